@@ -1,0 +1,90 @@
+"""lambdahat: the geometry of a neural network's loss, with error bars.
+
+λ is two things here: an eigenvalue of the curvature, and the learning coefficient of a singular model.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from lambdahat._progress import progress
+from lambdahat.estimators.degeneracy import rank_bound
+from lambdahat.estimators.diagonals import diagonal
+from lambdahat.estimators.eigen import eigenpairs, power_iteration, spectral_norm
+from lambdahat.estimators.landscapes import landscape
+from lambdahat.estimators.norms import frobenius_norm
+from lambdahat.estimators.sharpness import fisher_rao_norm, gradient_overlap, relative_sharpness, sharpness
+from lambdahat.estimators.spectra import logdet, moments, spectrum, trace_function
+from lambdahat.estimators.traces import trace, trace_per_layer
+from lambdahat.estimators.variances import variance
+from lambdahat.krylov import inverse
+from lambdahat.measuring import measure
+from lambdahat.operators.base import LinearOperator, identity
+from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
+from lambdahat.operators.kronecker import ekfac, kfac
+from lambdahat.operators.matrix import operator
+from lambdahat.problem import Problem
+from lambdahat.results import Density, Eigenpairs, Estimate, Landscape, Measurement, Result, Spectrum, Status
+
+if TYPE_CHECKING:
+    from lambdahat import data, models
+    from lambdahat.report.figures import plot
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Density",
+    "Eigenpairs",
+    "Estimate",
+    "Landscape",
+    "LinearOperator",
+    "Measurement",
+    "Problem",
+    "Result",
+    "Spectrum",
+    "Status",
+    "data",
+    "diagonal",
+    "eigenpairs",
+    "ekfac",
+    "fisher",
+    "fisher_rao_norm",
+    "frobenius_norm",
+    "ggn",
+    "gradient_covariance",
+    "gradient_overlap",
+    "hessian",
+    "identity",
+    "inverse",
+    "kfac",
+    "landscape",
+    "logdet",
+    "measure",
+    "models",
+    "moments",
+    "operator",
+    "plot",
+    "power_iteration",
+    "progress",
+    "rank_bound",
+    "relative_sharpness",
+    "sharpness",
+    "spectral_norm",
+    "spectrum",
+    "trace",
+    "trace_function",
+    "trace_per_layer",
+    "variance",
+]
+
+_LATER = {"plot": "lambdahat.report.figures", "data": "", "models": ""}
+
+
+def __getattr__(name: str) -> Any:
+    """Figures, models and data are loaded when first asked for: importing lambdahat imports torch, numpy and scipy."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'lambdahat' has no attribute {name!r}")
+    if not _LATER[name]:
+        return import_module(f"lambdahat.{name}")
+    return getattr(import_module(_LATER[name]), name)

@@ -1,0 +1,55 @@
+"""Errors that name the argument, what was expected, what came, and the cure."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Collection
+from typing import Any
+
+
+def describe(value: object) -> str:
+    """A short text of any value for an error message: shapes rather than contents."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and not isinstance(value, type):
+        return f"{type(value).__name__} of shape {tuple(shape)}"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{type(value).__name__} {text[:60]}…"
+
+
+def require(
+    condition: bool, name: str, expected: str, got: object, cure: str = "", error: type[Exception] = ValueError
+) -> None:
+    """Raise ``error`` unless ``condition``: "<name> must <expected>, got <got>; <cure>".
+
+    >>> require(False, "depth", "lie in [1, 5]", 9, "at this size op.dense() is exact")
+    Traceback (most recent call last):
+    ValueError: depth must lie in [1, 5], got 9; at this size op.dense() is exact
+    """
+    if condition:
+        return
+    text = got if isinstance(got, str) else describe(got)
+    raise error(f"{name} must {expected}, got {text}" + (f"; {cure}" if cure else ""))
+
+
+def require_count(value: Any, name: str, least: int = 1, most: int | None = None, cure: str = "") -> int:
+    """An integer in [least, most], as an ``int``."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    bounds = f"be an integer of at least {least}" if most is None else f"be an integer in [{least}, {most}]"
+    require(whole, name, bounds, value, cure, TypeError)
+    require(least <= value and (most is None or value <= most), name, bounds, repr(value), cure)
+    return int(value)
+
+
+def require_positive(value: Any, name: str, cure: str = "") -> float:
+    """A finite real number above 0, as a ``float``."""
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    require(real, name, "be a number above 0", value, cure, TypeError)
+    require(0 < value < float("inf"), name, "be a finite number above 0", repr(value), cure)
+    return float(value)
+
+
+def require_choice(value: Any, name: str, choices: Collection[str], cure: str = "") -> str:
+    """One of the named choices."""
+    known = ", ".join(repr(choice) for choice in choices)
+    require(isinstance(value, str) and value in choices, name, f"be one of {known}", value, cure)
+    return str(value)

@@ -1,0 +1,227 @@
+"""A data set as fixed batches in a fixed order: the same at every pass, so that an operator is one matrix."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from lambdahat._check import require, require_count
+
+CACHE_FRACTION = 0.25
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step of the data gives: a tensor, a tuple such as (inputs, targets), or a dict; ``size`` samples.
+
+    ``index`` is its place in the pass, so that what is drawn for a batch can be drawn again.
+    """
+
+    data: Any
+    size: int
+    index: int = 0
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be taken on a device."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    try:  # free pages leave out the page cache, which may be nearly all of the memory
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not every platform tells
+        return 4 << 30
+
+
+class Batches:
+    """A re-iterable of ``Batch`` on one device, kept there where it fits in a quarter of the free memory."""
+
+    def __init__(self, passes: Callable[[], Iterable[Any]], device: torch.device, dtype: torch.dtype | None) -> None:
+        self._passes, self.device, self.dtype = passes, device, dtype
+        self._kept: list[Batch] | None = []
+        self.sizes: list[int] = []
+        room = CACHE_FRACTION * free_memory(device)
+        for index, raw in enumerate(passes()):
+            batch = self._place(raw, index)
+            self.sizes.append(batch.size)
+            room -= _bytes(batch.data)
+            if room < 0:
+                self._kept = None
+            if self._kept is not None:
+                self._kept.append(batch)
+        require(sum(self.sizes) > 0, "data", "hold at least one sample", "an empty data set")
+
+    @property
+    def num_samples(self) -> int:
+        """n, the number of samples."""
+        return sum(self.sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._kept is not None:
+            return iter(self._kept)
+        return (self._place(raw, index) for index, raw in enumerate(self._passes()))
+
+    def first(self) -> Batch:
+        """The first batch."""
+        return next(iter(self))
+
+    def subset(self, indices: Tensor, batch_size: int | None = None) -> Batches:
+        """The samples at sorted ``indices``, in batches of ``batch_size`` (default: as they fall in today's batches)."""
+
+        def chosen() -> Iterator[Any]:
+            start = 0
+            for batch in self:
+                inside = indices[(indices >= start) & (indices < start + batch.size)] - start
+                start += batch.size
+                if len(inside):
+                    yield take(batch, inside.to(self.device)).data
+
+        if batch_size is None:
+            return Batches(chosen, self.device, self.dtype)
+        whole = concatenate(list(chosen()))
+        return Batches(lambda: _slices(whole, batch_size), self.device, self.dtype)
+
+    def _place(self, raw: Any, index: int) -> Batch:
+        def move(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            cast = self.dtype if leaf.is_floating_point() else None
+            return leaf.detach().to(self.device, cast)
+
+        return Batch(tree_map(move, raw), _size(raw), index)
+
+
+def take(batch: Batch, indices: Tensor) -> Batch:
+    """Some samples of a batch."""
+
+    def pick(leaf: Any) -> Any:
+        return leaf[indices] if isinstance(leaf, Tensor) and leaf.ndim else leaf
+
+    return Batch(tree_map(pick, batch.data), len(indices))
+
+
+def concatenate(parts: Sequence[Any]) -> Any:
+    """Batches of one structure as one batch."""
+    leaves = [tree_flatten(part)[0] for part in parts]
+    spec = tree_flatten(parts[0])[1]
+    joined = [torch.cat(column) if isinstance(column[0], Tensor) else column[0] for column in zip(*leaves, strict=True)]
+    return torch.utils._pytree.tree_unflatten(joined, spec)
+
+
+def make_batches(data: Any, batch_size: int | None, default: int, device: torch.device, dtype: Any) -> Batches:
+    """Fixed batches from tensors, a Dataset, a DataLoader or a list of batches.
+
+    Refused by name: one-shot iterators, shuffling loaders and augmenting data sets, which would be another data set
+    at every pass.
+    """
+    if batch_size is not None:
+        require_count(batch_size, "batch_size")
+    with rng_untouched():
+        passes = _passes(data, batch_size, default)
+        batches = Batches(passes, device, dtype)
+        _require_same_twice(passes, data)
+    return batches
+
+
+def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Iterable[Any]]:
+    """A function that starts a fresh pass over the raw batches."""
+    given = "a DataLoader" if isinstance(data, DataLoader) else "a list of batches"
+    if isinstance(data, Batches):
+        return lambda: (batch.data for batch in data)
+    if isinstance(data, DataLoader):
+        require(batch_size is None, "batch_size", f"be left out for {given}", batch_size, "it has its own batches")
+        _require_ordered(data)
+        return lambda: data
+    if isinstance(data, IterableDataset):
+        return lambda: DataLoader(data, batch_size=batch_size or default)
+    if _is_columns(data):
+        return lambda: _slices(data, batch_size or default)
+    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
+        require(len(data) > 0, "data", "hold at least one batch", "an empty list")
+        pairs = not isinstance(data[0], Tensor | tuple | list | Mapping)
+        require(not pairs, "data", "be a list of batches (tensors, tuples or dicts of tensors)", data[0], "", TypeError)
+        require(batch_size is None, "batch_size", f"be left out for {given}", batch_size, "it has its own batches")
+        return lambda: data
+    if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        require(len(data) > 0, "data", "hold at least one sample", "an empty data set")  # type: ignore[arg-type]
+        return lambda: _collated(data, batch_size or default)
+    once = hasattr(data, "__next__")
+    cure = "pass list(data): an operator needs the same batches at every product" if once else ""
+    require(False, "data", "be a Dataset, a DataLoader, tensors or a list of batches",
+            "a one-shot iterator" if once else data, cure, TypeError)  # fmt: skip
+    raise AssertionError
+
+
+def _is_columns(data: Any) -> bool:
+    """Whether data is whole columns: a tensor, a tuple or list of tensors, or a dict of tensors."""
+    if isinstance(data, Tensor):
+        return data.ndim > 0
+    leaves = list(data.values()) if isinstance(data, Mapping) else list(data) if isinstance(data, tuple | list) else []
+    return bool(leaves) and all(isinstance(leaf, Tensor) for leaf in leaves)
+
+
+def _slices(columns: Any, batch_size: int) -> Iterator[Any]:
+    total = _size(columns)
+    for start in range(0, total, batch_size):
+        part = slice(start, start + batch_size)
+        yield tree_map(lambda leaf, part=part: leaf[part] if isinstance(leaf, Tensor) and leaf.ndim else leaf, columns)
+
+
+def _collated(dataset: Any, batch_size: int) -> Iterator[Any]:
+    total = len(dataset)
+    for start in range(0, total, batch_size):
+        yield default_collate([dataset[i] for i in range(start, min(start + batch_size, total))])
+
+
+def _size(raw: Any) -> int:
+    """Samples in a batch: the common first dimension of its tensors."""
+    sizes = {leaf.shape[0] for leaf in tree_flatten(raw)[0] if isinstance(leaf, Tensor) and leaf.ndim}
+    require(len(sizes) == 1, "data", "have one tensor or more, all with the same first dimension",
+            f"first dimensions {sorted(sizes)}" if sizes else "a batch without tensors")  # fmt: skip
+    return int(sizes.pop())
+
+
+def _bytes(raw: Any) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_flatten(raw)[0] if isinstance(leaf, Tensor))
+
+
+def _require_ordered(loader: DataLoader[Any]) -> None:
+    shuffles = "Random" in type(getattr(loader, "sampler", None)).__name__
+    require(not shuffles, "data", "come in the same order at every pass", "a DataLoader that shuffles",
+            "use shuffle=False, or list(loader) to fix one pass")  # fmt: skip
+
+
+def _require_same_twice(passes: Callable[[], Iterable[Any]], data: Any) -> None:
+    """Two passes must begin alike; a generator, an augmentation or a custom shuffle shows here."""
+    if _is_columns(data) or isinstance(data, list | tuple):
+        return
+    first, second = (tree_flatten(next(iter(passes()), None))[0] for _ in range(2))
+    same = len(first) == len(second) and all(
+        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b
+        for a, b in zip(first, second, strict=True)
+    )
+    require(same, "data", "be the same at every pass", "first batches that differ (shuffling or random augmentation)",
+            "fix one pass with list(loader)")  # fmt: skip
+
+
+@contextmanager
+def rng_untouched() -> Iterator[None]:
+    """Whatever runs inside leaves torch's global random state as it was."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+        yield

@@ -1,0 +1,152 @@
+"""``lambdahat landscape``."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat.cli.exits import OK, code_of
+from lambdahat.cli.forecast import duration, one_product, size
+from lambdahat.cli.loading import Choices, call_factory, load_problem
+from lambdahat.cli.measurements import bars
+from lambdahat.cli.tables import print_json, print_table
+from lambdahat.estimators.landscapes import Direction, landscape
+from lambdahat.krylov import lanczos, random_vector
+from lambdahat.measuring import CURVATURES
+from lambdahat.operators.base import LinearOperator
+from lambdahat.problem import Problem
+from lambdahat.report.figures import plot
+from lambdahat.results import Landscape
+
+RITZ = ("largest", "smallest", "smallest-magnitude")
+RANDOM = {"random": "a random direction", "filter": "a filter-normalised direction"}
+HEADER = ("along", "vᵀHv", "loss at centre", "lowest loss", "at distance", "held out at centre", "lowest held out")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Where to look at the loss: directions by name, together a plane or each a line."""
+
+    along: tuple[str, ...]
+    plane: bool = False
+    refresh: bool = False
+    distance: float = 1.0
+    points: int = 21
+    curvature: str = "hessian"
+    depth: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(len(self.along) > 0, "along", f"name at least one of {', '.join((*RITZ, *RANDOM))}", "none")
+        for name in self.along:
+            require_choice(name, "along", (*RITZ, *RANDOM))
+        require(not self.plane or len(self.along) >= 2, "along", "name two directions with --plane", repr(self.along))
+        require_positive(self.distance, "distance")
+        require_count(self.points, "points", least=3)
+
+    @property
+    def evaluations(self) -> int:
+        """How often the loss of the whole data is computed."""
+        return self.points**2 if self.plane else self.points * len(self.along)
+
+
+def run_landscape(
+    factory: str,
+    choices: Choices,
+    lines: Lines,
+    held_out: str | None,
+    out: Path | None,
+    as_json: bool,
+    dry_run: bool,
+    quiet: bool,
+) -> int:
+    """Draw the lines or the plane, print and write; the exit code."""
+    problem = load_problem(factory, choices)
+    rest = None if held_out is None else _held_out(problem, held_out)
+    operator = CURVATURES[lines.curvature](problem)
+    if dry_run:
+        return _predict(operator, lines, as_json)
+    with bars(quiet):
+        found = _look(problem, operator, lines, rest)
+    if out is not None:
+        for name, result in found.items():
+            result.save(out / f"landscape-{name}.json")
+            plot(result).figure.savefig(out / f"landscape-{name}.png", dpi=150)
+    if as_json:
+        print_json({name: _document(result) for name, result in found.items()})
+    elif not quiet:
+        print_table(HEADER, [_row(name, result) for name, result in found.items()])
+        if out is not None:
+            print(f"written to {out}")
+    return code_of(result.status for result in found.values())
+
+
+def directions(operator: LinearOperator, lines: Lines) -> list[tuple[Direction, str]]:
+    """The named directions and their labels: Ritz vectors of one Lanczos run, or drawn at random."""
+    found = _ritz(operator, lines) if set(lines.along) & set(RITZ) else {}
+    return [found[name] if name in RITZ else (name, RANDOM[name]) for name in lines.along]
+
+
+def _ritz(operator: LinearOperator, lines: Lines) -> dict[str, tuple[Direction, str]]:
+    start = random_vector(operator, lines.seed, "landscape")
+    run = lanczos(operator, start, min(lines.depth, operator.dim), "Ritz vectors")
+    values, vectors = torch.linalg.eigh(torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1))
+    chosen = {"largest": len(values) - 1, "smallest": 0, "smallest-magnitude": int(values.abs().argmin())}
+    return {
+        name: (run.basis @ vectors[:, i].to(run.basis), f"the {name} Ritz vector, λ = {float(values[i]):.3g}")
+        for name, i in chosen.items()
+    }
+
+
+def _look(problem: Problem, operator: LinearOperator, lines: Lines, rest: Problem | None) -> dict[str, Landscape]:
+    """Every line by its direction's name, or the one plane."""
+    chosen = directions(operator, lines)
+    groups = {"plane": chosen[:2]} if lines.plane else {n: [one] for n, one in zip(lines.along, chosen, strict=True)}
+    found = {}
+    for name, group in groups.items():
+        items, labels = [item for item, _ in group], [label for _, label in group]
+        found[name] = landscape(
+            problem, items, lines.distance, lines.points, rest, refresh=lines.refresh, labels=labels, seed=lines.seed
+        )
+    return found
+
+
+def _held_out(problem: Problem, spec: str) -> Problem:
+    data: Any = call_factory(spec)
+    return problem.on(data.batches if isinstance(data, Problem) else data)
+
+
+def _row(name: str, found: Landscape) -> tuple[str, ...]:
+    middle = (len(found.offsets) // 2,) * found.loss.ndim
+    place = np.unravel_index(int(found.loss.argmin()), found.loss.shape)
+    at = ", ".join(f"{found.offsets[i]:.3g}" for i in place)
+    rest = ("", "") if found.held_out is None else (f"{found.held_out[middle]:.5g}", f"{found.held_out.min():.5g}")
+    bends = ", ".join(f"{bend:.4g}" for bend in found.curvature)
+    return name, bends, f"{found.loss[middle]:.5g}", f"{found.loss.min():.5g}", at, *rest
+
+
+def _document(found: Landscape) -> dict[str, Any]:
+    rest = None if found.held_out is None else found.held_out.tolist()
+    return {"offsets": found.offsets.tolist(), "loss": found.loss.tolist(), "held_out": rest, "labels": found.labels,
+            "curvature": found.curvature, "status": found.status.name}  # fmt: skip
+
+
+def _predict(operator: LinearOperator, lines: Lines, as_json: bool) -> int:
+    first = one_product(operator, lines.seed)
+    products = min(lines.depth, operator.dim) if set(lines.along) & set(RITZ) else 0
+    item = torch.empty(0, dtype=operator.dtype).element_size()
+    held = (products + 1) * operator.dim * item
+    seconds = first.seconds * products
+    if as_json:
+        print_json({**dataclasses.asdict(first), "products": products, "products_seconds": seconds,
+                    "loss_evaluations": lines.evaluations, "vectors_bytes": held})  # fmt: skip
+    else:
+        print(f"{first}\n{products} products, {duration(seconds)}, and {size(held)} of memory for vectors; "
+              f"then {lines.evaluations} times the loss of all data")  # fmt: skip
+    return OK

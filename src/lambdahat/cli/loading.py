@@ -1,0 +1,164 @@
+"""From ``module:factory`` and a checkpoint to a problem."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambdahat.cli.exits import InputError, one_line
+from lambdahat.problem import Problem
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the command line says about a problem beside its factory; None leaves it as the factory made it."""
+
+    checkpoint: Path | None = None
+    device: str | None = None
+    dtype: str | None = None
+    norm: str | None = None
+    samples: int | None = None
+    seed: int = 0
+
+
+def load_problem(spec: str, choices: Choices) -> Problem:
+    """The problem that the factory makes, at the checkpoint's weights, as the choices want it."""
+    problem = call_factory(spec)
+    if not isinstance(problem, Problem):
+        raise InputError(f"{spec} must return a lambdahat.Problem, got {type(problem).__name__}; "
+                         "end it with: return lambdahat.Problem(model, loss, data)")  # fmt: skip
+    if choices.checkpoint is not None:
+        problem = _with_checkpoint(problem, choices.checkpoint)
+    if choices.device is not None or choices.dtype is not None or choices.norm is not None:
+        problem = _rebuilt(problem, choices.device, choices.dtype, choices.norm)
+    return problem if choices.samples is None else problem.subsample(choices.samples, seed=choices.seed)
+
+
+def call_factory(spec: str) -> Any:
+    """What ``package.module:attribute`` returns when called; the current directory can be imported from."""
+    module_name, colon, attribute = spec.partition(":")
+    if not (module_name and colon and attribute):
+        raise InputError(f"FACTORY must be module:function, got {spec!r}; for example: package.module:make_problem")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        ours = error.name is not None and (module_name == error.name or module_name.startswith(error.name + "."))
+        where = "the current directory and the Python path were searched" if ours else f"imported by {module_name}"
+        raise InputError(f"FACTORY: no module named {error.name!r}; {where}") from error
+    except Exception as error:
+        raise InputError(f"FACTORY: importing {module_name} raised {_blame(error)}") from error
+    if not hasattr(module, attribute):
+        names = ", ".join(sorted(name for name in vars(module) if callable(getattr(module, name)) and name[0] != "_"))
+        raise InputError(f"FACTORY: module {module_name} has no {attribute!r}; it has {names or 'no functions'}")
+    factory = getattr(module, attribute)
+    if not callable(factory):
+        raise InputError(f"FACTORY: {spec} must be a function, got {type(factory).__name__}")
+    try:
+        return factory()
+    except Exception as error:
+        raise InputError(f"FACTORY: {spec}() raised {_blame(error)}") from error
+
+
+def _blame(error: Exception) -> str:
+    """The error and the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {one_line(error)}{place}"
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """Named tensors from a safetensors file, or from a state dict saved by torch (also under "state_dict")."""
+    if not path.is_file():
+        raise InputError(f"--checkpoint: no such file: {path}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        cure = "save model.state_dict() with torch.save, or with safetensors"
+        raise InputError(f"--checkpoint: {path} is not a state dict ({one_line(error)[:120]}); {cure}") from error
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping):
+            stored = stored[key]
+    if not (isinstance(stored, Mapping) and stored and all(isinstance(value, Tensor) for value in stored.values())):
+        raise InputError(f"--checkpoint: {path} must hold a dict of name to tensor; save model.state_dict()")
+    return {str(name).removeprefix("module."): tensor for name, tensor in stored.items()}
+
+
+def _with_checkpoint(problem: Problem, path: Path) -> Problem:
+    """The problem at the checkpoint's weights, and its buffers where there is a model."""
+    state, model = read_checkpoint(path), problem.model
+    expected: Mapping[str, Tensor] = problem.space.unflatten(problem.vector) if model is None else model.state_dict()
+    _require_same_names(state, expected, path)
+    if model is None:
+        return problem.at(state)
+    model.load_state_dict(state)
+    return _rebuilt(problem, None, None, None)
+
+
+def _require_same_names(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path) -> None:
+    missing = [name for name in expected if name not in state]
+    unexpected = [name for name in state if name not in expected]
+    if missing or unexpected:
+        parts = [
+            f"{label} {_some(names)}" for label, names in (("lacks", missing), ("has unknown", unexpected)) if names
+        ]
+        raise InputError(f"--checkpoint: {path} {' and '.join(parts)}; is it of this model?")
+    for name, tensor in expected.items():
+        if state[name].shape != tensor.shape:
+            shapes = f"have shape {tuple(tensor.shape)}, got {tuple(state[name].shape)}"
+            raise InputError(f"--checkpoint: {name} must {shapes} in {path}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _rebuilt(problem: Problem, device: str | None, dtype: str | None, norm: str | None) -> Problem:
+    """The same model, loss and batches as a new problem."""
+    model = problem.model
+    if model is None:
+        raise InputError("--device, --dtype and --norm need a problem made of a model, got one made by from_function; "
+                         "set them in the factory")  # fmt: skip
+    if dtype is not None and dtype not in DTYPES:
+        raise InputError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if device is not None:
+        _require_device(device)
+    return Problem(
+        model, problem.loss_function or "model", problem.batches, parameters=list(problem.space.names),
+        norm=norm or problem.norm, device=device or problem.device,
+        dtype=_cast_of(problem, model) if dtype is None else DTYPES[dtype],
+    )  # fmt: skip
+
+
+def _require_device(device: str) -> None:
+    try:
+        torch.device(device)
+    except RuntimeError as error:
+        raise InputError(
+            f'--device must be a device that torch knows, such as "cpu" or "cuda", got {device!r}'
+        ) from error
+
+
+def _cast_of(problem: Problem, model: nn.Module) -> torch.dtype | None:
+    """The dtype that the problem casts its model to, or None where it takes the model's own."""
+    own = torch.bfloat16
+    parameters = dict(model.named_parameters())
+    for name in problem.space.names:
+        own = torch.promote_types(own, parameters[name].dtype)
+    return None if own == problem.dtype else problem.dtype

@@ -1,0 +1,112 @@
+"""``lambdahat measure``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from lambdahat._progress import progress
+from lambdahat.cli.exits import OK, code_of, say
+from lambdahat.cli.forecast import HEADER as FORECAST_HEADER
+from lambdahat.cli.forecast import as_document, forecast
+from lambdahat.cli.loading import Choices, load_problem
+from lambdahat.cli.tables import (
+    HEADER,
+    leaves,
+    markdown_table,
+    print_json,
+    print_table,
+    remedies,
+    rows_of,
+    statuses,
+    text_table,
+)
+from lambdahat.measuring import Settings, measure, quantity_names
+from lambdahat.problem import Problem
+from lambdahat.report.figures import is_number, plot
+from lambdahat.results import Measurement, write_atomically
+
+
+def run_measure(
+    factory: str,
+    choices: Choices,
+    what: Sequence[str],
+    settings: Settings,
+    out: Path | None,
+    vectors: bool,
+    as_json: bool,
+    dry_run: bool,
+    quiet: bool,
+) -> int:
+    """Measure, print and write; the exit code."""
+    names = quantity_names(what)
+    problem = load_problem(factory, choices)
+    if dry_run:
+        return _predict(problem, names, settings, as_json)
+    with bars(quiet):
+        measurement = measure(
+            problem, names, settings.curvature, depth=settings.depth, probes=settings.probes, top=settings.top,
+            seed=settings.seed, folder=out, keep_vectors=vectors,
+        )  # fmt: skip
+    if out is not None:
+        write_tables(measurement, out)
+        write_figures(measurement, out)
+    show(measurement, out, as_json, quiet)
+    return code_of(statuses(measurement))
+
+
+@contextmanager
+def bars(quiet: bool) -> Iterator[None]:
+    """Progress bars where standard error is a terminal, unless they are not wanted."""
+    if quiet:
+        yield
+    else:
+        with progress():
+            yield
+
+
+def headline(measurement: Measurement) -> str:
+    """One line on what was measured."""
+    about = measurement.about
+    return (
+        f"{about['curvature']}: {about['parameters']:,} parameters, {about['samples']:,} samples, "
+        f"{about['loss']} {about['loss_value']:.4g} ({about['dtype']}, {about['device']})"
+    )
+
+
+def show(measurement: Measurement, out: Path | None, as_json: bool, quiet: bool) -> None:
+    """The table, or the JSON document, on standard output; remedies on standard error."""
+    if as_json:
+        place = {} if out is None else {"folder": str(out)}
+        print_json({"about": measurement.about, "results": measurement.table(), **place})
+    elif not quiet:
+        print_table(HEADER, rows_of(measurement), headline(measurement))
+        if out is not None:
+            print(f"written to {out}")
+    for line in remedies(measurement):
+        say(line)
+
+
+def write_tables(measurement: Measurement, folder: Path) -> None:
+    """``table.txt`` and ``table.md``."""
+    rows, title = rows_of(measurement), headline(measurement)
+    write_atomically(folder / "table.txt", (text_table(HEADER, rows, title) + "\n").encode())
+    write_atomically(folder / "table.md", (f"{title}\n\n" + markdown_table(HEADER, rows)).encode())
+
+
+def write_figures(measurement: Measurement, folder: Path) -> None:
+    """``measurement.png``, and one figure for every result that is more than a number."""
+    plot(measurement).savefig(folder / "measurement.png", dpi=110)
+    for name, result in leaves(measurement.results):
+        if not is_number(result):
+            plot(result).figure.savefig(folder / f"{name}.png", dpi=150)
+
+
+def _predict(problem: Problem, names: Sequence[str], settings: Settings, as_json: bool) -> int:
+    first, rows = forecast(problem, names, settings)
+    if as_json:
+        print_json(as_document(first, rows))
+    else:
+        print_table(FORECAST_HEADER, [row.row() for row in rows], str(first))
+    return OK

@@ -1,0 +1,119 @@
+"""Deflation: an orthonormal basis Q of the dominant directions, on which the answer is computed and not sampled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lambdahat.estimators.control import Pilot
+from lambdahat.estimators.probes import Probes, block_sizes
+from lambdahat.estimators.sequential import MINIMUM, NORMAL_QUANTILE, Goal, Mean, Meter, mean_until
+from lambdahat.operators.base import LinearOperator
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Q (P, r) with orthonormal columns, and AQ."""
+
+    basis: Tensor
+    image: Tensor
+
+    @classmethod
+    def empty(cls, operator: LinearOperator) -> Sketch:
+        """No directions, r = 0."""
+        dtype = torch.promote_types(operator.dtype, torch.float32)
+        nothing = torch.empty(operator.dim, 0, dtype=dtype, device=operator.device)
+        return cls(nothing, nothing)
+
+    def extended(self, operator: LinearOperator, columns: Tensor) -> Sketch:
+        """With the directions of ``columns`` (P, k) too, by one product for each."""
+        fresh = orthonormal_beside(self.basis, columns.to(self.basis.dtype))[0]
+        image = (operator @ fresh).to(self.image.dtype)
+        return Sketch(torch.cat([self.basis, fresh], dim=1), torch.cat([self.image, image], dim=1))
+
+    def core(self) -> Tensor:
+        """QᵀAQ (r, r) in float64 on the CPU."""
+        return (self.basis.T @ self.image).double().cpu()
+
+    def gram(self) -> Tensor:
+        """(AQ)ᵀAQ (r, r) in float64 on the CPU."""
+        return (self.image.T @ self.image).double().cpu()
+
+    def residual_probes(self, probes: Probes, count: int) -> Tensor:
+        """(I − QQᵀ)z for the next probes; on the sphere, uniform on that of radius √(P − r) in the complement of Q."""
+        block = probes.draw(count)
+        block = block - self.basis @ (self.basis.T @ block)
+        if probes.kind == "sphere":
+            block *= (probes.dim - self.basis.shape[1]) ** 0.5 / torch.linalg.vector_norm(block, dim=0)
+        return block
+
+
+def orthonormal_beside(basis: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """F, W, R with columns = basis·W + F·R, F orthonormal and orthogonal to ``basis``: block Gram–Schmidt, twice."""
+    first = basis.T @ columns
+    fresh, upper = torch.linalg.qr(columns - basis @ first)
+    again = basis.T @ fresh
+    fresh, correction = torch.linalg.qr(fresh - basis @ again)
+    return fresh, first + again @ upper, correction @ upper
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What is estimated: ``known(sketch)`` plus the mean of ``sample(U, AU)`` (k,) over residual probes U (P, k).
+
+    ``removed(sketch, mean)`` is how much less half the variance of a sample is than without the sketch, given the mean
+    of the samples without it.
+    """
+
+    known: Callable[[Sketch], Tensor]
+    sample: Callable[[Tensor, Tensor], Tensor]
+    removed: Callable[[Sketch, float], float]
+
+
+def deflated_mean(
+    quantity: Quantity, pilot: Pilot, probes: Probes, goal: Goal, meter: Meter, always: bool = False
+) -> Mean:
+    """The quantity, by samples alone where those are few, and otherwise by as large a sketch as pays.
+
+    The products of a block of probes serve once more: as the columns of a sketch, which cost one more product each.
+    The samples of that block are then dropped and fresh probes drawn, which the sketch has not seen: given Q the
+    estimate is unbiased and its standard error true. What a block saves is known exactly once it is there, though the
+    variance that is left is not (Persson, Cortinovis & Kressner 2022, §2): the rank stops growing with the first block
+    that saves fewer products than it cost. ``always`` makes the first block whether or not it promises to pay.
+    """
+    target, price = pilot.target, pilot.price
+    sketch, images, samples = Sketch.empty(target), pilot.image, quantity.sample(pilot.block, pilot.image)
+    whole = float(samples.mean())
+    allowed = goal.tol * max(abs(float(goal.offset) + whole), float(goal.floor))
+    per_unit = 2 * (NORMAL_QUANTILE / allowed) ** 2 if allowed > 0 else 0.0
+    now, saved, gained, cost = goal, 0.0, math.inf, 1.0
+    while always or (gained > cost and _promises(now.judge(samples[:, None]), cost / gained, meter, price)):
+        width = images.shape[1]
+        wider = sketch.extended(target, images)
+        gained, cost = per_unit * quantity.removed(wider, whole) - saved, 2.0 * width if saved else float(width)
+        if gained <= width and not always:
+            break
+        sketch, saved, always = wider, saved + gained, False
+        now = goal.beyond(quantity.known(sketch))
+        block = sketch.residual_probes(probes, min(MINIMUM, meter.left // price))
+        images = target @ block
+        samples = quantity.sample(block, images)
+
+    def draw(count: int) -> Tensor:
+        blocks = (sketch.residual_probes(probes, size) for size in block_sizes(count, target.dim))
+        return torch.cat([quantity.sample(block, target @ block) for block in blocks])[:, None]
+
+    return mean_until(draw, samples[:, None], now, meter, price)
+
+
+def _promises(mean: Mean, rate: float, meter: Meter, price: int) -> bool:
+    """Whether one more block may pay: the samples missing cost more than it and the fresh ones after it, and it can
+    be afforded; and blocks that go on saving samples at ``rate`` products each come to fewer products than P."""
+    count = mean.dof + 1
+    missing, step = mean.wanted - count, count + MINIMUM
+    in_all = meter.spent + max(missing * rate, step) * price
+    return not mean.reached and missing > step and step * price <= meter.left and in_all < meter.dim

@@ -1,0 +1,121 @@
+"""The diagonal of an operator: exact where its structure gives it, by random probes otherwise."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lambdahat._check import require, require_count, require_positive
+from lambdahat.estimators.control import plain_pilot, with_control
+from lambdahat.estimators.probes import Probes, block_columns, unit_blocks
+from lambdahat.estimators.sequential import MINIMUM, Meter
+from lambdahat.operators.base import LinearOperator
+from lambdahat.results import Estimate, Status
+
+
+def diagonal(operator: LinearOperator, tol: float = 0.1, probes: int | None = None, seed: int = 0) -> Estimate:
+    """The diagonal of A (P,), with the standard error of each element.
+
+    Exact where the operator knows it. Otherwise the mean of z⊙Az over Rademacher probes (Bekas, Kokiopoulou & Saad
+    2007, with z⊙z = 1), each element of variance Σ_{j≠i} a_ij². Where the operator has a control variate C, diag C is
+    known and diag(A − C) is sampled, if a pilot shows that this is cheaper.
+
+    ``tol`` is the root-mean-square error relative to that of the diagonal: ‖stderr‖ ≤ tol·‖diag A‖. ``probes`` fixes
+    the number of probes instead. Where ``tol`` would take P products or more, the P products of the exact diagonal
+    are made.
+
+    >>> from lambdahat.operators import operator
+    >>> diagonal(operator([[2.0, 1.0], [1.0, 3.0]])).value
+    tensor([2., 3.], dtype=torch.float64)
+    """
+    require_positive(tol, "tol")
+    if probes is not None:
+        require_count(probes, "probes", least=2, cure="one probe shows no spread, so no standard error")
+    known = operator.known_diagonal()
+    if known is not None:
+        return Estimate(known, torch.zeros_like(known))
+    near = operator.control()
+    meter = Meter("diagonal", None, operator, *([] if near is None else [near]))
+    if probes is None and operator.dim <= MINIMUM:
+        return _dense(operator, meter)
+    return _sampled(operator, near, meter, tol, probes, seed)
+
+
+def dense_diagonal(operator: LinearOperator) -> Tensor:
+    """The diagonal (P,) by P products, without holding the matrix."""
+    out = torch.empty(operator.dim, dtype=operator.dtype, device=operator.device)
+    for where, block in unit_blocks(operator):
+        out[where] = (operator @ block)[where].diagonal()
+    return out
+
+
+def _dense(operator: LinearOperator, meter: Meter) -> Estimate:
+    value = dense_diagonal(operator)
+    return Estimate(value, torch.zeros_like(value), meter.spent)
+
+
+class _Moments:
+    """Running mean and spread of samples (P,), in float64 (Chan, Golub & LeVeque 1983)."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.count = 0
+        self.mean = torch.zeros(like.shape[0], dtype=torch.float64, device=like.device)
+        self.squares = torch.zeros_like(self.mean)
+
+    def add(self, samples: Tensor) -> None:
+        """Take in the columns of ``samples`` (P, k)."""
+        samples = samples.double()
+        fresh, count = samples.mean(dim=1), samples.shape[1]
+        shift, total = fresh - self.mean, self.count + count
+        self.squares += ((samples - fresh[:, None]) ** 2).sum(dim=1) + shift**2 * (self.count * count / total)
+        self.mean += shift * (count / total)
+        self.count = total
+
+    def stderr(self) -> Tensor:
+        """Of the mean, element by element."""
+        return (self.squares / (self.count * (self.count - 1))).sqrt()
+
+
+def _sampled(
+    operator: LinearOperator, near: LinearOperator | None, meter: Meter, tol: float, probes: int | None, seed: int
+) -> Estimate:
+    stream = Probes(operator, "rademacher", seed, "diagonal")
+    pilot = plain_pilot(operator, stream, MINIMUM if probes is None else min(MINIMUM, probes))
+    base = None if near is None else near.known_diagonal()
+    if near is not None and base is not None:
+        pilot = with_control(pilot, near, lambda block, image: float((block * image).var(dim=1).sum()))
+    moments = _Moments(pilot.block)
+    moments.add(pilot.block * pilot.image)
+    while True:
+        value, stderr = moments.mean, moments.stderr()
+        if pilot.near is not None and base is not None:
+            value = value + base.double()
+        finite = bool(torch.isfinite(value).all())
+        require(finite, "the operator", "give finite products", "NaN or infinity", "look for a NaN loss or parameter")
+        error = float(stderr.norm())
+        size = math.sqrt(max(float(value.norm()) ** 2 - error**2, 0.0))
+        wanted = probes if probes is not None else _wanted(moments.count, error, tol * size)
+        missing = wanted - moments.count
+        meter.tell(meter.spent + pilot.price * min(missing, 1e12))
+        if missing <= 0:
+            return Estimate(value, stderr, meter.spent, dof=moments.count - 1)
+        if probes is None and missing * pilot.price >= operator.dim <= meter.left:
+            return _dense(operator, meter)
+        if probes is None and meter.left < pilot.price:
+            return Estimate(value, stderr, meter.spent, Status.BUDGET_SPENT, moments.count - 1)
+        block = stream.draw(_next_block(operator.dim, missing, meter.left // pilot.price, probes is None))
+        moments.add(block * (pilot.target @ block))
+
+
+def _wanted(count: int, error: float, allowed: float) -> float:
+    """Probes until the error, now ``error`` after ``count``, is as allowed."""
+    if error <= allowed:
+        return 0
+    return count * (error / allowed) ** 2 if allowed > 0 else math.inf
+
+
+def _next_block(dim: int, missing: float, affordable: int, bounded: bool) -> int:
+    most = min(missing, affordable) if bounded else missing
+    return max(1, math.ceil(min(block_columns(dim), most)))

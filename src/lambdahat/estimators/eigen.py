@@ -1,0 +1,151 @@
+"""Extreme eigenpairs and the spectral norm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat.batches import free_memory
+from lambdahat.krylov import (
+    ROUNDING,
+    RitzPairs,
+    Select,
+    require_finite,
+    require_symmetric,
+    simultaneous_power_iteration,
+    thick_restart_lanczos,
+    working_dtype,
+)
+from lambdahat.operators.base import LinearOperator
+from lambdahat.results import Eigenpairs, Estimate, Status
+
+DENSE_BELOW = 100
+MEMORY_SHARE = 0.25
+
+WHICH = ("largest", "smallest", "magnitude", "both")
+
+
+def eigenpairs(
+    operator: LinearOperator,
+    k: int = 10,
+    which: str = "largest",
+    tol: float = 1e-6,
+    max_matvecs: int | None = None,
+    max_memory: float | None = None,
+    seed: int = 0,
+) -> Eigenpairs:
+    """k extreme eigenpairs by thick-restart Lanczos.
+
+    ``which`` is "largest" (values in descending order), "smallest" (ascending), "magnitude" (descending |λ|) or "both":
+    k at each end, in descending order. ``tol`` is the accuracy of the values relative to the largest |λ|: a pair has
+    converged when min(r, r²/gap) ≤ tol·max|θ|, r its residual and gap the distance to its neighbour. ``max_memory``
+    bounds the bytes of the basis (default: a quarter of the free memory). Very small operators are diagonalised whole.
+
+    The residuals are those of the Lanczos recurrence joined with the rounding seen in the products. An eigenvalue that
+    is repeated exactly may be found fewer times than it is there: one random start sees each eigenspace once, until
+    rounding or the end of its Krylov space brings in the others.
+    """
+    require_symmetric(operator, "eigenpairs")
+    require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
+    require_choice(which, "which", WHICH)
+    require_positive(tol, "tol")
+    count = min(2 * k if which == "both" else k, operator.dim)
+    budget = 1000 + 50 * count if max_matvecs is None else require_count(max_matvecs, "max_matvecs")
+    if operator.dim <= max(DENSE_BELOW, 2 * count) and budget >= operator.dim:
+        return _result(_diagonalise(operator, _selector(which), count), count, tol)
+    require(budget >= count, "max_matvecs", f"be at least {count}, one for each pair", repr(budget))
+    capacity = _capacity(operator, count, max_memory)
+    found = thick_restart_lanczos(operator, _selector(which), count, tol=tol, max_matvecs=budget,
+                                  capacity=capacity, seed=seed)  # fmt: skip
+    return _result(found, count, tol)
+
+
+def power_iteration(
+    operator: LinearOperator, k: int = 10, tol: float = 1e-3, max_matvecs: int | None = None, seed: int = 0
+) -> Eigenpairs:
+    """The k eigenpairs of largest magnitude, in descending |λ|, by simultaneous power iteration.
+
+    Algorithm 1 of the regularization thesis: stops when Σ(Q − Q_prev)² ≤ ``tol`` for successive orthonormal Q (P, k),
+    or after ``max_matvecs`` products (default: 500 a pair). Its vectors converge as slowly as neighbouring |λ| are
+    close; ``eigenpairs`` needs far fewer products.
+    """
+    require_symmetric(operator, "power_iteration")
+    require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
+    require_positive(tol, "tol")
+    budget = 500 * k if max_matvecs is None else require_count(max_matvecs, "max_matvecs", least=k)
+    found = simultaneous_power_iteration(operator, k, tol=tol, max_matvecs=budget, seed=seed)
+    done = float(found.errors.sum()) <= tol
+    converged = torch.full((k,), True) if done else found.errors <= tol / k
+    status = Status.CONVERGED if done else Status.NOT_CONVERGED
+    return Eigenpairs(found.values, found.vectors, found.residuals, converged, found.products, status)
+
+
+def spectral_norm(
+    operator: LinearOperator,
+    tol: float = 1e-3,
+    max_matvecs: int | None = None,
+    max_memory: float | None = None,
+    seed: int = 0,
+) -> Estimate:
+    """‖A‖₂ = max|λ| to a relative ``tol``, by Lanczos on both ends; its error is the residual bound."""
+    found = eigenpairs(operator, 1, "magnitude", tol, max_matvecs, max_memory, seed)
+    return Estimate(abs(float(found.values[0])), float(found.residuals[0]), found.cost, found.status)
+
+
+def _selector(which: str) -> Select:
+    """The rule that picks the wanted of some Ritz values, in output order."""
+
+    def select(values: Tensor, count: int) -> Tensor:
+        if which == "smallest":
+            return values.argsort(stable=True)[:count]
+        if which == "magnitude":
+            return values.abs().argsort(descending=True, stable=True)[:count]
+        order = values.argsort(descending=True, stable=True)
+        if which == "largest" or len(order) <= count:
+            return order[:count]
+        return torch.cat([order[: (count + 1) // 2], order[len(order) - count // 2 :]])
+
+    return select
+
+
+def _result(found: RitzPairs, count: int, tol: float) -> Eigenpairs:
+    """The public result: which values are accurate to ``tol``, and why not when one is not."""
+    target = tol * found.scale
+    reached = found.errors <= max(target, found.noise)
+    if len(found.values) < count or not bool(reached.all()):
+        status = Status.NOT_CONVERGED
+    else:
+        status = Status.PRECISION_LIMIT if found.noise > target else Status.CONVERGED
+    converged = reached & (found.noise <= target)
+    return Eigenpairs(found.values, found.vectors, found.residuals, converged, found.products, status)
+
+
+def _diagonalise(operator: LinearOperator, select: Select, count: int) -> RitzPairs:
+    """All eigenpairs from the dense matrix, in float64."""
+    before, matrix = operator.matvecs, operator.dense()
+    require_finite(matrix)
+    matrix = matrix.double()
+    asymmetry = float(torch.linalg.matrix_norm(matrix - matrix.T) / 2)
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    values = values.cpu()
+    wanted = select(values, count)
+    scale = float(values.abs().max())
+    noise = max(asymmetry, float(torch.finfo(operator.dtype).eps) * scale)
+    residuals = torch.full((count,), ROUNDING * noise, dtype=torch.float64)
+    chosen = vectors[:, wanted.to(vectors.device)].to(working_dtype(operator))
+    return RitzPairs(
+        values[wanted], chosen, residuals, torch.zeros_like(residuals), noise, scale, operator.matvecs - before
+    )
+
+
+def _capacity(operator: LinearOperator, count: int, max_memory: float | None) -> int:
+    """How many basis vectors to keep: enough not to restart on common spectra, within ``max_memory``."""
+    row = operator.dim * torch.finfo(working_dtype(operator)).bits // 8
+    share = MEMORY_SHARE * free_memory(operator.device)
+    allowed = share if max_memory is None else require_positive(max_memory, "max_memory")
+    least, most = min(count + 3, operator.dim), min(max(4 * count, 200), operator.dim)
+    rows = int(min(allowed // row, most + 1))
+    require(rows > least, "max_memory", f"hold {least + 1} vectors, {(least + 1) * row:,} bytes, for {count} pairs",
+            f"{allowed:,.0f} bytes", "raise it, or ask for fewer pairs")  # fmt: skip
+    return rows - 1

@@ -1,0 +1,78 @@
+"""Random probe vectors: Rademacher, Gaussian, or uniform on the sphere.
+
+All have mean 0 and covariance I, so that E[zᵀAz] = tr A (Hutchinson 1990).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lambdahat._check import require_choice
+from lambdahat._rng import generator
+from lambdahat.operators.base import LinearOperator
+
+KINDS = ("rademacher", "gaussian", "sphere")
+BLOCK_COLUMNS = 64
+BLOCK_ELEMENTS = 2**26
+
+
+def block_columns(dim: int) -> int:
+    """Columns of length ``dim`` to multiply at once: at most 64, fewer where they would fill the memory."""
+    return max(1, min(BLOCK_COLUMNS, BLOCK_ELEMENTS // dim))
+
+
+def block_sizes(count: int, dim: int) -> list[int]:
+    """``count`` columns cut into blocks."""
+    step = block_columns(dim)
+    return [min(step, count - start) for start in range(0, count, step)]
+
+
+class Probes:
+    """A stream of probes for one operator: ``draw(k)`` gives the next k as the columns of a block (P, k).
+
+    Column j of the stream depends on ``(seed, name, j)`` only, however the stream is cut into blocks, and on no dtype
+    or device: it is drawn on the CPU, column after column, and then moved.
+    """
+
+    def __init__(self, operator: LinearOperator, kind: str, seed: int, name: str) -> None:
+        self.kind = require_choice(kind, "probe", KINDS)
+        self.dim, self.device = operator.dim, operator.device
+        self.dtype = torch.promote_types(operator.dtype, torch.float32)
+        self._stream = generator(seed, name, kind)
+
+    def draw(self, count: int) -> Tensor:
+        """The next ``count`` probes, (P, count)."""
+        draw = self._signs if self.kind == "rademacher" else self._normals
+        block = torch.empty(self.dim, count, dtype=self.dtype, device=self.device)
+        for column in block.T:
+            column.copy_(draw())
+        if self.kind == "sphere":
+            block *= self.dim**0.5 / torch.linalg.vector_norm(block, dim=0)
+        return block
+
+    def _signs(self) -> Tensor:
+        """±1 from the bits of random bytes: an eighth of the draws, and a 32nd of the transfer of float32."""
+        octets = torch.randint(0, 256, (-(-self.dim // 8),), dtype=torch.uint8, generator=self._stream).to(self.device)
+        bits = (octets[:, None] >> torch.arange(8, dtype=torch.uint8, device=self.device)) & 1
+        return bits.reshape(-1)[: self.dim].to(self.dtype).mul_(2).sub_(1)
+
+    def _normals(self) -> Tensor:
+        return torch.randn(self.dim, dtype=torch.float32, generator=self._stream).to(self.device, self.dtype)
+
+
+def unit_blocks(operator: LinearOperator) -> Iterator[tuple[slice, Tensor]]:
+    """The identity in blocks of columns: (where, I[:, where])."""
+    step = block_columns(operator.dim)
+    for start in range(0, operator.dim, step):
+        where = slice(start, min(start + step, operator.dim))
+        block = torch.zeros(operator.dim, where.stop - start, dtype=operator.dtype, device=operator.device)
+        block[where].fill_diagonal_(1.0)
+        yield where, block
+
+
+def column_dots(first: Tensor, second: Tensor) -> Tensor:
+    """xⱼᵀyⱼ of the columns of two blocks (P, k), summed in float64, as a float64 tensor (k,) on the CPU."""
+    return (first * second.to(first.dtype)).sum(dim=0, dtype=torch.float64).cpu()

@@ -1,0 +1,256 @@
+"""Spectral densities, traces of functions and moments, all by random probes on the unit sphere."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lambdahat._check import require, require_choice, require_count
+from lambdahat._progress import report
+from lambdahat.batches import free_memory
+from lambdahat.estimators.probes import block_columns
+from lambdahat.krylov import (
+    BREAKDOWN,
+    Lanczos,
+    dot,
+    lanczos,
+    random_vector,
+    require_finite,
+    require_symmetric,
+    working_dtype,
+)
+from lambdahat.operators.base import LinearOperator
+from lambdahat.results import Array, Estimate, Moments, Spectrum, Status
+
+DEFAULT_DEPTH = 100
+BOUNDS_DEPTH = 30
+
+
+def spectrum(operator: LinearOperator, depth: int | None = None, probes: int = 1, seed: int = 0) -> Spectrum:
+    """The spectral density by stochastic Lanczos quadrature (Golub and Meurant; Ubaru, Chen and Saad 2017).
+
+    Each probe is uniform on the unit sphere and costs ``depth`` products (default: 100, or P if that is less). Its Ritz
+    values and squared first components are the Gauss rule of the measure the probe sees: Σ_j w_j θ_j^k = zᵀAᵏz for
+    k ≤ 2·depth − 1. When a probe's Krylov space ends early its row is filled up with nodes of weight 0.
+    """
+    runs = _runs(operator, depth, probes, seed, "spectrum")
+    return _quadrature(operator, runs)
+
+
+def trace_function(
+    operator: LinearOperator,
+    function: Callable[[Array], Array],
+    depth: int | None = None,
+    probes: int = 10,
+    seed: int = 0,
+) -> Estimate:
+    """tr f(A) for an element-wise ``function`` of eigenvalues, by stochastic Lanczos quadrature.
+
+    The status is QUADRATURE when three quarters of the depth give a value that differs by more than the standard error.
+    """
+    runs = _runs(operator, depth, probes, seed, "trace_function")
+    return _trace_of(operator, runs, function)
+
+
+def logdet(
+    operator: LinearOperator, method: str = "slq", depth: int | None = None, probes: int = 10, seed: int = 0
+) -> Estimate:
+    """log det A of a positive definite operator.
+
+    "slq" is tr log A by stochastic Lanczos quadrature, ``depth``·``probes`` products; "exact" is a Cholesky
+    factorisation of the dense matrix in float64, P products. An eigenvalue that is not positive is an error that
+    names it.
+    """
+    require_choice(method, "method", ("slq", "exact"))
+    require_symmetric(operator, "logdet")
+    if method == "exact":
+        return _exact_logdet(operator)
+    runs = _runs(operator, depth, probes, seed, "logdet")
+    least = min(float(run.ritz()[0][0]) for run in runs)
+    _require_positive_definite(least, "Ritz value")
+    estimate = _trace_of(operator, runs, np.log)
+    limited = least <= _noise(operator, runs)
+    return dataclasses.replace(estimate, status=Status.PRECISION_LIMIT) if limited else estimate
+
+
+def moments(
+    operator: LinearOperator,
+    count: int,
+    basis: str = "power",
+    probes: int = 50,
+    seed: int = 0,
+    bounds: tuple[float, float] | None = None,
+) -> Moments:
+    """tr φ_k(A)/P for k = 0 … ``count``, with φ_k = xᵏ, the Chebyshev polynomial T_k or the Legendre polynomial P_k.
+
+    ``bounds`` is the interval that is mapped to [−1, 1] first; it must hold the spectrum. Without it the two polynomial
+    bases take it from a short Lanczos run, and powers are those of A itself. Products are made for blocks of probes,
+    each gives two moments by (φ_i z)·(φ_j z), so that ``count`` moments cost ⌈count/2⌉ products a probe. Legendre
+    moments are convex combinations of Chebyshev moments, so nothing is lost on the way.
+    """
+    require_symmetric(operator, "moments")
+    require_count(count, "count", least=1)
+    require_count(probes, "probes", 2, cure="the standard error comes from their spread")
+    require_choice(basis, "basis", ("power", "chebyshev", "legendre"))
+    cost = probes * ((count + 1) // 2)
+    if bounds is not None:
+        fine = len(bounds) == 2 and all(math.isfinite(b) for b in bounds) and bounds[0] < bounds[1]
+        require(fine, "bounds", "be two finite numbers (low, high) with low < high", repr(bounds))
+    elif basis == "power":
+        bounds = (-1.0, 1.0)
+    else:
+        bounds, used = spectral_bounds(operator, seed)
+        cost += used
+    readings = _probe_moments(operator, count, basis == "power", probes, seed, bounds)
+    if basis != "power":
+        _require_bounds(readings, bounds, operator)
+    if basis == "legendre":
+        readings = readings @ _legendre_in_chebyshev(count).T
+    covariance = np.cov(readings, rowvar=False).reshape(count + 1, count + 1) / probes
+    stderr = np.sqrt(np.diag(covariance).clip(0.0))
+    return Moments(readings.mean(0), stderr, covariance, basis, bounds, probes, cost)
+
+
+def spectral_bounds(operator: LinearOperator, seed: int = 0) -> tuple[tuple[float, float], int]:
+    """An interval that holds the spectrum, and the products it took: a short Lanczos run plus its residuals and 1 %."""
+    run = lanczos(operator, random_vector(operator, seed, "bounds"), min(BOUNDS_DEPTH, operator.dim), "bounds")
+    nodes, _, residuals = run.ritz()
+    low, high = float(nodes[0]), float(nodes[-1])
+    margin = 0.01 * (high - low) or 1e-3 * abs(high) or 1.0
+    left, right = low - float(residuals[0]) - margin, high + float(residuals[-1]) + margin
+    return (max(left, 0.0) if operator.psd and high > 0 else left, right), run.products
+
+
+def _runs(operator: LinearOperator, depth: int | None, probes: int, seed: int, task: str) -> list[Lanczos]:
+    """One Lanczos run a probe; their bases are dropped."""
+    require_symmetric(operator, task)
+    require_count(probes, "probes")
+    steps = min(DEFAULT_DEPTH, operator.dim) if depth is None else depth
+    require_count(steps, "depth", 1, operator.dim, "at this size op.dense() is exact")
+    row = operator.dim * torch.finfo(working_dtype(operator)).bits // 8
+    free = free_memory(operator.device)
+    require((steps + 1) * row <= free, "depth", f"fit into the free memory, {free:,.0f} bytes",
+            f"{steps}, which needs {(steps + 1) * row:,}", "lower depth")  # fmt: skip
+    runs = []
+    for probe in range(probes):
+        start, done = random_vector(operator, seed, "sphere", probe), (probe * steps, probes * steps)
+        run = lanczos(operator, start, steps, task, done)
+        runs.append(dataclasses.replace(run, basis=run.basis[:, :0].clone()))
+    return runs
+
+
+def _quadrature(operator: LinearOperator, runs: list[Lanczos], depth: int | None = None) -> Spectrum:
+    """The Gauss rules of several probes as one spectrum; short ones repeat their last node with weight 0."""
+    rules = [run.ritz(depth) for run in runs]
+    width = max(len(nodes) for nodes, _, _ in rules)
+    nodes, weights, residuals = (np.zeros((len(rules), width)) for _ in range(3))
+    for row, (theta, mass, residual) in enumerate(rules):
+        m = len(theta)
+        nodes[row, :m], weights[row, :m], residuals[row, :m] = theta.numpy(), mass.numpy(), residual.numpy()
+        nodes[row, m:], residuals[row, m:] = nodes[row, m - 1], residuals[row, m - 1]
+    weights /= weights.sum(axis=1, keepdims=True)
+    cost = sum(run.products for run in runs)
+    return Spectrum(nodes, weights, residuals, operator.dim, operator.psd, _noise(operator, runs), cost)
+
+
+def _noise(operator: LinearOperator, runs: list[Lanczos]) -> float:
+    """The size below which a Ritz value is rounding: that of the dtype, or what the products showed."""
+    scale = max(float(torch.cat([run.alpha.abs(), run.beta]).max()) for run in runs)
+    return max(BREAKDOWN * float(torch.finfo(operator.dtype).eps) * scale, *(run.noise for run in runs))
+
+
+def _trace_of(operator: LinearOperator, runs: list[Lanczos], function: Callable[[Array], Array]) -> Estimate:
+    """tr f(A), and QUADRATURE when the rule of three quarters of the depth disagrees."""
+
+    def checked(nodes: Array) -> Array:
+        with np.errstate(all="ignore"):
+            readings = np.asarray(function(nodes), dtype=np.float64)
+        fine = readings.shape == nodes.shape and bool(np.isfinite(readings).all())
+        where = f"be element-wise and finite on [{nodes.min():.3g}, {nodes.max():.3g}]"
+        require(fine, "function", where, "other values", "shift the operator, or pass a function defined there")
+        return readings
+
+    shorter = max(1, 3 * max(len(run.alpha) for run in runs) // 4)
+    full = _quadrature(operator, runs).expectation(checked, operator.dim)
+    short = _quadrature(operator, runs, shorter).expectation(checked, operator.dim)
+    unsettled = abs(float(full) - float(short)) > max(float(full.stderr), 1e-12 * abs(float(full)))
+    return dataclasses.replace(full, status=Status.QUADRATURE if unsettled else Status.CONVERGED)
+
+
+def _exact_logdet(operator: LinearOperator) -> Estimate:
+    before, matrix = operator.matvecs, operator.dense().double()
+    require_finite(matrix)
+    matrix = (matrix + matrix.T) / 2
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if int(failed):
+        _require_positive_definite(min(float(torch.linalg.eigvalsh(matrix)[0]), 0.0), "eigenvalue")
+    return Estimate(2.0 * float(factor.diagonal().log().sum()), cost=operator.matvecs - before)
+
+
+def _require_positive_definite(least: float, kind: str) -> None:
+    require(least > 0, "the operator of logdet", "be positive definite", f"the {kind} {least:.3g}",
+            "add a shift: operator + delta * identity(operator)")  # fmt: skip
+
+
+def _probe_moments(
+    operator: LinearOperator, count: int, power: bool, probes: int, seed: int, bounds: tuple[float, float]
+) -> Array:
+    """zᵀφ_k(B)z (probes, count + 1) for each probe z, B the operator mapped from ``bounds`` to [−1, 1]."""
+    width, products = block_columns(operator.dim), (count + 1) // 2
+    readings = []
+    for first in range(0, probes, width):
+        chosen = range(first, min(first + width, probes))
+        block = torch.stack([random_vector(operator, seed, "sphere", probe) for probe in chosen], dim=1)
+        values: list[Tensor] = []
+        for step, pair in enumerate(_paired_moments(operator, block, power, bounds, products), start=1):
+            values += pair
+            report("moments", first * products + step * len(chosen), probes * products)
+        start = dot(block, block)
+        readings.append((torch.stack([start, *values[:count]], dim=1) / start[:, None]).cpu())
+    whole = torch.cat(readings)
+    cure = "lower count, or give bounds so that A is scaled to [-1, 1]"
+    require(bool(torch.isfinite(whole).all()), "the moments", "be finite", "NaN or infinity", cure)
+    return np.asarray(whole.numpy())
+
+
+def _paired_moments(
+    operator: LinearOperator, start: Tensor, power: bool, bounds: tuple[float, float], products: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The moments of orders (1, 2), (3, 4), … for a block (P, b), one product a pair.
+
+    With v_i = φ_i(B)z: zᵀB^{i+j}z = v_i·v_j for powers, and zᵀT_{i+j}z = 2 v_i·v_j − zᵀT_{|i−j|}z for Chebyshev.
+    """
+    centre, half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
+    before, now = start, start
+    zeroth, first = dot(start, start), torch.zeros(0)
+    for step in range(1, products + 1):
+        image = (operator @ now).to(now.dtype)
+        image = image if (centre, half) == (0.0, 1.0) else (image - centre * now) / half
+        before, now = now, image if power or step == 1 else 2 * image - before
+        odd, even = dot(before, now), dot(now, now)
+        first = odd if step == 1 else first
+        odd = odd if power or step == 1 else 2 * odd - first
+        yield odd, even if power else 2 * even - zeroth
+
+
+def _require_bounds(readings: Array, bounds: tuple[float, float], operator: LinearOperator) -> None:
+    """|T_k| ≤ 1 on [−1, 1]: a larger moment means that an eigenvalue lies outside."""
+    slack = 1e3 * float(torch.finfo(operator.dtype).eps) * readings.shape[1] ** 2
+    largest = float(np.abs(readings).max())
+    require(largest <= 1 + slack, "bounds", "hold the whole spectrum",
+            f"{bounds}, and a Chebyshev moment of {largest:.3g}", "pass wider bounds")  # fmt: skip
+
+
+def _legendre_in_chebyshev(count: int) -> Array:
+    """P_n = Σ_k c_nk T_k (count + 1, count + 1): P_n(cos t) = Σ_j a_j a_{n−j} cos((n − 2j)t), a_j = C(2j, j)/4ʲ."""
+    a = np.cumprod([1.0] + [(2 * j - 1) / (2 * j) for j in range(1, count + 1)])
+    table = np.zeros((count + 1, count + 1))
+    for n in range(count + 1):
+        for j in range(n + 1):
+            table[n, abs(n - 2 * j)] += a[j] * a[n - j]
+    return table

@@ -1,0 +1,262 @@
+"""Losses as functions of the model's output, with the curvature each has there.
+
+A loss is the mean over the samples of a batch. Its Hessian at the output is what the generalised Gauss–Newton
+matrix, the Fisher and the exact trace of a piecewise-linear network are made of: per sample i,
+M_i = B·∂²L_batch/∂z_i², given as a product ``M u``, as factors Σ_k s_k s_kᵀ = M, and as a random factor
+with E[s sᵀ] = M.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lambdahat._check import require, require_choice
+
+IGNORE = -100
+
+
+class Loss(ABC):
+    """A mean loss ``value(output, target)``; ``convex`` in the output, ``likelihood`` when M is the Fisher there."""
+
+    name: str = "custom"
+    convex: ClassVar[bool] = False
+    likelihood: ClassVar[bool] = False
+
+    @abstractmethod
+    def value(self, output: Any, target: Any) -> Tensor:
+        """The mean loss of the batch, a scalar."""
+
+    def check(self, output: Any, target: Any) -> None:
+        """Raise when the output cannot be what this loss takes; called once, at construction."""
+
+    def terms(self, target: Any, size: int) -> float:
+        """How many equal terms the mean is over: the weight of a batch in the whole data set's mean."""
+        return float(size)
+
+    def product(self, output: Any, target: Any) -> Callable[[Tensor], Tensor] | None:
+        """u (B, …) ↦ M u for each sample, where a closed form exists."""
+        return None
+
+    def factors(self, output: Any, target: Any) -> Tensor | None:
+        """S (K, B, …) with Σ_k s_k s_kᵀ = M for each sample, where a closed form exists."""
+        return None
+
+    def random_factor(self, output: Tensor, target: Any, generator: torch.Generator) -> Tensor:
+        """s (B, …) with E[s sᵀ] = M, from a target drawn from the model's own distribution."""
+        raise TypeError(f"the loss {self.name!r} has no predictive distribution to draw from; use a named loss")
+
+
+class CrossEntropy(Loss):
+    """Softmax cross-entropy, −log p_y with p = softmax(z): M = diag(p) − ppᵀ, over T positions M/T each.
+
+    Classes are dimension 1, as in torch, or the last dimension where only that fits the targets (language models).
+    Targets of −100 are left out of the mean.
+    """
+
+    name, convex, likelihood = "cross_entropy", True, True
+
+    def value(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(self._classes_first(output, target), target)
+
+    def terms(self, target: Tensor, size: int) -> float:
+        return float((target != IGNORE).sum()) if not target.is_floating_point() else float(size)
+
+    def product(self, output: Tensor, target: Tensor) -> Callable[[Tensor], Tensor]:
+        logits = self._classes_first(output, target)
+        classes = 1 if logits is output else -1
+        p = output.softmax(dim=classes)
+        scale = self._scale(logits, target).square()
+        scaled = p * (scale if logits is output else scale.movedim(1, -1))
+
+        def multiply(u: Tensor) -> Tensor:
+            return scaled * (u - (p * u).sum(dim=classes, keepdim=True))
+
+        return multiply
+
+    def factors(self, output: Tensor, target: Tensor) -> Tensor | None:
+        """C − 1 factors: diag(√p) − p√pᵀ sends √p to 0, so a reflection of √p onto e₁ empties its first column."""
+        logits = self._classes_first(output, target)
+        if logits.ndim != 2:
+            return None
+        p = logits.softmax(dim=1)
+        root = p.sqrt()
+        columns = torch.diag_embed(root) - p.unsqueeze(2) * root.unsqueeze(1)
+        mirror = root + F.one_hot(root.new_zeros(1, dtype=torch.long), p.shape[1]).to(root.dtype)
+        mirror = mirror / mirror.norm(dim=1, keepdim=True)
+        columns = columns - 2.0 * (columns @ mirror.unsqueeze(2)) * mirror.unsqueeze(1)
+        return columns[:, :, 1:].permute(2, 0, 1) * self._scale(logits, target).unsqueeze(0)
+
+    def random_factor(self, output: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:
+        logits = self._classes_first(output, target)
+        p = logits.softmax(dim=1)
+        flat = p.movedim(1, -1).reshape(-1, p.shape[1]).double().cpu()
+        drawn = torch.multinomial(flat, 1, generator=generator).to(p.device).reshape(p.movedim(1, -1).shape[:-1])
+        hot = F.one_hot(drawn, p.shape[1]).movedim(-1, 1).to(p.dtype)
+        residual = (p - hot) * self._scale(logits, target)
+        return residual if logits is output else residual.movedim(1, -1)
+
+    def _classes_first(self, output: Tensor, target: Tensor) -> Tensor:
+        require(isinstance(output, Tensor) and output.ndim >= 2, "the model's output",
+                "be logits (batch, classes) for cross_entropy", output)  # fmt: skip
+        shape = tuple(target.shape)
+        if target.is_floating_point() or shape == (output.shape[0], *output.shape[2:]):
+            return output
+        fits = shape == tuple(output.shape[:-1])
+        require(fits, "targets", f"have shape {(output.shape[0], *output.shape[2:])} for logits {tuple(output.shape)}", target)
+        return output.movedim(-1, 1)
+
+    def _scale(self, logits: Tensor, target: Tensor) -> Tensor:
+        """√(B/terms) where a position counts and 0 where it is left out, shaped to multiply logits (B, C, …)."""
+        if target.is_floating_point():
+            counted, mass = torch.ones_like(logits[:, :1]), target.sum(dim=1, keepdim=True)
+            return counted * mass.sqrt() * math.sqrt(len(logits) / (logits[:, 0].numel()))
+        kept = (target != IGNORE).unsqueeze(1).to(logits.dtype)
+        return kept * math.sqrt(len(logits) / max(float(kept.sum()), 1.0))
+
+
+class _Elementwise(Loss):
+    """A mean over all elements of the output: M is diagonal."""
+
+    convex, likelihood = True, True
+
+    def check(self, output: Any, target: Any) -> None:
+        same = isinstance(output, Tensor) and isinstance(target, Tensor) and output.shape == target.shape
+        require(same, "targets", "have the shape of the model's output (torch would broadcast them)",
+                f"targets {tuple(getattr(target, 'shape', ()))} for outputs {tuple(getattr(output, 'shape', ()))}",
+                "reshape the targets")  # fmt: skip
+
+    @abstractmethod
+    def curvature(self, output: Tensor) -> Tensor:
+        """Second derivative of one element's term at each output."""
+
+    def product(self, output: Tensor, target: Tensor) -> Callable[[Tensor], Tensor]:
+        weights = self.curvature(output) / output[0].numel()
+        return lambda u: weights * u
+
+    def factors(self, output: Tensor, target: Tensor) -> Tensor | None:
+        width = output[0].numel()
+        root = (self.curvature(output) / width).sqrt().reshape(len(output), width)
+        return torch.diag_embed(root).permute(1, 0, 2).reshape(width, *output.shape)
+
+
+class MeanSquare(_Elementwise):
+    """Mean of (z − y)² over all elements: M = (2/D)·I, the Fisher of a Gaussian of variance D/2."""
+
+    name = "mse"
+
+    def value(self, output: Tensor, target: Tensor) -> Tensor:
+        return (output - target).square().mean()  # F.mse_loss breaks under forward-mode differentiation of its gradient
+
+    def curvature(self, output: Tensor) -> Tensor:
+        return torch.full_like(output, 2.0)
+
+    def random_factor(self, output: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:
+        noise = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)
+        return noise * math.sqrt(2.0 / output[0].numel())
+
+
+class BinaryCrossEntropy(_Elementwise):
+    """Mean over all elements of the binary cross-entropy of logits: M = diag(p(1 − p))/D, p = σ(z)."""
+
+    name = "bce_with_logits"
+
+    def value(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(output, target.to(output.dtype))
+
+    def curvature(self, output: Tensor) -> Tensor:
+        p = output.sigmoid()
+        return p * (1 - p)
+
+    def random_factor(self, output: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:
+        p = output.sigmoid()
+        uniform = torch.rand(output.shape, generator=generator, dtype=torch.float64).to(p)
+        return (p - (uniform < p).to(p.dtype)) / math.sqrt(output[0].numel())
+
+
+class GaussianNLL(Loss):
+    """Gaussian negative log-likelihood of a model that gives mean and variance.
+
+    The output is a pair (mean, variance), as for torch, or one tensor whose last dimension holds means and then
+    log-variances. Not convex in the output.
+    """
+
+    name = "gaussian_nll"
+
+    def value(self, output: Any, target: Tensor) -> Tensor:
+        if isinstance(output, Tensor):
+            require(output.shape[-1] == 2 * target.shape[-1], "the model's output",
+                    "be (mean, variance), or hold means and log-variances in a last dimension twice the targets'", output)  # fmt: skip
+            mean, log_variance = output.chunk(2, dim=-1)
+            variance = log_variance.exp()
+        else:
+            require(len(output) == 2, "the model's output", "be (mean, variance)", f"{len(output)} outputs")
+            mean, variance = output
+        return F.gaussian_nll_loss(mean, target, variance)
+
+
+class NegativeLogLikelihood(CrossEntropy):
+    """NLL of a model that ends in log-softmax, taken as cross-entropy at the logits.
+
+    log-softmax leaves log-probabilities as they are, so the loss is the same; and the Gauss–Newton matrix is that of the logits
+    below, where the NLL's own, being linear, is 0.
+    """
+
+    name = "nll"
+
+    def check(self, output: Any, target: Any) -> None:
+        logits = self._classes_first(output, target)
+        off = float(logits.detach().logsumexp(dim=1).abs().max())
+        require(off < 1e-2, "the model's output", "be log-probabilities for nll", f"log Σ exp = {off:.3g} away from 0",
+                "use cross_entropy for logits")  # fmt: skip
+
+
+class Custom(Loss):
+    """Any callable ``loss(output, target) -> scalar mean``."""
+
+    def __init__(self, function: Callable[[Any, Any], Tensor]) -> None:
+        self.function = function
+        self.name = getattr(function, "__name__", type(function).__name__)
+
+    def value(self, output: Any, target: Any) -> Tensor:
+        return self.function(output, target)
+
+
+NAMED: dict[str, type[Loss]] = {
+    kind.name: kind for kind in (CrossEntropy, MeanSquare, BinaryCrossEntropy, GaussianNLL, NegativeLogLikelihood)
+}
+_FUNCTIONS: dict[Any, type[Loss]] = {
+    F.cross_entropy: CrossEntropy,
+    F.mse_loss: MeanSquare,
+    F.binary_cross_entropy_with_logits: BinaryCrossEntropy,
+    F.nll_loss: NegativeLogLikelihood,
+}
+
+
+def make_loss(loss: Any) -> Loss:
+    """A loss from its name, a torch loss module or function, or a callable; sums are refused by name."""
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str):
+        return NAMED[require_choice(loss, "loss", tuple(NAMED))]()
+    require(callable(loss), "loss", f"be one of {', '.join(NAMED)}, a module or a callable", loss, "", TypeError)
+    if loss in _FUNCTIONS:
+        return _FUNCTIONS[loss]()
+    reduction = getattr(loss, "reduction", "mean")
+    require(reduction in ("mean", "batchmean"), "loss", "average over the batch", f"reduction={reduction!r}",
+            'use reduction="mean": every quantity here is of the mean loss')  # fmt: skip
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+        plain = loss.weight is None and loss.ignore_index == IGNORE and not getattr(loss, "label_smoothing", 0.0)
+        if plain:
+            return CrossEntropy() if isinstance(loss, nn.CrossEntropyLoss) else NegativeLogLikelihood()
+    if isinstance(loss, nn.MSELoss):
+        return MeanSquare()
+    if isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None and loss.pos_weight is None:
+        return BinaryCrossEntropy()
+    return Custom(loss)

@@ -1,0 +1,201 @@
+"""``measure``: several quantities of one problem at once, kept on disk as they come, so that a killed run resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy
+import torch
+
+from lambdahat._check import require, require_choice, require_count
+from lambdahat._progress import report
+from lambdahat.estimators.diagonals import diagonal
+from lambdahat.estimators.eigen import eigenpairs, spectral_norm
+from lambdahat.estimators.norms import frobenius_norm
+from lambdahat.estimators.sharpness import fisher_rao_norm, gradient_overlap, relative_sharpness, sharpness
+from lambdahat.estimators.spectra import spectrum
+from lambdahat.estimators.traces import trace
+from lambdahat.estimators.variances import variance
+from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
+from lambdahat.problem import Problem
+from lambdahat.results import Eigenpairs, Measurement, Result, write_atomically
+
+CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {
+    "hessian": hessian,
+    "ggn": ggn,
+    "fisher": fisher,
+    "empirical_fisher": lambda problem: fisher(problem, "empirical"),
+    "covariance": gradient_covariance,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the numbers, beside the problem: ``depth`` and ``probes`` of the spectrum, ``top`` eigenpairs."""
+
+    curvature: str = "hessian"
+    depth: int = 100
+    probes: int = 1
+    top: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_choice(self.curvature, "curvature", CURVATURES)
+        for name in ("depth", "probes", "top"):
+            require_count(getattr(self, name), name)
+        require_count(self.seed, "seed", least=0)
+
+
+Quantity = Callable[[Problem, LinearOperator, Settings], Any]
+
+# depth and top are cut to P: a spectrum of depth P, like P eigenpairs, is all there is
+QUANTITIES: dict[str, Quantity] = {
+    "trace": lambda _, operator, settings: trace(operator, seed=settings.seed),
+    "frobenius": lambda _, operator, settings: frobenius_norm(operator, seed=settings.seed),
+    "spectral_norm": lambda _, operator, settings: spectral_norm(operator, seed=settings.seed),
+    "diagonal": lambda _, operator, settings: diagonal(operator, seed=settings.seed),
+    "eigenpairs": lambda _, operator, settings: eigenpairs(
+        operator, min(settings.top, operator.dim), seed=settings.seed
+    ),
+    "spectrum": lambda _, operator, settings: spectrum(
+        operator, min(settings.depth, operator.dim), settings.probes, seed=settings.seed
+    ),
+    "variance": lambda problem, _, settings: variance(problem, seed=settings.seed),
+    "gradient_overlap": lambda problem, operator, settings: gradient_overlap(
+        problem, eigenpairs(operator, min(settings.top, operator.dim), seed=settings.seed)
+    ),
+    "sharpness": lambda problem, _, settings: sharpness(problem, seed=settings.seed),
+    "relative_sharpness": lambda problem, _, settings: relative_sharpness(problem, seed=settings.seed),
+    "fisher_rao": lambda problem, *_: fisher_rao_norm(problem),
+}
+
+
+def measure(
+    problem: Problem,
+    what: str | Sequence[str] = ("trace", "eigenpairs", "spectrum"),
+    curvature: str = "hessian",
+    *,
+    depth: int = 100,
+    probes: int = 1,
+    top: int = 10,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    keep_vectors: bool = True,
+) -> Measurement:
+    """Measure each quantity named in ``what`` of one curvature operator of the problem.
+
+    With ``folder``, every finished result is written there at once, and a later call with the same problem and
+    settings measures only what is missing; in the end ``Measurement.load(folder)`` reads everything. Without
+    ``keep_vectors`` the eigenvectors, (P, top), are dropped.
+    """
+    names = quantity_names(what)
+    settings = Settings(curvature, depth, probes, top, seed)
+    about = description(problem, settings)
+    store = None if folder is None else _Folder(Path(folder), {**fingerprint(problem, about), "vectors": keep_vectors})
+    operator: LinearOperator | None = None
+    results, seconds = {}, {}
+    for done, name in enumerate(names):
+        report("measure", done, len(names))
+        found = None if store is None else store.read(name)
+        if found is None:
+            operator = CURVATURES[curvature](problem) if operator is None else operator
+            start = time.perf_counter()
+            result = QUANTITIES[name](problem, operator, settings)
+            result = result if keep_vectors else without_vectors(result)
+            found = result, time.perf_counter() - start
+            if store is not None:
+                store.write(name, *found)
+        results[name], seconds[name] = found
+    report("measure", len(names), len(names))
+    measurement = Measurement(results, {**about, "seconds": seconds})
+    if folder is not None:
+        measurement.save(folder)
+    return measurement
+
+
+def quantity_names(what: str | Sequence[str]) -> tuple[str, ...]:
+    """The names asked for, each known and each once."""
+    names = (what,) if isinstance(what, str) else tuple(dict.fromkeys(what))
+    require(len(names) > 0, "what", "name at least one quantity", "none", f"choose from {', '.join(QUANTITIES)}")
+    return tuple(require_choice(name, "what", QUANTITIES) for name in names)
+
+
+def description(problem: Problem, settings: Settings) -> dict[str, Any]:
+    """What was measured, with which settings and versions."""
+    from lambdahat import __version__  # at import time the package is not complete yet
+
+    loss = problem.loss_function
+    versions = {"lambdahat": __version__, "python": platform.python_version(), "torch": torch.__version__,
+                "numpy": np.__version__, "scipy": scipy.__version__}  # fmt: skip
+    return {
+        "parameters": problem.num_parameters, "samples": problem.num_samples,
+        "loss": "custom" if loss is None else loss.name, "loss_value": problem.loss(),
+        **dataclasses.asdict(settings),
+        "norm": problem.norm, "dtype": str(problem.dtype)[6:], "device": str(problem.device), "versions": versions,
+    }  # fmt: skip
+
+
+def fingerprint(problem: Problem, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What must agree for a result on disk to be the one asked for: settings, sizes, the loss and a digest of θ."""
+    theta = problem.vector.cpu().contiguous().view(torch.uint8).numpy()
+    kept = {key: value for key, value in about.items() if key not in ("versions", "device")}
+    return {**kept, "theta": hashlib.sha256(theta.tobytes()).hexdigest()[:16]}
+
+
+def without_vectors(result: Any) -> Any:
+    """Eigenpairs with vectors of no length, (0, k); anything else as it is."""
+    if not isinstance(result, Eigenpairs):
+        return result
+    return dataclasses.replace(result, vectors=result.vectors[:0].clone())
+
+
+class _Folder:
+    """Finished results in a folder, with the fingerprint of the run they belong to."""
+
+    def __init__(self, path: Path, mark: Mapping[str, Any]) -> None:
+        self.path, self.mark = path, mark
+        self.seconds: dict[str, float] = {}
+        path.mkdir(parents=True, exist_ok=True)
+        if self._index.is_file():
+            stored = json.loads(self._index.read_text(encoding="utf-8"))
+            self._require_same(stored["settings"])
+            self.seconds = stored["seconds"]
+
+    @property
+    def _index(self) -> Path:
+        return self.path / "run.json"
+
+    def _require_same(self, stored: Mapping[str, Any]) -> None:
+        """The loss may differ by rounding, as on another device; all else is equal or the run is another one."""
+        for key, now in self.mark.items():
+            was = stored.get(key)
+            near = isinstance(was, float) and isinstance(now, float) and math.isclose(was, now, rel_tol=1e-4)
+            require(was == now or near, "folder", f"hold results of this run, with {key} = {now}",
+                    f"{self.path} with {key} = {was}", "choose another folder, or delete this one")  # fmt: skip
+
+    def read(self, name: str) -> tuple[Any, float] | None:
+        """A finished result and the seconds it took, or None."""
+        path = self.path / f"{name}.json"
+        if name not in self.seconds or not path.is_file():
+            return None
+        stored = Result.load(path)
+        return (stored.results if isinstance(stored, Measurement) else stored), self.seconds[name]
+
+    def write(self, name: str, result: Any, seconds: float) -> None:
+        """Keep a result: its file first, then the index that makes it count."""
+        kept = result if isinstance(result, Result) else Measurement(result)
+        Result.save(kept, self.path / f"{name}.json")
+        self.seconds[name] = seconds
+        document = {"settings": dict(self.mark), "seconds": self.seconds}
+        write_atomically(self._index, json.dumps(document, indent=1).encode())

@@ -1,0 +1,330 @@
+"""The operator, one fixed symmetric matrix known by its products, and its algebra.
+
+A subclass gives ``_apply`` and the facts ``symmetric`` and ``psd``. Everything else wraps: a damped operator
+holds an operator, it does not subclass one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lambdahat._check import require
+from lambdahat.results import Estimate
+from lambdahat.space import Pattern, Space
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator as ScipyOperator
+
+DENSE_CHUNK = 64
+
+
+class LinearOperator(ABC):
+    """A square matrix A of order P = ``dim``, used through ``A @ v`` and ``A @ V``.
+
+    ``symmetric`` and ``psd`` are declared facts; the contract suite in ``tests/operators`` checks them.
+    ``matvecs`` counts the products made so far, a block of k columns as k. ``space`` names the coordinates, where
+    the operator comes from a problem.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        symmetric: bool = True,
+        psd: bool = False,
+        space: Space | None = None,
+    ) -> None:
+        self.dim, self.dtype, self.device = dim, dtype, device
+        self.symmetric, self.psd, self.space = symmetric, psd, space
+        self.matvecs = 0
+
+    @abstractmethod
+    def _apply(self, block: Tensor) -> Tensor:
+        """A @ block for a block (P, k) of this operator's dtype and device."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(P, P)."""
+        return self.dim, self.dim
+
+    def _multiply(self, other: Any) -> Tensor:
+        block = torch.as_tensor(other)
+        fits = block.ndim in (1, 2) and block.shape[0] == self.dim
+        require(fits, "the right-hand side of @", f"have shape ({self.dim},) or ({self.dim}, k)", block)
+        require(block.is_floating_point(), "the right-hand side of @", "be real floating point", str(block.dtype))
+        require(block.device.type == self.device.type, "the right-hand side of @", f"be on {self.device}",
+                str(block.device), "move it with .to(operator.device)")  # fmt: skip
+        columns = block.reshape(self.dim, -1).to(self.dtype)
+        if columns.shape[1] == 0:
+            return columns
+        self.matvecs += columns.shape[1]
+        return self._apply(columns).reshape(block.shape)
+
+    def __matmul__(self, other: Any) -> Any:
+        if isinstance(other, LinearOperator):
+            return Product(self, other)
+        return self._multiply(other)
+
+    def __add__(self, other: Any) -> LinearOperator:
+        if isinstance(other, LinearOperator):
+            return Sum(self, other)
+        return NotImplemented
+
+    def __mul__(self, factor: Any) -> LinearOperator:
+        if isinstance(factor, int | float | np.number):
+            return Scaled(self, float(factor))
+        return NotImplemented
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float) -> LinearOperator:
+        return Scaled(self, 1.0 / divisor)
+
+    def __neg__(self) -> LinearOperator:
+        return Scaled(self, -1.0)
+
+    def __sub__(self, other: Any) -> LinearOperator:
+        if isinstance(other, LinearOperator):
+            return Sum(self, Scaled(other, -1.0))
+        return NotImplemented
+
+    def __repr__(self) -> str:
+        facts = ("psd" if self.psd else "symmetric") if self.symmetric else "general"
+        return f"{type(self).__name__}({self.dim} × {self.dim}, {facts}, {str(self.dtype)[6:]}, {self.device})"
+
+    def known_diagonal(self) -> Tensor | None:
+        """The exact diagonal (P,), where it can be had without products."""
+        return None
+
+    def known_trace(self) -> float | None:
+        """The exact trace, where it can be had without products."""
+        diagonal = self.known_diagonal()
+        return None if diagonal is None else float(diagonal.double().sum())
+
+    def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
+        """The trace from one-sided samples, where that is cheaper than both the closed form and products."""
+        return None
+
+    def control(self) -> LinearOperator | None:
+        """An operator near this one whose trace and diagonal are known: a control variate, where there is one."""
+        return None
+
+    def restrict(self, which: Pattern | Sequence[int] | Tensor) -> LinearOperator:
+        """The principal submatrix of named parameters ("layers.0.*") or of given indices."""
+        indices, space = self._choose(which)
+        return Restricted(self, indices, space)
+
+    def block_diagonal(self, blocks: Mapping[str, Pattern] | None = None) -> LinearOperator:
+        """The operator with all entries between different blocks set to 0; by default one block a layer."""
+        space = self._named_space()
+        groups = space.layers() if blocks is None else {name: space.select(p) for name, p in blocks.items()}
+        return BlockDiagonal(self, groups)
+
+    def dense(self) -> Tensor:
+        """The matrix (P, P), by P products."""
+        eye = torch.eye(self.dim, dtype=self.dtype, device=self.device)
+        return torch.cat([self @ part for part in eye.split(DENSE_CHUNK, dim=1)], dim=1)
+
+    def to_scipy(self) -> ScipyOperator:
+        """This operator for ``scipy.sparse.linalg``, on numpy arrays."""
+        from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
+
+        def multiply(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            return (self @ torch.as_tensor(block).to(self.device, self.dtype)).cpu().numpy()  # type: ignore[no-any-return]
+
+        adjoint = multiply if self.symmetric else None
+        kind = torch.empty(0, dtype=self.dtype).numpy().dtype
+        return ScipyLinearOperator(shape=self.shape, dtype=kind, matvec=multiply, matmat=multiply,
+                                   rmatvec=adjoint, rmatmat=adjoint)  # fmt: skip
+
+    def _named_space(self) -> Space:
+        require(self.space is not None, "the operator", "have named parameters", repr(self),
+                "select by index instead: restrict([0, 1, …])")  # fmt: skip
+        assert self.space is not None
+        return self.space
+
+    def _choose(self, which: Pattern | Sequence[int] | Tensor) -> tuple[Tensor, Space | None]:
+        by_name = isinstance(which, str) or callable(which)
+        if not by_name and not isinstance(which, Tensor):
+            by_name = len(which) > 0 and isinstance(which[0], str)
+        if by_name:
+            space = self._named_space()
+            names = space.select(which)  # type: ignore[arg-type]
+            return space.indices(names).to(self.device), space.subspace(names)
+        indices = torch.as_tensor(which, device=self.device)
+        require(indices.ndim == 1 and indices.numel() > 0 and not indices.is_floating_point(), "which",
+                "be names or a non-empty 1-D list of integers", indices)  # fmt: skip
+        low, high = int(indices.min()), int(indices.max())
+        require(0 <= low and high < self.dim, "which", f"hold indices in [0, {self.dim - 1}]", f"{low} … {high}")
+        require(len(indices.unique()) == len(indices), "which", "hold each index once", "repeated indices")
+        return indices, None
+
+
+class Identity(LinearOperator):
+    """The identity of order P."""
+
+    def __init__(
+        self,
+        dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        space: Space | None = None,
+    ) -> None:
+        super().__init__(dim, dtype, torch.device(device), psd=True, space=space)
+
+    def _apply(self, block: Tensor) -> Tensor:
+        return block.clone()
+
+    def known_diagonal(self) -> Tensor:
+        return torch.ones(self.dim, dtype=self.dtype, device=self.device)
+
+    def known_trace(self) -> float:
+        return float(self.dim)
+
+
+def identity(like: LinearOperator) -> Identity:
+    """The identity with the order, dtype, device and names of another operator: ``H + 1e-3 * identity(H)``."""
+    return Identity(like.dim, like.dtype, like.device, like.space)
+
+
+class Sum(LinearOperator):
+    """A + B."""
+
+    def __init__(self, first: LinearOperator, second: LinearOperator) -> None:
+        _require_same_order(first, second, "+")
+        super().__init__(
+            first.dim, torch.promote_types(first.dtype, second.dtype), first.device,
+            symmetric=first.symmetric and second.symmetric, psd=first.psd and second.psd,
+            space=first.space or second.space,
+        )  # fmt: skip
+        self.first, self.second = first, second
+
+    def _apply(self, block: Tensor) -> Tensor:
+        return ((self.first @ block) + (self.second @ block)).to(self.dtype)
+
+    def known_diagonal(self) -> Tensor | None:
+        first, second = self.first.known_diagonal(), self.second.known_diagonal()
+        return None if first is None or second is None else first + second
+
+    def known_trace(self) -> float | None:
+        first, second = self.first.known_trace(), self.second.known_trace()
+        return None if first is None or second is None else first + second
+
+    def control(self) -> LinearOperator | None:
+        first, second = _near(self.first), _near(self.second)
+        return None if first is None or second is None else Sum(first, second)
+
+    def restrict(self, which: Pattern | Sequence[int] | Tensor) -> LinearOperator:
+        if self.first.space is None and self.second.space is None:
+            return super().restrict(which)
+        indices, _ = self._choose(which)
+        parts = [op.restrict(which if op.space is not None else indices) for op in (self.first, self.second)]
+        return Sum(*parts)
+
+
+class Scaled(LinearOperator):
+    """c·A."""
+
+    def __init__(self, inner: LinearOperator, factor: float) -> None:
+        require(np.isfinite(factor), "the factor", "be finite", repr(factor))
+        super().__init__(inner.dim, inner.dtype, inner.device, symmetric=inner.symmetric,
+                         psd=inner.psd and factor >= 0, space=inner.space)  # fmt: skip
+        self.inner, self.factor = inner, factor
+
+    def _apply(self, block: Tensor) -> Tensor:
+        return self.factor * (self.inner @ block)  # type: ignore[no-any-return]
+
+    def known_diagonal(self) -> Tensor | None:
+        diagonal = self.inner.known_diagonal()
+        return None if diagonal is None else self.factor * diagonal
+
+    def known_trace(self) -> float | None:
+        trace = self.inner.known_trace()
+        return None if trace is None else self.factor * trace
+
+    def control(self) -> LinearOperator | None:
+        near = self.inner.control()
+        return None if near is None else Scaled(near, self.factor)
+
+    def restrict(self, which: Pattern | Sequence[int] | Tensor) -> LinearOperator:
+        return Scaled(self.inner.restrict(which), self.factor)
+
+
+class Product(LinearOperator):
+    """A·B. Symmetric only as A·A, which is also positive semi-definite."""
+
+    def __init__(self, first: LinearOperator, second: LinearOperator) -> None:
+        _require_same_order(first, second, "@")
+        square = first is second and first.symmetric
+        super().__init__(first.dim, torch.promote_types(first.dtype, second.dtype), first.device,
+                         symmetric=square, psd=square, space=first.space)  # fmt: skip
+        self.first, self.second = first, second
+
+    def _apply(self, block: Tensor) -> Tensor:
+        return (self.first @ (self.second @ block)).to(self.dtype)  # type: ignore[no-any-return]
+
+
+class Restricted(LinearOperator):
+    """The principal submatrix A[indices, indices], by embedding into the whole space."""
+
+    def __init__(self, inner: LinearOperator, indices: Tensor, space: Space | None = None) -> None:
+        super().__init__(len(indices), inner.dtype, inner.device, symmetric=inner.symmetric, psd=inner.psd, space=space)
+        self.inner, self.indices = inner, indices
+
+    def _apply(self, block: Tensor) -> Tensor:
+        whole = block.new_zeros(self.inner.dim, block.shape[1])
+        whole[self.indices] = block
+        return (self.inner @ whole)[self.indices]  # type: ignore[no-any-return]
+
+    def known_diagonal(self) -> Tensor | None:
+        diagonal = self.inner.known_diagonal()
+        return None if diagonal is None else diagonal[self.indices]
+
+
+class BlockDiagonal(LinearOperator):
+    """The diagonal blocks of an operator, one restriction each; parameters in no block have zero rows."""
+
+    def __init__(self, inner: LinearOperator, groups: Mapping[str, Sequence[str]]) -> None:
+        super().__init__(inner.dim, inner.dtype, inner.device, symmetric=inner.symmetric, psd=inner.psd, space=inner.space)
+        space = inner._named_space()
+        names = [name for group in groups.values() for name in group]
+        require(len(set(names)) == len(names), "blocks", "not overlap", "a parameter that is in two blocks")
+        self.inner = inner
+        self.blocks = {label: inner.restrict(list(group)) for label, group in groups.items()}
+        self._indices = {label: space.indices(group).to(inner.device) for label, group in groups.items()}
+
+    def _apply(self, block: Tensor) -> Tensor:
+        out = torch.zeros_like(block)
+        for label, inner in self.blocks.items():
+            where = self._indices[label]
+            out[where] = inner @ block[where]
+        return out
+
+    def known_diagonal(self) -> Tensor | None:
+        out = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
+        for label, inner in self.blocks.items():
+            part = inner.known_diagonal()
+            if part is None:
+                return None
+            out[self._indices[label]] = part.to(out)
+        return out
+
+
+def _near(operator: LinearOperator) -> LinearOperator | None:
+    """The operator itself where its trace is known, else its control variate."""
+    return operator if operator.known_trace() is not None else operator.control()
+
+
+def _require_same_order(first: LinearOperator, second: LinearOperator, sign: str) -> None:
+    same = first.dim == second.dim
+    require(same, f"the operators of {sign}", "have the same order", f"{first.dim} and {second.dim}")
+    require(first.device == second.device, f"the operators of {sign}", "be on one device",
+            f"{first.device} and {second.device}")  # fmt: skip

@@ -1,0 +1,471 @@
+"""The curvature of a problem: Hessian, Gauss–Newton, Fishers and gradient covariance as operators.
+
+Every operator is the mean over the data set at the parameters the problem had when it was made: the same batches in
+the same order at every product. What a product needs of a batch (the graph of its gradient) is kept within a memory budget.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambdahat._check import require, require_choice, require_count
+from lambdahat.batches import Batch, free_memory
+from lambdahat.operators import linearise
+from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.closed_form import Factors, diagonal_of, exact_factors, sampled_trace, trace_of
+from lambdahat.operators.piecewise import curved_because
+from lambdahat.problem import Problem
+from lambdahat.results import Estimate
+from lambdahat.space import Pattern
+
+GRAPH_FRACTION = 0.4
+MANY_FACTORS = 128
+BLOCK = 16
+CUDA_GRAPH_BYTES = 1 << 30
+
+
+class Curvature(LinearOperator):
+    """A sum over batches Σ_b w_b A_b, each A_b known by a product that a ``Builder`` makes.
+
+    ``modes`` maps the name of each way to build products to its builder, best first where the graph can be kept.
+    ``memory`` is the budget in bytes for graphs kept between products (default: 40 % of what is free).
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        modes: dict[str, linearise.Builder],
+        mode: str = "auto",
+        memory: int | None = None,
+        *,
+        psd: bool = False,
+    ) -> None:
+        dtype = torch.promote_types(problem.dtype, torch.float32)
+        super().__init__(problem.num_parameters, dtype, problem.device, psd=psd, space=problem.space)
+        require_choice(mode, "mode", ("auto", *modes))
+        if memory is not None:
+            require_count(memory, "memory", least=0)
+        self.problem = problem.at(problem.vector)
+        self.modes = modes if mode == "auto" else {mode: modes[mode]}
+        self.memory = memory
+        self._leaves = linearise.leaves_of(self.problem, self.problem.vector)
+        self._products: _Products | None = None
+
+    @property
+    def mode(self) -> str:
+        """The mode in use; chosen at the first product."""
+        return self._ready().mode
+
+    @property
+    def kept_batches(self) -> int:
+        """How many batches keep their graph between products."""
+        return self._ready().kept
+
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes of graph that one batch keeps."""
+        return self._ready().graph_bytes
+
+    def _apply(self, block: Tensor) -> Tensor:
+        return self._ready().apply(block.T.contiguous()).T
+
+    def restrict(self, which: Pattern | Sequence[int] | Tensor) -> LinearOperator:
+        """The principal submatrix; by name it differentiates with respect to those parameters only."""
+        by_index = isinstance(which, Tensor) or (not callable(which) and len(which) > 0 and not isinstance(which[0], str))
+        if by_index:
+            return super().restrict(which)
+        return self._like(self.problem.restrict(which))  # type: ignore[arg-type]
+
+    def _like(self, problem: Problem) -> Curvature:
+        """The same kind of operator for another problem."""
+        raise TypeError(f"{type(self).__name__} cannot be restricted by name")
+
+    def _ready(self) -> _Products:
+        if self._products is None:
+            self._products = _Products(self.problem, self._leaves, self.modes, self.memory, self.dtype)
+        return self._products
+
+
+class _Products:
+    """The products of all batches: which are kept, in which mode, and how blocks go through them."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        leaves: dict[str, Tensor],
+        modes: dict[str, linearise.Builder],
+        memory: int | None,
+        dtype: torch.dtype,
+    ) -> None:
+        self.problem, self.leaves, self.modes, self.dtype = problem, leaves, dict(modes), dtype
+        self.device = problem.device
+        self.stream = torch.cuda.Stream(problem.device) if problem.device.type == "cuda" else None
+        budget = GRAPH_FRACTION * free_memory(problem.device) if memory is None else memory
+        with linearise.twice_differentiable():
+            self._prepare(budget)
+
+    def _prepare(self, budget: float) -> None:
+        """Choose the mode and keep what the budget holds."""
+        first, self.graph_bytes = self._first_that_works()
+        count = len(self.problem.batches)
+        self.kept = min(count, int(budget // max(self.graph_bytes, 1)))
+        if self.kept < count and len(self.modes) > 1:
+            self.mode = self._fastest_unkept()
+        self.cache: list[linearise.Product] = []
+        self._fill(first)
+        self.vmaps = True
+        self.replay: Callable[[Tensor], Tensor] | None = None
+        self.tried_replay = False
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """Rows (k, P) times the operator."""
+        with linearise.twice_differentiable():
+            return self._apply(rows)
+
+    def _apply(self, rows: Tensor) -> Tensor:
+        if len(rows) == 1 or not self.vmaps:
+            return torch.stack([self._single(row) for row in rows])
+        if self._may_replay():
+            return torch.stack([self._single(row) for row in rows])
+        chunks = []
+        for chunk in rows.split(self._block()):
+            chunks.append(self._block_product(chunk) if self.vmaps and len(chunk) > 1 else self._apply(chunk))
+        return torch.cat(chunks)
+
+    def _single(self, row: Tensor) -> Tensor:
+        if self._may_replay():
+            if not self.tried_replay:
+                self.tried_replay = True
+                self.replay = self._capture()
+            if self.replay is not None:
+                return self.replay(row)
+        return self._sum(row, batched=False)
+
+    def _block_product(self, rows: Tensor) -> Tensor:
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="There is a performance drop")
+                return self._sum(rows, batched=True)
+        except (RuntimeError, NotImplementedError):  # an operation without a batching rule: one by one from now on
+            self.vmaps = False
+            return self._apply(rows)
+
+    def _sum(self, rows: Tensor, batched: bool) -> Tensor:
+        """Σ_b w_b A_b rows, accumulated in the operator's dtype."""
+        tangents = [
+            piece.to(leaf.dtype)
+            for piece, leaf in zip(self.problem.space.split(rows), self.leaves.values(), strict=True)
+        ]
+        total: Tensor | None = None
+        for product, weight in self._each():
+            parts = product(tangents, batched)
+            flat = torch.cat([part.reshape(*rows.shape[:-1], -1) for part in parts], dim=-1).to(self.dtype)
+            total = flat.mul_(weight) if total is None else total.add_(flat, alpha=weight)
+        assert total is not None
+        return total
+
+    def _each(self) -> Any:
+        for i, (weight, batch) in enumerate(self.problem.weighted()):
+            yield (self.cache[i] if i < len(self.cache) else self._build(batch)), weight
+
+    def _build(self, batch: Batch) -> linearise.Product:
+        build = self.modes[self.mode]
+        if self.stream is None:
+            return build(self.problem, self.leaves, batch)
+        # graphs are built on a stream of their own, so that a CUDA graph can capture the backward passes on it
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            product = build(self.problem, self.leaves, batch)
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        return product
+
+    def _first_that_works(self) -> tuple[linearise.Product, int]:
+        """The first batch's product in the first mode that the model can take, and the bytes its graph keeps."""
+        batch = self.problem.batches.first()
+        failures = []
+        for mode in list(self.modes):
+            self.mode = mode
+            try:
+                product, size = _measured(lambda: self._build(batch))
+                tangents = [torch.zeros_like(leaf) for leaf in self.leaves.values()]
+                product(tangents)
+                return product, size
+            except (RuntimeError, NotImplementedError) as error:
+                failures.append(f"{mode}: {str(error).splitlines()[0][:120]}")
+                del self.modes[mode]
+        raise TypeError("the model must be differentiable twice in some mode, got " + "; ".join(failures))
+
+    def _fastest_unkept(self) -> str:
+        """One timed product of the first batch in each mode, rebuilt as a batch that is not kept would be."""
+        batch = self.problem.batches.first()
+        seconds: dict[str, float] = {}
+        tangents = [torch.ones_like(leaf) for leaf in self.leaves.values()]
+        for mode in [mode for mode in self.modes if mode != "finite"]:
+            self.mode = mode
+            try:
+                for _ in range(2):  # the first warms up
+                    start = time.perf_counter()
+                    self._build(batch)(tangents)
+                    if self.stream is not None:
+                        torch.cuda.synchronize(self.device)
+                    seconds[mode] = time.perf_counter() - start
+            except (RuntimeError, NotImplementedError):
+                seconds.pop(mode, None)
+        return min(seconds, key=lambda mode: seconds[mode]) if seconds else next(iter(self.modes))
+
+    def _fill(self, first: linearise.Product) -> None:
+        """Keep the products of as many batches as the budget holds."""
+        if self.mode not in ("reverse", "samples"):
+            self.kept = 0
+        for i, batch in enumerate(self.problem.batches):
+            if i >= self.kept:
+                break
+            self.cache.append(first if i == 0 else self._build(batch))
+
+    def _block(self) -> int:
+        """Columns that go through vmap together: as many as keep their activations within the budget."""
+        room = free_memory(self.device) * GRAPH_FRACTION
+        return int(max(1, min(BLOCK, room // max(self.graph_bytes, 1))))
+
+    def _may_replay(self) -> bool:
+        small = self.graph_bytes * len(self.problem.batches) <= CUDA_GRAPH_BYTES
+        whole = self.stream is not None and len(self.cache) == len(self.problem.batches) and small
+        return whole and (self.replay is not None or not self.tried_replay)
+
+    def _capture(self) -> Callable[[Tensor], Tensor] | None:
+        """One product as a CUDA graph: small networks are bound by launches, which a replay makes in one."""
+        assert self.stream is not None
+        given = torch.zeros(self.problem.num_parameters, dtype=self.dtype, device=self.device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self.stream):
+                for _ in range(3):
+                    self._sum(given, batched=False)
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+            with torch.cuda.graph(graph, stream=self.stream):
+                result = self._sum(given, batched=False)
+        except RuntimeError:
+            torch.cuda.synchronize(self.device)
+            return None
+
+        def replay(row: Tensor) -> Tensor:
+            given.copy_(row)
+            graph.replay()
+            return result.clone()
+
+        return replay
+
+
+def _measured(build: Callable[[], linearise.Product]) -> tuple[linearise.Product, int]:
+    """What ``build`` gives and the bytes its autograd graph saved, each storage once."""
+    seen: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        product = build()
+    return product, sum(seen.values())
+
+
+class Hessian(Curvature):
+    """∂²L/∂θ². Its trace and diagonal are those of the Gauss–Newton matrix where the network is piecewise linear."""
+
+    def __init__(self, problem: Problem, mode: str = "auto", memory: int | None = None) -> None:
+        modes = {
+            "reverse": linearise.hessian_reverse,
+            "forward": linearise.hessian_forward,
+            "finite": linearise.hessian_finite,
+        }
+        super().__init__(problem, modes, mode, memory)
+        self._options = (mode, memory)
+        self._curved: str | None = None
+
+    def _like(self, problem: Problem) -> Hessian:
+        return Hessian(problem, *self._options)
+
+    def curved_because(self) -> str:
+        """Why the second derivative of the output in single weights may not vanish; empty when it does."""
+        if self._curved is None:
+            self._curved = curved_because(self.problem)
+        return self._curved
+
+    def known_trace(self) -> float | None:
+        return None if self.curved_because() else self._gauss_newton().known_trace()
+
+    def known_diagonal(self) -> Tensor | None:
+        return None if self.curved_because() else self._gauss_newton().known_diagonal()
+
+    def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
+        return None if self.curved_because() else self._gauss_newton().sampled_trace(tol, seed)
+
+    def control(self) -> LinearOperator | None:
+        if self.problem.loss_function is None:
+            return None
+        near = self._gauss_newton()
+        return near if near.factors is not None else None
+
+    def _gauss_newton(self) -> GaussNewton:
+        return ggn(self.problem, memory=self.memory)
+
+
+class GaussNewton(Curvature):
+    """(1/n) Σ_i J_iᵀ M_i J_i for one choice of the matrices M_i at the model's outputs."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        make_map: Callable[[Problem], Callable[[Any, Batch], linearise.OutputMap]],
+        factors: Callable[[Problem], Factors | None],
+        mode: str,
+        memory: int | None,
+        psd: bool,
+    ) -> None:
+        if problem.loss_function is None:
+            problem._with_model("the Gauss–Newton matrix")
+        output_map = make_map(problem)
+        modes = {
+            "reverse": linearise.gauss_newton_reverse(output_map),
+            "forward": linearise.gauss_newton_forward(output_map),
+        }
+        super().__init__(problem, modes, mode, memory, psd=psd)
+        self._recipe = (make_map, factors, mode, memory, psd)
+        self.factors = factors(self.problem)
+
+    def _like(self, problem: Problem) -> GaussNewton:
+        return GaussNewton(problem, *self._recipe)
+
+    def known_trace(self) -> float | None:
+        return None if self.factors is None else trace_of(self.problem, self._leaves, self.factors)
+
+    def known_diagonal(self) -> Tensor | None:
+        return None if self.factors is None else diagonal_of(self.problem, self._leaves, self.factors).to(self.dtype)
+
+    def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
+        few = self.factors is not None and self.factors.count <= MANY_FACTORS
+        if few or self.problem.loss_function is None or not self.problem.loss_function.likelihood:
+            return None
+        return sampled_trace(self.problem, self._leaves, tol, seed)
+
+
+class Covariance(Curvature):
+    """(1/n) Σ_i g_i g_iᵀ, less ḡ ḡᵀ when centred; g_i the gradient of sample i."""
+
+    def __init__(self, problem: Problem, centred: bool, mode: str, memory: int | None) -> None:
+        _require_separate_samples(problem)
+        if problem.loss_function is None:
+            modes: dict[str, linearise.Builder] = {"samples": linearise.sample_gradients}
+        else:
+            output_map = linearise.rank_one_map(linearise.empirical_residuals(problem))
+            modes = {
+                "reverse": linearise.gauss_newton_reverse(output_map),
+                "forward": linearise.gauss_newton_forward(output_map),
+            }
+        super().__init__(problem, modes, mode, memory, psd=True)
+        self._options = (centred, mode, memory)
+        self.centred = centred
+        self._mean = self.problem.gradient().to(self.dtype) if centred else None
+        has_output = problem.loss_function is not None
+        self._factors = exact_factors(self.problem, "empirical") if has_output else None
+
+    def _like(self, problem: Problem) -> Covariance:
+        return Covariance(problem, *self._options)
+
+    def _apply(self, block: Tensor) -> Tensor:
+        out = super()._apply(block)
+        return out if self._mean is None else out - torch.outer(self._mean, self._mean @ block)
+
+    def known_trace(self) -> float | None:
+        if self._factors is None:
+            return None
+        second = trace_of(self.problem, self._leaves, self._factors)
+        return second if self._mean is None else second - float(self._mean.double().square().sum())
+
+    def known_diagonal(self) -> Tensor | None:
+        if self._factors is None:
+            return None
+        second = diagonal_of(self.problem, self._leaves, self._factors).to(self.dtype)
+        return second if self._mean is None else second - self._mean.square()
+
+
+def hessian(problem: Problem, *, mode: str = "auto", memory: int | None = None) -> Hessian:
+    """The Hessian ∂²L/∂θ² of the mean loss.
+
+    ``mode``: "reverse" (graph of the gradient kept between products), "forward" (dual numbers, nothing kept), "finite"
+    (central differences) or "auto": the first that the model can take, and the faster where the graphs do not fit in
+    ``memory`` bytes.
+    """
+    _require_problem(problem)
+    return Hessian(problem, mode, memory)
+
+
+def ggn(problem: Problem, *, mode: str = "auto", memory: int | None = None) -> GaussNewton:
+    """The generalised Gauss–Newton matrix (1/n) Σ_i J_iᵀ (∂²ℓ_i/∂z²) J_i, J_i the Jacobian of the model's output z."""
+    _require_problem(problem)
+    loss = problem.loss_function
+    convex = loss is not None and loss.convex
+    return GaussNewton(problem, linearise.hessian_map, lambda p: exact_factors(p, "hessian"), mode, memory, convex)
+
+
+def fisher(
+    problem: Problem,
+    kind: str = "exact",
+    *,
+    samples: int = 1,
+    seed: int = 0,
+    mode: str = "auto",
+    memory: int | None = None,
+) -> Curvature:
+    """The Fisher information E[∇log p ∇log pᵀ] of the model's predictive distribution at the data's inputs.
+
+    ``kind``: "exact" (expectation in closed form; the Gauss–Newton matrix for these losses), "monte_carlo" (``samples`` targets a
+    sample, drawn once) or "empirical" (the data's own targets: the uncentred gradient covariance).
+    """
+    _require_problem(problem)
+    require_choice(kind, "kind", ("exact", "monte_carlo", "empirical"))
+    if kind == "empirical":
+        return gradient_covariance(problem, centred=False, mode=mode, memory=memory)
+    problem._with_model("the Fisher")
+    loss = problem.loss_function
+    assert loss is not None
+    require(loss.likelihood, "loss", "be a negative log-likelihood for the Fisher", repr(loss.name),
+            'use "cross_entropy", "mse" or "bce_with_logits", or kind="empirical"')  # fmt: skip
+    if kind == "exact":
+        return ggn(problem, mode=mode, memory=memory)
+    _require_separate_samples(problem)
+    require_count(samples, "samples")
+
+    def drawn(p: Problem) -> Callable[[Any, Batch], linearise.OutputMap]:
+        return linearise.rank_one_map(linearise.monte_carlo_residuals(p, samples, seed))
+
+    def factors(p: Problem) -> Factors | None:
+        return exact_factors(p, "monte_carlo", samples, seed)
+
+    return GaussNewton(problem, drawn, factors, mode, memory, True)
+
+
+def gradient_covariance(
+    problem: Problem, *, centred: bool = True, mode: str = "auto", memory: int | None = None
+) -> Covariance:
+    """The covariance of the per-sample gradients, (1/n) Σ_i g_i g_iᵀ − ḡ ḡᵀ; not centred, the empirical Fisher."""
+    _require_problem(problem)
+    return Covariance(problem, centred, mode, memory)
+
+
+def _require_problem(problem: Any) -> None:
+    require(isinstance(problem, Problem), "problem", "be a lambdahat.Problem", problem,
+            "make one with lh.Problem(model, loss, data)", TypeError)  # fmt: skip
+
+
+def _require_separate_samples(problem: Problem) -> None:
+    require(problem.norm != "train", "norm", 'be "eval" or "frozen" for per-sample gradients', '"train"',
+            "batch statistics couple the samples")  # fmt: skip

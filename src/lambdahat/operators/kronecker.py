@@ -1,0 +1,260 @@
+"""KFAC and EKFAC: the Fisher as one Kronecker product a layer, its inverse and log-determinant in closed form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lambdahat._check import require, require_choice, require_count
+from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.kronecker_factors import Fisher, find_layers, moments, second_moments
+from lambdahat.problem import Problem
+
+KINDS = ("exact", "monte_carlo", "empirical")
+
+
+@dataclass(frozen=True)
+class KroneckerBlock:
+    """The block G ⊗ A of a layer's matrix [W | b] raveled by rows, one in each of g groups.
+
+    ``A`` (g, n, n) is the second moment of the inputs, ``G`` (g, m, m) that of the output gradients. Where
+    ``corrected`` (g, m, n) is given (EKFAC), the block is U diag(corrected) Uᵀ with U = U_G ⊗ U_A instead.
+    """
+
+    names: tuple[str, ...]
+    indices: Tensor
+    A: Tensor
+    G: Tensor
+    corrected: Tensor | None = None
+
+    @cached_property
+    def basis(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """λ_A (g, n), U_A, λ_G (g, m), U_G, in float64."""
+        return *_eigen(self.A), *_eigen(self.G)
+
+    @cached_property
+    def values(self) -> Tensor:
+        """The eigenvalues (g, m, n), in float64."""
+        if self.corrected is not None:
+            return self.corrected.double()
+        inputs, _, outputs, _ = self.basis
+        return outputs.unsqueeze(-1) * inputs.unsqueeze(-2)
+
+    def with_values(self, corrected: Tensor) -> KroneckerBlock:
+        """The block with other eigenvalues in the same basis."""
+        block = replace(self, corrected=corrected)
+        block.__dict__["basis"] = self.basis  # a second decomposition may turn degenerate eigenvectors
+        return block
+
+    def apply(self, X: Tensor) -> Tensor:
+        """The block times X (k, g, m, n)."""
+        return self.G @ X @ self.A if self.corrected is None else self.apply_values(self.values, X)
+
+    def apply_values(self, values: Tensor, X: Tensor) -> Tensor:
+        """U diag(values) Uᵀ times X (k, g, m, n)."""
+        right, left = self.basis[1].to(X), self.basis[3].to(X)
+        return left @ (values.to(X) * (left.mT @ X @ right)) @ right.mT
+
+    def diagonal(self) -> Tensor:
+        """The diagonal (g, m, n)."""
+        if self.corrected is None:
+            return self.G.diagonal(dim1=1, dim2=2).unsqueeze(-1) * self.A.diagonal(dim1=1, dim2=2).unsqueeze(-2)
+        right, left = self.basis[1], self.basis[3]
+        return (left.square() @ self.values @ right.square().mT).to(self.A.dtype)
+
+    def damped(self, damping: float, factored: bool) -> Tensor:
+        """The eigenvalues of the damped block (g, m, n).
+
+        Factored: (λ_G + √δ/π)(λ_A + π√δ), with π² the ratio of the mean eigenvalues of A and G (Martens & Grosse
+        2015, §6.3).
+        """
+        if not factored:
+            return self.values + damping
+        inputs, _, outputs, _ = self.basis
+        pi = (inputs.mean(dim=1, keepdim=True) / outputs.mean(dim=1, keepdim=True)).sqrt()
+        pi = torch.where(pi.isfinite() & (pi > 0), pi, 1.0)  # a layer without inputs or gradients: no scale to balance
+        root = math.sqrt(damping)
+        return (outputs + root / pi).unsqueeze(-1) * (inputs + pi * root).unsqueeze(-2)
+
+    def dense(self) -> Tensor:
+        """The matrix of the block, in the order of ``indices`` raveled."""
+        size = self.indices.numel()
+        eye = torch.eye(size, dtype=self.A.dtype, device=self.A.device)
+        return self.apply(eye.view(size, *self.indices.shape)).reshape(size, size)
+
+    def __str__(self) -> str:
+        groups, width, depth = self.indices.shape
+        product = f"{width}×{width} ⊗ {depth}×{depth}"
+        return f"kronecker {product}" if groups == 1 else f"kronecker {product}, in each of {groups} groups"
+
+
+@dataclass(frozen=True)
+class DiagonalBlock:
+    """A parameter outside Kronecker form: its exact Fisher diagonal, and why."""
+
+    names: tuple[str, ...]
+    indices: Tensor
+    values: Tensor
+    reason: str
+
+    def apply(self, X: Tensor) -> Tensor:
+        """The block times X (k, size)."""
+        return self.apply_values(self.values, X)
+
+    def apply_values(self, values: Tensor, X: Tensor) -> Tensor:
+        """diag(values) times X (k, size)."""
+        return values.to(X) * X
+
+    def diagonal(self) -> Tensor:
+        """The diagonal (size,)."""
+        return self.values
+
+    def damped(self, damping: float, factored: bool) -> Tensor:
+        """The damped diagonal (size,)."""
+        return self.values.double() + damping
+
+    def dense(self) -> Tensor:
+        """The matrix of the block."""
+        return torch.diag(self.values)
+
+    def __str__(self) -> str:
+        return f"diagonal ({self.reason})"
+
+
+Block = KroneckerBlock | DiagonalBlock
+
+
+class KFAC(LinearOperator):
+    """A block-diagonal approximation of the Fisher: ``blocks`` has one block for every layer or loose parameter."""
+
+    def __init__(self, problem: Problem, blocks: Mapping[str, Block], *, corrected: bool) -> None:
+        super().__init__(problem.num_parameters, _dtype(problem), problem.device, psd=True, space=problem.space)
+        self.blocks = dict(blocks)
+        self.corrected = corrected
+
+    def _apply(self, block: Tensor) -> Tensor:
+        out = torch.empty_like(block)
+        for part in self.blocks.values():
+            where = part.indices.reshape(-1)
+            out[where] = part.apply(_rows(block, part)).reshape(block.shape[1], -1).T
+        return out
+
+    def structure(self) -> dict[str, str]:
+        """What each block is: "kronecker m×m ⊗ n×n", or "diagonal" with the reason."""
+        return {label: str(part) for label, part in self.blocks.items()}
+
+    def known_diagonal(self) -> Tensor:
+        out = torch.empty(self.dim, dtype=self.dtype, device=self.device)
+        for part in self.blocks.values():
+            out[part.indices] = part.diagonal()
+        return out
+
+    def eigenvalues(self) -> Tensor:
+        """All P eigenvalues, ascending, in float64, from those of the factors."""
+        return torch.cat([part.values.double().reshape(-1) for part in self.blocks.values()]).sort().values
+
+    def logdet(self, damping: float = 0.0) -> float:
+        """log det(K + δI), exactly; −∞ when that is singular."""
+        _require_damping(damping)
+        return float((self.eigenvalues() + damping).log().sum())
+
+    def inverse(self, damping: float, *, factored: bool = False) -> KFACInverse:
+        """(K + δI)⁻¹, exactly, through the eigendecompositions of the factors.
+
+        ``factored=True`` damps each factor instead, (G + (√δ/π) I)⁻¹ ⊗ (A + π√δ I)⁻¹ (Martens & Grosse 2015, §6.3), as
+        optimisers do; EKFAC has no factors to damp.
+        """
+        plain = not (factored and self.corrected)
+        require(plain, "factored", "be False for EKFAC", "True", "its eigenvalues do not factor")
+        return KFACInverse(self, _require_damping(damping), factored=factored)
+
+
+class KFACInverse(LinearOperator):
+    """The inverse of a damped KFAC operator, by closed form."""
+
+    def __init__(self, kfac: KFAC, damping: float, *, factored: bool) -> None:
+        super().__init__(kfac.dim, kfac.dtype, kfac.device, psd=True, space=kfac.space)
+        self.kfac, self.damping, self.factored = kfac, damping, factored
+        values = {label: part.damped(damping, factored) for label, part in kfac.blocks.items()}
+        least = min(float(value.min()) for value in values.values())
+        require(least > 0, "damping", "make the operator positive definite", repr(damping),
+                f"its smallest eigenvalue is {least:.3g}: raise damping")  # fmt: skip
+        self._values = {label: value.reciprocal() for label, value in values.items()}
+
+    def _apply(self, block: Tensor) -> Tensor:
+        out = torch.empty_like(block)
+        for label, part in self.kfac.blocks.items():
+            where = part.indices.reshape(-1)
+            out[where] = part.apply_values(self._values[label], _rows(block, part)).reshape(block.shape[1], -1).T
+        return out
+
+
+def kfac(problem: Problem, *, kind: str = "exact", correction: bool = False, samples: int = 1, seed: int = 0) -> KFAC:
+    """The Kronecker-factored approximation of the Fisher F = Σ_b w_b (1/B) Σ_i J_iᵀ M_i J_i at today's parameters.
+
+    A linear or convolution layer's block is G ⊗ A, the moment of its output gradients and that of its inputs, the bias
+    among the weights (Martens & Grosse 2015; convolutions: Grosse & Martens 2016; sequences: KFAC-expand, Eschenhagen
+    et al. 2023). Other parameters (norm layers, embeddings, tied weights, …) keep their exact Fisher diagonal;
+    ``structure()`` lists both.
+
+    ``kind`` is where M comes from: "exact" from the loss's Hessian at the output (F is then the GGN), at one backward
+    pass per output; "monte_carlo" from ``samples`` labels a data point drawn from the model; "empirical" from the
+    data's own labels. ``correction=True`` gives EKFAC. Later training does not change the operator.
+    """
+    require_choice(kind, "kind", KINDS)
+    require_count(samples, "samples")
+    require_count(seed, "seed", least=0)
+    require(samples == 1 or kind == "monte_carlo", "samples", 'be left out unless kind is "monte_carlo"', samples)
+    require(problem.loss_function is not None, "problem", "be made of a model and a loss of its output for KFAC",
+            'one made by from_function or with loss="model"', "", TypeError)  # fmt: skip
+    require(problem.norm != "train", "norm", 'be "eval" or "frozen" for KFAC (batch statistics mix the samples)',
+            '"train"', 'use norm="eval" and problem.refresh_statistics()')  # fmt: skip
+    fisher, dtype = Fisher(kind, samples, seed), _dtype(problem)
+    layers, reasons = find_layers(problem)
+    factors, diagonals = moments(problem, layers, tuple(reasons), fisher, dtype)
+    kronecker = {layer.name: KroneckerBlock(layer.names, layer.indices, *factors[layer.name]) for layer in layers}
+    if correction:
+        bases = {label: (block.basis[1].to(dtype), block.basis[3].to(dtype)) for label, block in kronecker.items()}
+        exact = second_moments(problem, layers, bases, fisher)
+        kronecker = {label: block.with_values(exact[label]) for label, block in kronecker.items()}
+    blocks: dict[str, Block] = {**kronecker}
+    for name, part in problem.space.slices.items():
+        if name in reasons:
+            where = torch.arange(part.start, part.stop, device=problem.device)
+            blocks[name] = DiagonalBlock((name,), where, diagonals[name].reshape(-1), reasons[name])
+    return KFAC(problem, blocks, corrected=correction)
+
+
+def ekfac(problem: Problem, *, kind: str = "exact", samples: int = 1, seed: int = 0) -> KFAC:
+    """KFAC with the eigenvalues that are best in its eigenbasis: the Fisher's own diagonal there (George et al. 2018).
+
+    Never further from the Fisher in Frobenius norm than KFAC; one more pass over the data.
+    """
+    return kfac(problem, kind=kind, correction=True, samples=samples, seed=seed)
+
+
+def _dtype(problem: Problem) -> torch.dtype:
+    return torch.promote_types(problem.dtype, torch.float32)
+
+
+def _rows(block: Tensor, part: Block) -> Tensor:
+    """The coordinates of one block in a (P, k) block of vectors, as (k, *the shape of its indices)."""
+    return block[part.indices.reshape(-1)].T.reshape(block.shape[1], *part.indices.shape)
+
+
+def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors in float64; what is 0 to rounding is 0, so that a singular factor shows as one."""
+    values, vectors = torch.linalg.eigh(matrix.double())
+    noise = matrix.shape[-1] * torch.finfo(torch.float64).eps * values[..., -1:].clamp(min=0.0)
+    return torch.where(values > noise, values, 0.0), vectors
+
+
+def _require_damping(damping: float) -> float:
+    real = isinstance(damping, int | float) and not isinstance(damping, bool)
+    require(real and 0.0 <= damping < math.inf, "damping", "be a finite number of at least 0", damping)
+    return float(damping)

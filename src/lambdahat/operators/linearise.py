@@ -1,0 +1,266 @@
+"""Products of one batch with a vector: what is kept between products, and how each mode makes them.
+
+A *product* is built once for a batch at fixed parameters and then called with tangents, one tensor per parameter, or
+with a block of them along a leading dimension. Building runs the model; calling a kept product runs only backward passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+from torch.func import grad, jvp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from lambdahat._check import require
+from lambdahat._rng import generator
+from lambdahat.batches import Batch
+from lambdahat.problem import Problem
+
+Tangents = Sequence[Tensor]
+Product = Callable[..., list[Tensor]]  # (tangents, batched=False) -> one tensor per parameter
+Builder = Callable[[Problem, dict[str, Tensor], Batch], Product]
+OutputMap = Callable[[list[Tensor]], list[Tensor]]
+
+
+def twice_differentiable() -> AbstractContextManager[None]:
+    """Attention by the plain kernel: the fused ones have no second derivative and no forward mode."""
+    return sdpa_kernel(SDPBackend.MATH)  # type: ignore[no-any-return]
+
+
+def leaves_of(problem: Problem, theta: Tensor) -> dict[str, Tensor]:
+    """The parameters at θ as leaves of new autograd graphs."""
+    return {name: tensor.detach().clone().requires_grad_() for name, tensor in problem.named(theta).items()}
+
+
+def hessian_reverse(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
+    """Reverse over reverse: keeps the graph of ∇L, so that each Hv = ∂(∇L·v)/∂θ is one backward pass through it."""
+    parameters = list(leaves.values())
+    grads = torch.autograd.grad(problem.batch_loss(leaves, batch), parameters, create_graph=True, allow_unused=True)
+    live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
+    kept = [grads[i] for i in live]
+
+    def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
+        if not kept:  # a loss linear in every parameter
+            return [torch.zeros_like(t) for t in tangents]
+        return _pull(kept, parameters, [tangents[i] for i in live], batched)
+
+    return product
+
+
+def hessian_forward(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
+    """Forward over reverse: dual numbers through the gradient; nothing is kept."""
+    names = list(leaves)
+
+    def gradient(*parameters: Tensor) -> tuple[Tensor, ...]:
+        return grad(lambda ps: problem.batch_loss(dict(zip(names, ps, strict=True)), batch))(parameters)  # type: ignore[no-any-return]
+
+    def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
+        points = tuple(leaf.detach() for leaf in leaves.values())
+        if batched:
+            return list(vmap(lambda *t: jvp(gradient, points, t)[1])(*tangents))
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(p, t).requires_grad_() for p, t in zip(points, tangents, strict=True)]
+            loss = problem.batch_loss(dict(zip(names, duals, strict=True)), batch)
+            grads = torch.autograd.grad(loss, duals, allow_unused=True)
+            return [_tangent(g, p) for g, p in zip(grads, points, strict=True)]
+
+    return product
+
+
+def hessian_finite(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
+    """Central differences (∇L(θ + hv) − ∇L(θ − hv))/2h, for models that autograd cannot take twice.
+
+    h = ε^{1/3}·(1 + ‖θ‖)/‖v‖ balances truncation O(h²) against rounding O(ε/h), for an error of about ε^{2/3}.
+    """
+    names = list(leaves)
+    points = [leaf.detach() for leaf in leaves.values()]
+    scale = 1.0 + torch.stack([point.double().norm() for point in points]).norm()
+
+    def gradient(step: Tensor, tangents: Tangents) -> list[Tensor]:
+        moved = [(p + step.to(p.dtype) * t).requires_grad_() for p, t in zip(points, tangents, strict=True)]
+        loss = problem.batch_loss(dict(zip(names, moved, strict=True)), batch)
+        grads = torch.autograd.grad(loss, moved, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, points, strict=True)]
+
+    def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
+        if batched:
+            columns = [product([t[i] for t in tangents]) for i in range(len(tangents[0]))]
+            return [torch.stack(parts) for parts in zip(*columns, strict=True)]
+        size = torch.stack([t.double().norm() for t in tangents]).norm()
+        step = torch.finfo(points[0].dtype).eps ** (1 / 3) * scale / torch.where(size > 0, size, torch.ones_like(size))
+        ahead, behind = gradient(step, tangents), gradient(-step, tangents)
+        return [(a - b) / (2 * step).to(a.dtype) for a, b in zip(ahead, behind, strict=True)]
+
+    return product
+
+
+def gauss_newton_reverse(make_map: Callable[[Any, Batch], OutputMap]) -> Builder:
+    """JᵀMJv with the graphs of the output and of Jᵀu kept: Jv = ∂(Jᵀu · v)/∂u is one backward pass, Jᵀ another."""
+
+    def build(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
+        parameters = list(leaves.values())
+        outputs, multiply = _outputs(problem, leaves, batch, make_map)
+        seeds = [torch.zeros_like(z, requires_grad=True) for z in outputs]
+        grads = torch.autograd.grad(outputs, parameters, seeds, create_graph=True, allow_unused=True)
+        live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
+        kept = [grads[i] for i in live]
+
+        def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
+            forward = _pull(kept, seeds, [tangents[i] for i in live], batched)
+            weighted = vmap(lambda *u: tuple(multiply(list(u))))(*forward) if batched else multiply(forward)
+            return _pull(outputs, parameters, list(weighted), batched)
+
+        return product
+
+    return build
+
+
+def gauss_newton_forward(make_map: Callable[[Any, Batch], OutputMap]) -> Builder:
+    """JᵀMJv with dual numbers for Jv and one backward pass for Jᵀ; nothing is kept."""
+
+    def build(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
+        names = list(leaves)
+
+        def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
+            if batched:
+                columns = [product([t[i] for t in tangents]) for i in range(len(tangents[0]))]
+                return [torch.stack(parts) for parts in zip(*columns, strict=True)]
+            parameters = [leaf.detach().requires_grad_() for leaf in leaves.values()]
+            with forward_ad.dual_level():
+                duals = [forward_ad.make_dual(p, t) for p, t in zip(parameters, tangents, strict=True)]
+                structure = problem.output(dict(zip(names, duals, strict=True)), batch)
+                leaves_, spec = tree_flatten(structure)
+                pairs = [forward_ad.unpack_dual(z) if isinstance(z, Tensor) else (z, None) for z in leaves_]
+            primal = tree_unflatten([pair[0].detach() if isinstance(pair[0], Tensor) else pair[0] for pair in pairs], spec)
+            live = [pair for pair in pairs if isinstance(pair[0], Tensor) and pair[0].requires_grad]
+            forward = [torch.zeros_like(z) if t is None else t.detach() for z, t in live]
+            return _pull([z for z, _ in live], parameters, make_map(primal, batch)(forward), False)
+
+        return product
+
+    return build
+
+
+def sample_gradients(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
+    """(1/B) Σ_i g_i (g_iᵀv) with the per-sample gradients kept: for problems that are one function of the batch."""
+    names = list(leaves)
+    points = {name: leaf.detach() for name, leaf in leaves.items()}
+
+    def one(parameters: dict[str, Tensor], sample: Any) -> Tensor:
+        single = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, sample)
+        return problem.batch_loss(parameters, Batch(single, 1)).reshape(())
+
+    per_sample = vmap(grad(one), in_dims=(None, 0))(points, batch.data)
+    rows = torch.cat([per_sample[name].reshape(batch.size, -1) for name in names], dim=1)
+    sizes = [point.numel() for point in points.values()]
+
+    def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
+        lead = (len(tangents[0]),) if batched else ()
+        flat = torch.cat([t.reshape(*lead, -1) for t in tangents], dim=-1)
+        out = (flat @ rows.T) @ rows / batch.size
+        pieces = out.split(sizes, dim=-1)
+        return [piece.reshape(*lead, *point.shape) for piece, point in zip(pieces, points.values(), strict=True)]
+
+    return product
+
+
+def hessian_map(problem: Problem) -> Callable[[Any, Batch], OutputMap]:
+    """u ↦ ∂²L_batch/∂z² u: the loss's own closed form, or two backward passes at the output."""
+
+    def make(output: Any, batch: Batch) -> OutputMap:
+        loss = problem.loss_function
+        closed = loss.product(output, problem.target(batch)) if loss is not None else None
+        if closed is not None:
+            return lambda u: [closed(u[0]) / batch.size]
+        flat, spec = tree_flatten(output)
+        points = [z.detach().requires_grad_() if _smooth(z) else z for z in flat]
+        live = [z for z in points if isinstance(z, Tensor) and z.requires_grad]
+        value = problem.output_loss(tree_unflatten(points, spec), batch)
+        slopes = torch.autograd.grad(value, live, create_graph=True, materialize_grads=True)
+        curved = [i for i, slope in enumerate(slopes) if slope.requires_grad]
+        require(bool(curved), "loss", "be curved in the model's output for a Gauss–Newton product", "one that is linear in it",
+                'return logits from the model and use "cross_entropy"')  # fmt: skip
+        return lambda u: _pull([slopes[i] for i in curved], live, [u[i] for i in curved], False)
+
+    return make
+
+
+def rank_one_map(residuals: Callable[[Any, Batch], list[list[Tensor]]]) -> Callable[[Any, Batch], OutputMap]:
+    """u ↦ (1/KB) Σ_k r_ik (r_ikᵀ u_i) per sample i, for K residuals r of a batch, one tensor per output each."""
+
+    def make(output: Any, batch: Batch) -> OutputMap:
+        drawn = residuals(output, batch)
+
+        def multiply(u: list[Tensor]) -> list[Tensor]:
+            total = [torch.zeros_like(part) for part in u]
+            for draw in drawn:
+                along = sum((r * part).flatten(1).sum(dim=1) for r, part in zip(draw, u, strict=True))
+                assert isinstance(along, Tensor)
+                total = [t + r * along.reshape(-1, *[1] * (r.ndim - 1)) for t, r in zip(total, draw, strict=True)]
+            return [part / (len(drawn) * batch.size) for part in total]
+
+        return multiply
+
+    return make
+
+
+def empirical_residuals(problem: Problem) -> Callable[[Any, Batch], list[list[Tensor]]]:
+    """The one residual of the empirical Fisher: r_i = ∂ℓ_i/∂z_i at the data's own target."""
+
+    def residuals(output: Any, batch: Batch) -> list[list[Tensor]]:
+        flat, spec = tree_flatten(output)
+        points = [z.detach().requires_grad_() if _smooth(z) else z for z in flat]
+        live = [z for z in points if isinstance(z, Tensor) and z.requires_grad]
+        value = problem.output_loss(tree_unflatten(points, spec), batch)
+        slopes = torch.autograd.grad(value, live, materialize_grads=True)
+        return [[slope * batch.size for slope in slopes]]
+
+    return residuals
+
+
+def monte_carlo_residuals(problem: Problem, samples: int, seed: int) -> Callable[[Any, Batch], list[list[Tensor]]]:
+    """``samples`` residuals with E[r rᵀ] = M, from targets that the model itself predicts; the same at every call."""
+
+    def residuals(output: Any, batch: Batch) -> list[list[Tensor]]:
+        loss = problem.loss_function
+        assert loss is not None
+        stream = generator(seed, "monte carlo fisher", batch.index)
+        target = problem.target(batch)
+        return [[loss.random_factor(output.detach(), target, stream)] for _ in range(samples)]
+
+    return residuals
+
+
+def _outputs(
+    problem: Problem, leaves: dict[str, Tensor], batch: Batch, make_map: Callable[[Any, Batch], OutputMap]
+) -> tuple[list[Tensor], OutputMap]:
+    """The differentiable tensors of the model's output and the map of tangents on them."""
+    structure = problem.output(leaves, batch)
+    flat, spec = tree_flatten(structure)
+    live = [z for z in flat if isinstance(z, Tensor) and z.requires_grad]
+    constant = tree_unflatten([z.detach() if isinstance(z, Tensor) else z for z in flat], spec)
+    return live, make_map(constant, batch)
+
+
+def _smooth(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _pull(outputs: Sequence[Any], inputs: Sequence[Tensor], seeds: Sequence[Tensor], batched: bool) -> list[Tensor]:
+    """A backward pass that keeps its graph; inputs that are not reached get zeros."""
+    found = torch.autograd.grad(
+        outputs, inputs, seeds, retain_graph=True, allow_unused=True, is_grads_batched=batched
+    )
+    lead = (len(seeds[0]),) if batched else ()
+    return [i.new_zeros(*lead, *i.shape) if g is None else g for g, i in zip(found, inputs, strict=True)]
+
+
+def _tangent(gradient: Tensor | None, like: Tensor) -> Tensor:
+    tangent = None if gradient is None else forward_ad.unpack_dual(gradient).tangent
+    return torch.zeros_like(like) if tangent is None else tangent.detach()

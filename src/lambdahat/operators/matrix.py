@@ -1,0 +1,136 @@
+"""Matrices that are there: dense, sparse, or anything SciPy can multiply with."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lambdahat._check import require
+from lambdahat._rng import generator
+from lambdahat.operators.base import LinearOperator
+
+SYMMETRY_CHECK_COLUMNS = 4
+
+
+class Matrix(LinearOperator):
+    """A dense or sparse torch matrix."""
+
+    def __init__(self, matrix: Tensor, *, symmetric: bool, psd: bool) -> None:
+        super().__init__(matrix.shape[0], matrix.dtype, matrix.device, symmetric=symmetric, psd=psd)
+        self.matrix = matrix
+
+    def _apply(self, block: Tensor) -> Tensor:
+        return self.matrix @ block
+
+    def known_diagonal(self) -> Tensor:
+        if self.matrix.layout == torch.strided:
+            return self.matrix.diagonal().clone()
+        entries = self.matrix.to_sparse_coo().coalesce()
+        rows, columns = entries.indices()
+        on = rows == columns
+        return torch.zeros(self.dim, dtype=self.dtype, device=self.device).index_add_(0, rows[on], entries.values()[on])
+
+    def dense(self) -> Tensor:
+        return self.matrix.to_dense().clone()
+
+
+class FromScipy(LinearOperator):
+    """A ``scipy.sparse.linalg.LinearOperator``, on the CPU."""
+
+    def __init__(self, inner: Any, *, symmetric: bool, psd: bool) -> None:
+        kind = np.float32 if inner.dtype is not None and np.dtype(inner.dtype) == np.float32 else np.float64
+        dtype = torch.float32 if kind is np.float32 else torch.float64
+        super().__init__(inner.shape[0], dtype, torch.device("cpu"), symmetric=symmetric, psd=psd)
+        self.inner = inner
+
+    def _apply(self, block: Tensor) -> Tensor:
+        return torch.as_tensor(self.inner.matmat(block.numpy())).to(self.dtype)
+
+
+def operator(matrix: Any, *, symmetric: bool | None = None, psd: bool = False) -> LinearOperator:
+    """A dense or sparse matrix, a numpy array or a SciPy matrix or ``LinearOperator`` as an operator.
+
+    ``symmetric`` is checked where the entries are there, and assumed (with a check on a few random products) where
+    only products are. ``psd=True`` is the caller's promise.
+
+    >>> A = operator([[2.0, 1.0], [1.0, 3.0]])
+    >>> A @ torch.tensor([1.0, 0.0])
+    tensor([2., 1.])
+    """
+    if isinstance(matrix, LinearOperator):
+        return matrix
+    if _is_scipy_operator(matrix):
+        _require_square(matrix)
+        result = FromScipy(matrix, symmetric=True if symmetric is None else symmetric, psd=psd)
+        if result.symmetric:
+            _require_symmetric_products(result)
+        return result
+    tensor = _as_tensor(matrix)
+    _require_square(tensor)
+    require(bool(torch.isfinite(_values(tensor)).all()), "matrix", "hold finite numbers only", "NaN or infinity")
+    if symmetric is None or symmetric:
+        found = _asymmetry(tensor) <= 1e-5 * _largest(tensor)
+        require(found or symmetric is None, "matrix", "be symmetric as declared", "an asymmetric one")
+        symmetric = found
+    return Matrix(tensor, symmetric=symmetric, psd=psd)
+
+
+def _as_tensor(matrix: Any) -> Tensor:
+    import scipy.sparse
+
+    if scipy.sparse.issparse(matrix):
+        csr = matrix.tocsr()
+        csr.sum_duplicates()
+        data = torch.as_tensor(csr.data if csr.data.dtype == np.float32 else csr.data.astype(np.float64))
+        parts = torch.as_tensor(csr.indptr.astype(np.int64)), torch.as_tensor(csr.indices.astype(np.int64))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            return torch.sparse_csr_tensor(*parts, data, size=csr.shape, check_invariants=True)
+    tensor = matrix.detach() if isinstance(matrix, Tensor) else torch.as_tensor(np.asarray(matrix))
+    tensor = tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor
+    require(tensor.dtype != torch.bool and not tensor.is_complex(), "matrix", "be real", str(tensor.dtype))
+    if tensor.is_floating_point() and tensor.dtype in (torch.float32, torch.float64):
+        return tensor
+    return tensor.to(torch.float32 if tensor.is_floating_point() else torch.float64)
+
+
+def _is_scipy_operator(matrix: Any) -> bool:
+    from scipy.sparse.linalg import LinearOperator as ScipyOperator
+
+    return isinstance(matrix, ScipyOperator)
+
+
+def _require_square(matrix: Any) -> None:
+    shape = tuple(matrix.shape)
+    require(len(shape) == 2 and shape[0] == shape[1] and shape[0] > 0, "matrix", "be square and not empty", f"shape {shape}")
+
+
+def _values(matrix: Tensor) -> Tensor:
+    return matrix if matrix.layout == torch.strided else matrix.values()
+
+
+def _largest(matrix: Tensor) -> float:
+    values = _values(matrix)
+    return float(values.abs().max()) if values.numel() else 0.0
+
+
+def _asymmetry(matrix: Tensor) -> float:
+    """max |A − Aᵀ|."""
+    if matrix.layout == torch.strided:
+        return float((matrix - matrix.T).abs().max())
+    difference = (matrix.to_sparse_coo() - matrix.to_sparse_coo().T).coalesce().values()
+    return float(difference.abs().max()) if difference.numel() else 0.0
+
+
+def _require_symmetric_products(result: LinearOperator) -> None:
+    """uᵀ(Av) = vᵀ(Au) on a few random vectors; the products made are not counted."""
+    block = torch.randn(result.dim, SYMMETRY_CHECK_COLUMNS, generator=generator(0, "symmetry"), dtype=result.dtype)
+    gram = block.T @ (result @ block)
+    result.matvecs = 0
+    off = float((gram - gram.T).abs().max())
+    require(off <= 1e-4 * float(gram.abs().max()) + 1e-300, "matrix", "be symmetric", f"uᵀAv and vᵀAu that differ by {off:.2g}",
+            "pass symmetric=False")  # fmt: skip

@@ -1,0 +1,486 @@
+"""``Problem``: the mean loss over a data set as a function of the flat parameter vector."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
+
+from lambdahat._check import describe, require, require_choice, require_count
+from lambdahat._rng import generator
+from lambdahat.batches import Batch, Batches, concatenate, make_batches, rng_untouched, take
+from lambdahat.losses import Loss, make_loss
+from lambdahat.space import Pattern, Space, matcher
+
+Parameters = Mapping[str, Tensor]
+
+DEFAULT_BATCH = {"cpu": 1024, "cuda": 8192}
+TARGET_KEYS = ("labels", "label", "targets", "target")
+BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()))
+
+
+class Evaluator:
+    """How a loss is computed from named parameters and a batch: by a model and a loss, or by one function."""
+
+    def __init__(self, model: nn.Module, loss: Loss, norm: str, constants: dict[str, Tensor], model_loss: bool) -> None:
+        self.model, self.loss, self.norm, self.constants, self.model_loss = model, loss, norm, constants, model_loss
+
+    def split(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        """A batch as positional inputs, keyword inputs and target."""
+        data = batch.data
+        if isinstance(data, Mapping):
+            key = None if self.model_loss else next((key for key in TARGET_KEYS if key in data), None)
+            inputs = {name: value for name, value in data.items() if name != key}
+            return (), inputs, data if key is None else data[key]
+        if isinstance(data, tuple | list):
+            *inputs_, target = data if len(data) > 1 else (*data, None)
+            return tuple(inputs_), {}, target
+        return (data,), {}, data
+
+    def output(self, parameters: Parameters, batch: Batch) -> Any:
+        """What the model gives for a batch; logits where it gives an object that holds them."""
+        args, kwargs, _ = self.split(batch)
+        constants = self.constants
+        if self.norm == "train":  # batch statistics update the running ones in place: let them update copies
+            constants = {name: value.clone() if value.ndim == 0 or "running" in name else value
+                         for name, value in constants.items()}  # fmt: skip
+        with torch.random.fork_rng(devices=[], enabled=self.norm == "train"):
+            output = functional_call(self.model, {**constants, **parameters}, args, kwargs)
+        return output if self.model_loss else getattr(output, "logits", output)
+
+    def loss_of(self, output: Any, batch: Batch) -> Tensor:
+        """The mean loss of a batch whose output is known."""
+        if self.model_loss:
+            return output.loss  # type: ignore[no-any-return]
+        return self.loss.value(output, self.split(batch)[2])
+
+    def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
+        return self.loss_of(self.output(parameters, batch), batch)
+
+    def terms(self, batch: Batch) -> float:
+        """The weight of a batch before normalisation."""
+        return float(batch.size) if self.model_loss else self.loss.terms(self.split(batch)[2], batch.size)
+
+
+class FunctionEvaluator:
+    """The loss as one function of named parameters and, where there is data, a batch."""
+
+    def __init__(self, function: Callable[..., Tensor], with_data: bool) -> None:
+        self.function, self.with_data = function, with_data
+
+    def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
+        return self.function(dict(parameters), batch.data) if self.with_data else self.function(dict(parameters))
+
+    def terms(self, batch: Batch) -> float:
+        """The weight of a batch before normalisation."""
+        return float(batch.size)
+
+
+class Problem:
+    """The loss L(θ) = (1/n) Σ_i ℓ_i(θ) of a model over a data set, at the model's parameters.
+
+    ``loss`` is a name ("cross_entropy", "mse", "bce_with_logits", "gaussian_nll", "nll"), a torch loss, a callable
+    ``loss(output, target)`` that averages over the batch, or "model" for models that compute their own (``output.loss``, as
+    transformers do). ``data`` is a Dataset, a DataLoader, tensors (x, y), or a list of batches; a batch is (x, y) or a
+    dict of the model's keyword arguments with the target under "labels". ``parameters`` selects by glob; parameters that need
+    no gradient are constants. ``norm`` sets the normalisation layers: "eval" uses running statistics, "train" the statistics
+    of each fixed batch, "frozen" running statistics with the layers' own parameters held constant. Dropout is off.
+
+    The model is never changed. Parameters are shared with it, so ``vector`` follows later training; operators copy
+    it when they are made.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: str | Loss | Callable[[Any, Any], Tensor],
+        data: Any,
+        *,
+        parameters: Pattern | None = None,
+        batch_size: int | None = None,
+        norm: str = "eval",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        require(isinstance(model, nn.Module), "model", "be a torch.nn.Module", model,
+                "for a bare function use Problem.from_function", TypeError)  # fmt: skip
+        require_choice(norm, "norm", ("eval", "train", "frozen"))
+        model = _private_copy(model, norm)
+        chosen = _select(model, parameters, norm)
+        self.device = _device(model, device)
+        _require_float(dtype)
+        self._cast = dtype
+        constants = {name: tensor for name, tensor in _named_tensors(model).items() if name not in chosen}
+        own_loss = loss == "model"
+        self._evaluate: Evaluator | FunctionEvaluator = Evaluator(
+            model, make_loss("cross_entropy" if own_loss else loss), norm, self._placed(constants), own_loss
+        )
+        self._parameters: dict[str, Tensor] = chosen
+        self._sources = constants
+        self.norm = norm
+        default = DEFAULT_BATCH.get(self.device.type, 1024)
+        if norm == "train" and batch_size is None and not _brings_batches(data):
+            raise ValueError('batch_size must be given with norm="train": batch statistics depend on it')
+        self.batches = make_batches(data, batch_size, default, self.device, dtype)
+        self._finish()
+
+    @classmethod
+    def from_function(
+        cls,
+        loss_fn: Callable[..., Tensor],
+        params: Mapping[str, Tensor],
+        data: Any = None,
+        *,
+        num_samples: int | None = None,
+        batch_size: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """A problem from ``loss_fn(params, batch) -> mean loss``, or ``loss_fn(params)`` when there is no data.
+
+        Without data, ``num_samples`` says how many samples the loss stands for (1 by default); it matters only where n does,
+        as in the learning coefficient.
+        """
+        require(callable(loss_fn), "loss_fn", "be callable", loss_fn, "", TypeError)
+        named = isinstance(params, Mapping) and len(params) > 0 and all(isinstance(p, Tensor) for p in params.values())
+        require(named, "params", "be a non-empty dict of name to tensor", params, "", TypeError)
+        for name, tensor in params.items():
+            require(tensor.is_floating_point(), f"params[{name!r}]", "be floating point", str(tensor.dtype))
+        _require_float(dtype)
+        self = cls.__new__(cls)
+        self.device = torch.device(device) if device is not None else next(iter(params.values())).device
+        self._cast = dtype
+        self._parameters = {name: tensor.detach() for name, tensor in params.items()}
+        self._sources = {}
+        self.norm = "eval"
+        self._evaluate = FunctionEvaluator(loss_fn, data is not None)
+        if data is None:
+            count = 1 if num_samples is None else require_count(num_samples, "num_samples")
+            self.batches = Batches(lambda: [torch.zeros(count, 0)], self.device, None)
+        else:
+            require(num_samples is None, "num_samples", "be left out when data is given", num_samples)
+            default = DEFAULT_BATCH.get(self.device.type, 1024)
+            self.batches = make_batches(data, batch_size, default, self.device, dtype)
+        self._finish()
+        return self
+
+    def _finish(self) -> None:
+        self._theta: Tensor | None = None
+        self.space = Space.of(self._parameters)
+        terms = [self._evaluate.terms(batch) for batch in self.batches]
+        require(sum(terms) > 0, "data", "hold at least one target that counts", "only ignored targets")
+        self.weights = [term / sum(terms) for term in terms]
+        with rng_untouched():
+            _validate(self)
+
+    @property
+    def num_parameters(self) -> int:
+        """P, the length of the flat vector."""
+        return self.space.size
+
+    @property
+    def num_samples(self) -> int:
+        """n, the number of samples."""
+        return self.batches.num_samples
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the flat vector: the widest of the parameters'."""
+        out = torch.bfloat16 if self._cast is None else self._cast
+        for tensor in self._parameters.values():
+            out = torch.promote_types(out, tensor.dtype) if self._cast is None else out
+        return out
+
+    @property
+    def vector(self) -> Tensor:
+        """The current flat parameters (P,), a copy."""
+        if self._theta is not None:
+            return self._theta.clone()
+        return self.space.flatten({k: v.detach().to(self.device, self.dtype) for k, v in self._parameters.items()})
+
+    @property
+    def loss_function(self) -> Loss | None:
+        """The loss at the model's output, or None when the problem is one function."""
+        evaluate = self._evaluate
+        return evaluate.loss if isinstance(evaluate, Evaluator) and not evaluate.model_loss else None
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The private copy of the model that is evaluated (its parameters are shared with the user's), or None."""
+        return self._evaluate.model if isinstance(self._evaluate, Evaluator) else None
+
+    def at(self, theta: Tensor | Parameters) -> Problem:
+        """The same problem at other parameters: a flat vector, or tensors by name (the rest as they are)."""
+        other = copy.copy(self)
+        if isinstance(theta, Mapping):
+            unknown = sorted(set(theta) - set(self.space.names))
+            require(not unknown, "theta", "name parameters of this problem", ", ".join(unknown[:5]))
+            current = self.space.unflatten(self.vector)
+            for name, tensor in theta.items():
+                require(tensor.shape == current[name].shape, name, f"have shape {tuple(current[name].shape)}", tensor)
+            theta = self.space.flatten({**current, **{k: v.to(self.device, self.dtype) for k, v in theta.items()}})
+        other._theta = self._checked(theta).clone()
+        return other
+
+    def restrict(self, parameters: Pattern) -> Problem:
+        """The same loss as a function of some of the parameters, the rest held constant."""
+        keep = self.space.select(parameters)
+        other = copy.copy(self)
+        current = self.named(self.vector)
+        rest = {name: tensor for name, tensor in current.items() if name not in keep}
+        if isinstance(self._evaluate, Evaluator):
+            inner = self._evaluate
+            other._evaluate = Evaluator(inner.model, inner.loss, inner.norm, {**inner.constants, **rest}, inner.model_loss)
+        else:
+            function, with_data = self._evaluate.function, self._evaluate.with_data
+            other._evaluate = FunctionEvaluator(lambda params, *batch: function({**rest, **params}, *batch), with_data)
+        other._parameters = {name: self._parameters[name] for name in keep}
+        other.space = self.space.subspace(keep)
+        other._theta = None if self._theta is None else other.space.flatten(current)
+        return other
+
+    def subsample(self, count: int, seed: int = 0, batch_size: int | None = None) -> Problem:
+        """The same problem on ``count`` samples drawn without replacement."""
+        require_count(count, "count", 1, self.num_samples)
+        chosen = torch.randperm(self.num_samples, generator=generator(seed, "subsample"))[:count].sort().values
+        return self.on(self.batches.subset(chosen, batch_size))
+
+    def on(self, data: Any, batch_size: int | None = None) -> Problem:
+        """The same model, loss and parameters on other data, such as a held-out set."""
+        other = copy.copy(self)
+        default = DEFAULT_BATCH.get(self.device.type, 1024)
+        ready = isinstance(data, Batches)
+        other.batches = data if ready else make_batches(data, batch_size, default, self.device, self._cast)
+        theta = self._theta
+        other._finish()
+        other._theta = theta
+        return other
+
+    def refresh_statistics(self) -> Problem:
+        """The same problem with batch-norm running statistics recomputed over the data, batch by batch averaged.
+
+        The user's model keeps its own statistics.
+        """
+        require(isinstance(self._evaluate, Evaluator), "the problem", "have a model", "one made by from_function")
+        assert isinstance(self._evaluate, Evaluator)
+        inner = self._evaluate
+        layers = {name: layer for name, layer in inner.model.named_modules() if isinstance(layer, BATCH_NORMS)}
+        fresh = dict(inner.constants)
+        for name, layer in layers.items():
+            for buffer, _ in layer.named_buffers(prefix=name, recurse=False):
+                fresh[buffer] = torch.ones_like(fresh[buffer]) if buffer.endswith("var") else torch.zeros_like(fresh[buffer])
+        parameters = self.named(self.vector)
+        with _accumulating(layers.values()), torch.no_grad():
+            for batch in self.batches:
+                args, kwargs, _ = inner.split(batch)
+                functional_call(inner.model, {**fresh, **parameters}, args, kwargs)  # updates ``fresh`` in place
+        other = copy.copy(self)
+        other._evaluate = Evaluator(inner.model, inner.loss, inner.norm, fresh, inner.model_loss)
+        return other
+
+    def named(self, theta: Tensor) -> dict[str, Tensor]:
+        """A flat vector as named tensors, each in its parameter's own dtype."""
+        views = self.space.unflatten(theta)
+        if self._cast is not None:
+            return views
+        return {name: view.to(self._parameters[name].dtype) for name, view in views.items()}
+
+    def batch_loss(self, parameters: Parameters, batch: Batch) -> Tensor:
+        """The mean loss of one batch at named parameters."""
+        return self._evaluate(parameters, batch)
+
+    def output(self, parameters: Parameters, batch: Batch) -> Any:
+        """The model's output for one batch at named parameters."""
+        return self._with_model("output").output(parameters, batch)
+
+    def output_loss(self, output: Any, batch: Batch) -> Tensor:
+        """The mean loss of one batch as a function of the model's output."""
+        return self._with_model("output_loss").loss_of(output, batch)
+
+    def target(self, batch: Batch) -> Any:
+        """The target in a batch."""
+        return self._with_model("target").split(batch)[2]
+
+    def loss(self, theta: Tensor | None = None) -> float:
+        """L(θ), summed in float64 over batches."""
+        parameters = self.named(self._checked(theta))
+        with torch.no_grad():
+            parts = [weight * self.batch_loss(parameters, batch).double() for weight, batch in self.weighted()]
+        return float(torch.stack(parts).sum())
+
+    def gradient(self, theta: Tensor | None = None) -> Tensor:
+        """∇L(θ), (P,), in the dtype of ``vector``."""
+        vector = self._checked(theta)
+        total = torch.zeros(self.num_parameters, dtype=torch.promote_types(vector.dtype, torch.float32), device=self.device)
+        for weight, batch in self.weighted():
+            leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.named(vector).items()}
+            grads = torch.autograd.grad(self.batch_loss(leaves, batch), list(leaves.values()), materialize_grads=True)
+            total.add_(torch.cat([grad.reshape(-1) for grad in grads]), alpha=weight)
+        return total.to(vector.dtype)
+
+    def weighted(self) -> Iterator[tuple[float, Batch]]:
+        """Batches with their share of the whole mean."""
+        return zip(self.weights, self.batches, strict=True)
+
+    def __repr__(self) -> str:
+        return f"Problem(P={self.num_parameters}, n={self.num_samples}, {str(self.dtype)[6:]}, {self.device})"
+
+    def _placed(self, tensors: Parameters) -> dict[str, Tensor]:
+        return {
+            name: t.detach().to(self.device, self._cast if t.is_floating_point() else None) for name, t in tensors.items()
+        }
+
+    def _checked(self, theta: Tensor | None) -> Tensor:
+        if theta is None:
+            return self.vector
+        fits = isinstance(theta, Tensor) and theta.shape == (self.num_parameters,)
+        require(fits, "theta", f"be a tensor of shape ({self.num_parameters},)", theta)
+        require(bool(torch.isfinite(theta).all()), "theta", "be finite", "NaN or infinity in it")
+        return theta.detach().to(self.device, self.dtype)
+
+    def _with_model(self, what: str) -> Evaluator:
+        known = isinstance(self._evaluate, Evaluator) and not self._evaluate.model_loss
+        require(known, "the problem", "be made of a model and a loss of its output",
+                'one made by from_function or with loss="model"', f"{what} needs both", TypeError)  # fmt: skip
+        assert isinstance(self._evaluate, Evaluator)
+        return self._evaluate
+
+
+def _private_copy(model: nn.Module, norm: str) -> nn.Module:
+    """A copy of the module tree that shares the tensors, set to the evaluation mode asked for."""
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        model = model.module
+    memo = {id(tensor): tensor for tensor in _named_tensors(model).values()}
+    try:
+        private = copy.deepcopy(model, memo)
+    except (TypeError, RuntimeError, AttributeError) as error:
+        raise TypeError(f"model must survive copy.deepcopy, got {type(error).__name__}: {error}; "
+                        "drop cached tensors or handles kept as attributes") from error  # fmt: skip
+    private.eval()
+    if norm == "train":
+        for layer in private.modules():
+            layer.training = isinstance(layer, BATCH_NORMS)
+    return private
+
+
+def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, tied ones once, under their first name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _select(model: nn.Module, pattern: Pattern | None, norm: str) -> dict[str, Tensor]:
+    """The parameters that make up the vector, in the model's order."""
+    everything = dict(model.named_parameters())
+    require(bool(everything), "model", "have parameters", f"{type(model).__name__} without any")
+    fixed: set[str] = set()
+    if norm == "frozen":
+        layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, NORMS)]
+        fixed = {f"{name}.{key}" if name else key for name, layer in layers for key, _ in layer.named_parameters(recurse=False)}
+    first_name = {id(tensor): name for name, tensor in everything.items()}
+    asked = None
+    if pattern is not None:
+        match = matcher(pattern)
+        aliases = model.named_parameters(remove_duplicate=False)
+        asked = {first_name[id(tensor)] for name, tensor in aliases if match(name)}
+        some = ", ".join(list(everything)[:6]) + (", …" if len(everything) > 6 else "")
+        require(bool(asked), "parameters", f"match at least one of {some}", repr(pattern))
+    chosen = {
+        name: tensor for name, tensor in everything.items()
+        if tensor.requires_grad and name not in fixed and (asked is None or name in asked)
+    }  # fmt: skip
+    require(bool(chosen), "parameters", "select at least one parameter that requires a gradient",
+            "only frozen, integer or excluded ones", "call requires_grad_(True) on those to measure")  # fmt: skip
+    return chosen
+
+
+def _device(model: nn.Module, asked: torch.device | str | None) -> torch.device:
+    if asked is not None:
+        device = torch.device(asked)
+        require(device.type != "cuda" or torch.cuda.is_available(), "device", "be available", str(device), 'use "cpu"')
+        return device
+    devices = {tensor.device for tensor in _named_tensors(model).values()}
+    require(len(devices) == 1, "model", "be on one device", ", ".join(sorted(map(str, devices))), "pass device=")
+    return devices.pop()
+
+
+def _require_float(dtype: Any) -> None:
+    known = dtype is None or dtype in (torch.float32, torch.float64, torch.bfloat16)
+    require(known, "dtype", "be torch.float32, torch.float64 or torch.bfloat16", repr(dtype))
+
+
+def _brings_batches(data: Any) -> bool:
+    own = isinstance(data, torch.utils.data.DataLoader | Batches)
+    return own or (isinstance(data, list | tuple) and not all(isinstance(part, Tensor) for part in data))
+
+
+@contextmanager
+def _accumulating(layers: Any) -> Iterator[None]:
+    """Batch-norm layers in train mode with cumulative averages, put back afterwards."""
+    before = [(layer, layer.training, layer.momentum) for layer in layers]
+    try:
+        for layer, _, _ in before:
+            layer.training, layer.momentum = True, None
+        yield
+    finally:
+        for layer, training, momentum in before:
+            layer.training, layer.momentum = training, momentum
+
+
+def _validate(problem: Problem) -> None:
+    """One look at the first batch: the loss is a finite scalar, differentiable, deterministic and a mean."""
+    batch = problem.batches.first()
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in problem.named(problem.vector).items()}
+    loss = _first_loss(problem, leaves, batch)
+    require(isinstance(loss, Tensor), "loss", "return a tensor", loss, "", TypeError)
+    require(loss.ndim == 0 or loss.numel() == 1, "loss", "return one number, the mean over the batch", loss,
+            'use reduction="mean"')  # fmt: skip
+    require(bool(torch.isfinite(loss)), "the loss of the first batch", "be finite", repr(loss.item()),
+            "check the inputs and parameters for NaN and infinity")  # fmt: skip
+    grads: tuple[Tensor | None, ...] = (None,)
+    if loss.requires_grad:
+        grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    require(any(grad is not None for grad in grads), "loss", "depend on the selected parameters",
+            "one whose gradient is None", "do not detach, use no_grad or argmax on the way to it")  # fmt: skip
+    with torch.no_grad():
+        again = problem.batch_loss(leaves, batch)
+        require(torch.equal(loss.detach(), again), "the model", "give the same loss twice",
+                f"{float(loss):.9g} then {float(again):.9g}", "switch off dropout or noise that is active in eval mode")  # fmt: skip
+        _require_mean(problem, leaves, batch)
+
+
+def _first_loss(problem: Problem, leaves: Parameters, batch: Batch) -> Any:
+    """The first batch's loss, with errors that say which call failed and on what."""
+    if problem.loss_function is None:
+        return problem.batch_loss(leaves, batch)
+    output = problem.output(leaves, batch)
+    target = problem.target(batch)
+    named = problem.loss_function.name != "custom" and type(problem.loss_function).__name__ != "Custom"
+    if named and problem.loss_function.name != "gaussian_nll":
+        require(isinstance(output, Tensor), "the model's output", f"be a tensor for loss {problem.loss_function.name!r}",
+                describe(output), "wrap the model, or pass a callable loss(output, target)", TypeError)  # fmt: skip
+    require(not named or isinstance(target, Tensor), "data", f"give (inputs, targets) batches for loss {problem.loss_function.name!r}",
+            describe(target), 'use (x, y) tuples, or dicts with "labels"', TypeError)  # fmt: skip
+    problem.loss_function.check(output, target)
+    return problem.output_loss(output, batch)
+
+
+def _require_mean(problem: Problem, leaves: Parameters, batch: Batch) -> None:
+    """A mean does not change when every sample is there twice; a sum doubles."""
+    few = take(batch, torch.arange(min(batch.size, 4), device=problem.device))
+    if isinstance(problem._evaluate, FunctionEvaluator) and not problem._evaluate.with_data:
+        return
+    try:
+        once = float(problem.batch_loss(leaves, few))
+        doubled = tree_map(lambda leaf: leaf, concatenate([few.data, few.data]))
+        twice = float(problem.batch_loss(leaves, Batch(doubled, 2 * few.size)))
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return  # a model for one batch size only: nothing to compare
+    summed = abs(once) > 1e-6 and abs(twice / once - 2.0) < 1e-3
+    require(not summed, "loss", "average over the batch", "a sum: it doubles when the batch does", "divide by the batch size")

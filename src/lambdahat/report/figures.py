@@ -1,0 +1,171 @@
+"""``plot``: a figure of any result, from the result alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from lambdahat._check import require
+from lambdahat.report.landscapes import draw_landscape
+from lambdahat.report.spectra import draw_density, draw_eigenpairs, draw_moments, draw_spectrum
+from lambdahat.report.style import BLUE, GREY, new_axes, new_figure, tidy, title
+from lambdahat.results import Density, Eigenpairs, Estimate, Landscape, Measurement, Moments, Result, Spectrum
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def plot(result: Result, ax: Axes | None = None) -> Any:
+    """Draw any result and return its ``Axes``; a ``Measurement`` is drawn as a grid and returned as a ``Figure``.
+
+    Without ``ax`` the figure is a new one outside pyplot, so no display is needed and no global setting changes:
+    ``plot(result).figure.savefig("figure.png")``. A plane ``Landscape`` becomes a surface on three-dimensional axes
+    (``figure.add_subplot(projection="3d")``).
+    """
+    if isinstance(result, Measurement):
+        require(ax is None, "ax", "be None for a Measurement, which is a figure of its own", ax,
+                "draw one of its results: plot(measurement['spectrum'], ax)")  # fmt: skip
+        return _draw_measurement(result)
+    draw = _draw_group if estimates_in(result) else _drawer(result)
+    known = ", ".join(kind.__name__ for kind in _DRAWERS)
+    require(draw is not None, "result", f"be one of {known}, Measurement", type(result).__name__, error=TypeError)
+    assert draw is not None
+    axes = new_axes(1.8 if is_number(result) else 4.0) if ax is None else ax
+    draw(result, axes)
+    return axes
+
+
+def is_number(result: Any) -> bool:
+    """Whether a result is one number with its error, which a table shows better than a figure."""
+    return isinstance(result, Estimate) and not isinstance(result.value, Tensor)
+
+
+def _drawer(result: Any) -> Callable[[Any, Axes], None] | None:
+    return next((draw for kind, draw in _DRAWERS.items() if isinstance(result, kind)), None)
+
+
+def _draw_estimate(estimate: Estimate, axes: Axes) -> None:
+    if isinstance(estimate.value, Tensor):
+        _draw_elements(estimate, axes)
+    else:
+        _draw_scalar(estimate, axes)
+
+
+def _draw_scalar(estimate: Estimate, axes: Axes) -> None:
+    """A point with its 95 % interval."""
+    value, (low, high) = float(estimate), estimate.interval(0.95)
+    exact = estimate.stderr == 0
+    axes.errorbar(value, 0.0, xerr=[[value - low], [high - value]], fmt="o", color=BLUE, capsize=0 if exact else 4,
+                  label="exact" if exact else "95 % interval")  # fmt: skip
+    axes.set_yticks([])
+    axes.set_ylim(-1, 1)
+    axes.set_xlabel("value")
+    axes.legend(frameon=False, fontsize="small", loc="upper right")
+    title(axes, value_text(estimate), estimate.status)
+
+
+def _draw_elements(estimate: Estimate, axes: Axes) -> None:
+    """A histogram of the elements on a logarithmic count axis; the elements' typical standard error in the title."""
+    assert isinstance(estimate.value, Tensor)
+    values = estimate.value.detach().cpu().double().flatten().numpy()
+    axes.hist(values, bins=60, color=BLUE)
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=0.7)
+    axes.axvline(0.0, color=GREY, linewidth=0.8, linestyle="--")
+    axes.set_xlabel("value of the element")
+    axes.set_ylabel("elements")
+    errors = estimate.stderr.detach().cpu().double().numpy() if isinstance(estimate.stderr, Tensor) else estimate.stderr
+    typical = float(np.median(errors))
+    error = "exact" if typical == 0 else f"median standard error {typical:.2g}"
+    title(axes, f"{values.size:,} elements, {error}", estimate.status)
+
+
+def value_text(estimate: Estimate) -> str:
+    """As "12.3 ± 0.4", or "12.3 (exact)" where there is no error; as many digits as the error leaves."""
+    value, error = float(estimate), float(estimate.stderr)
+    if error == 0 or not math.isfinite(error) or not math.isfinite(value):
+        return f"{value:.6g}" + (" (exact)" if error == 0 else f" ± {error:.2g}")
+    lead = math.floor(math.log10(abs(value))) if value else 0
+    digits = min(max(lead - math.floor(math.log10(error)) + 2, 2), 10)
+    return f"{value:#.{digits}g}".removesuffix(".") + f" ± {error:.2g}"
+
+
+def _draw_measurement(measurement: Measurement) -> Figure:
+    """A grid: one panel for every result that is more than a number, and one that lists the numbers."""
+    numbers, panels = _sorted_out(measurement.results)
+    require(bool(numbers or panels), "result", "hold at least one result", "an empty Measurement")
+    count = len(panels) + bool(numbers)
+    columns = min(count, 2 if count <= 4 else 3)
+    rows = math.ceil(count / columns)
+    figure = new_figure(5.6 * columns, 3.9 * rows)
+    for place, (name, result) in enumerate(panels, start=1):
+        axes = tidy(figure.add_subplot(rows, columns, place))
+        plot(result, axes)
+        axes.set_title(f"{name}: {axes.get_title()}", fontsize="medium")
+    if numbers:
+        _list_numbers(numbers, figure.add_subplot(rows, columns, count))
+    about = measurement.about
+    if "loss" in about and "parameters" in about:
+        figure.suptitle(f"{about['parameters']:,} parameters, {about['samples']:,} samples, {about['loss']}")
+    return figure
+
+
+def _sorted_out(results: Mapping[str, Any]) -> tuple[list[tuple[str, Estimate]], list[tuple[str, Any]]]:
+    """Scalars, and what deserves a panel, by name; mappings are opened."""
+    numbers, panels = [], []
+    for name, result in _leaves(results):
+        if is_number(result):
+            numbers.append((name, result))
+        elif _drawer(result) is not None:
+            panels.append((name, result))
+    return numbers, panels
+
+
+def _leaves(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, result in results.items():
+        parts = estimates_in(result)
+        if parts:
+            yield from _leaves(parts, f"{prefix}{name}.")
+        else:
+            yield prefix + name, result
+
+
+def estimates_in(result: Any) -> Mapping[str, Any]:
+    """The named parts of a mapping, or of a result that is a group of estimates; empty for all else."""
+    if isinstance(result, Mapping):
+        return result
+    if not dataclasses.is_dataclass(result) or _drawer(result) is not None:
+        return {}
+    fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    return {name: value for name, value in fields.items() if isinstance(value, Estimate | Mapping)}
+
+
+def _draw_group(group: Any, axes: Axes) -> None:
+    """Estimates of different kinds, which no common axis would serve: a list."""
+    _list_numbers([(name, part) for name, part in _leaves(estimates_in(group)) if is_number(part)], axes)
+
+
+def _list_numbers(numbers: list[tuple[str, Estimate]], axes: Axes) -> None:
+    axes.set_axis_off()
+    axes.set_title("± standard error", fontsize="medium")
+    cells = [[name, value_text(e) + ("" if e.status.ok else f" [{e.status.name}]")] for name, e in numbers]
+    table = axes.table(cells, cellLoc="left", edges="horizontal", loc="upper center", colWidths=[0.42, 0.58])
+    table.auto_set_font_size(False)
+    table.set_fontsize(9)
+    table.scale(1.0, 1.35)
+
+
+_DRAWERS: dict[type, Callable[[Any, Axes], None]] = {
+    Spectrum: draw_spectrum,
+    Density: draw_density,
+    Eigenpairs: draw_eigenpairs,
+    Moments: draw_moments,
+    Landscape: draw_landscape,
+    Estimate: _draw_estimate,
+}

@@ -1,0 +1,47 @@
+"""What figures share: a canvas that needs no display, colours, and notes. Nothing here changes global settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lambdahat.results import Status
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, told apart by colour-blind readers too
+BLUE, VERMILION, GREEN, AMBER, GREY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#666666"
+
+
+def new_figure(width: float = 6.4, height: float = 4.0) -> Figure:
+    """An empty figure on the Agg canvas, outside pyplot: it needs no display and is freed like any object."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def new_axes(height: float = 4.0) -> Axes:
+    """One pair of axes in a new figure."""
+    return tidy(new_figure(height=height).add_subplot())
+
+
+def tidy(axes: Axes) -> Axes:
+    """Axes without the box's upper and right edges, with a faint grid behind the data."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def title(axes: Axes, text: str, status: Status) -> None:
+    """A title, which also says when the result is not to be trusted as it is."""
+    axes.set_title(text if status.ok else f"{text} [{status.name}]", fontsize="medium")
+
+
+def counted(number: int, noun: str) -> str:
+    """A text such as "1 probe", "1,200 parameters"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

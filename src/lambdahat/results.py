@@ -1,0 +1,500 @@
+"""Frozen results: each carries its error bar, its cost and a status, and saves to and loads from disk.
+
+On disk a result is a JSON file, written last and atomically, plus one ``.npz`` for its arrays whose name
+holds a digest of its contents: a reader never sees half a result, and a killed writer leaves the old one whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+from torch import Tensor
+
+from lambdahat._check import require, require_choice, require_count, require_positive
+
+Array = NDArray[np.float64]
+FORMAT_VERSION = 1
+
+
+class Status(Enum):
+    """How a computation ended; the value is the remedy, empty when none is needed."""
+
+    CONVERGED = ""
+    BUDGET_SPENT = "The products allowed ran out before the tolerance was reached: raise max_matvecs or tol."
+    NOT_CONVERGED = "Some residuals are above tol: raise max_matvecs, or ask for fewer pairs."
+    PRECISION_LIMIT = "Rounding of the operator's dtype stops further progress: use a float64 problem, or raise tol."
+    QUADRATURE = "The quadrature has not settled: raise depth."
+    NOT_POSITIVE_DEFINITE = "A Ritz value is not positive, so the logarithm is undefined: add a shift to the operator."
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing needs doing."""
+        return self is Status.CONVERGED
+
+
+class Result:
+    """Base of all results: ``save(path)`` and ``load(path)``."""
+
+    _types: ClassVar[dict[str, type[Result]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        Result._types[cls.__name__] = cls
+
+    def save(self, path: str | Path) -> Path:
+        """Write to ``path`` (".json" is added when missing), atomically; arrays go beside it as .npz."""
+        path = _json_path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, NDArray[Any]] = {}
+        document: dict[str, Any] = {"format": "lambdahat", "version": FORMAT_VERSION, "result": _encode(self, arrays)}
+        if arrays:
+            buffer = io.BytesIO()
+            np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+            digest = hashlib.sha256(buffer.getvalue()).hexdigest()
+            document["arrays"] = {"file": f"{path.stem}.{digest[:12]}.npz", "sha256": digest}
+            write_atomically(path.with_name(document["arrays"]["file"]), buffer.getvalue())
+        stale = _arrays_file(path)
+        write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
+        if stale is not None and stale.name != document.get("arrays", {}).get("file"):
+            stale.unlink(missing_ok=True)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what ``save`` wrote; ``Result.load`` reads any kind."""
+        path = _json_path(path)
+        require(path.is_file(), "path", "name a result written by save()", f"{path} (no such file)", "", FileNotFoundError)
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is not a lambdahat result: it is not JSON ({error})") from error
+        ours = isinstance(document, dict) and document.get("format") == "lambdahat" and "result" in document
+        require(ours, "path", "name a result written by save()", f"{path} (other contents)")
+        version = document.get("version")
+        require(version == FORMAT_VERSION, "path", f"hold format version {FORMAT_VERSION}", f"version {version}",
+                "upgrade lambdahat to read it")  # fmt: skip
+        arrays: dict[str, NDArray[Any]] = {}
+        if "arrays" in document:
+            blob = path.with_name(document["arrays"]["file"]).read_bytes()
+            require(hashlib.sha256(blob).hexdigest() == document["arrays"]["sha256"], "path",
+                    "have the arrays it was saved with", f"{document['arrays']['file']} (damaged)")  # fmt: skip
+            with np.load(io.BytesIO(blob), allow_pickle=False) as stored:
+                arrays = {key: stored[key] for key in stored.files}
+        result = _decode(document["result"], arrays)
+        require(isinstance(result, cls), "path", f"hold a {cls.__name__}", f"a {type(result).__name__}",
+                f"call {type(result).__name__}.load, or Result.load for any kind", TypeError)  # fmt: skip
+        return result  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Estimate(Result):
+    """A value with its standard error.
+
+    ``value`` is a float, or a tensor for estimates of a whole vector such as a diagonal. ``stderr`` is the
+    standard deviation of the estimator over its own randomness (0 when the value is exact), ``dof`` the
+    degrees of freedom with which it is known, and ``cost`` the matrix–vector products spent.
+
+    >>> low, high = Estimate(10.0, 1.0).interval(0.95)
+    >>> round(low, 2), round(high, 2)
+    (8.04, 11.96)
+    """
+
+    value: float | Tensor
+    stderr: float | Tensor = 0.0
+    cost: int = 0
+    status: Status = Status.CONVERGED
+    dof: float = math.inf
+
+    def interval(self, level: float = 0.95) -> tuple[Any, Any]:
+        """The two-sided confidence interval, by Student's t with ``dof`` degrees of freedom."""
+        require(0 < level < 1, "level", "lie in (0, 1)", repr(level))
+        quantile = student_quantile(level, self.dof)
+        return self.value - quantile * self.stderr, self.value + quantile * self.stderr
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __str__(self) -> str:
+        if isinstance(self.value, Tensor):
+            return f"Estimate of shape {tuple(self.value.shape)}"
+        text = f"{self.value:.6g}" if self.stderr == 0 else f"{self.value:.6g} ± {float(self.stderr):.2g}"
+        return text if self.status.ok else f"{text} [{self.status.name}: {self.status.value}]"
+
+
+def student_quantile(level: float, dof: float) -> float:
+    """Half-width of a two-sided ``level`` interval in standard errors."""
+    tail = 0.5 + level / 2
+    return float(stats.norm.ppf(tail) if math.isinf(dof) else stats.t.ppf(tail, dof))
+
+
+@dataclass(frozen=True)
+class Eigenpairs(Result):
+    """k eigenpairs: ``values`` (k,) float64, orthonormal ``vectors`` (P, k), ``residuals`` ‖Av − λv‖ (k,).
+
+    An eigenvalue of the operator lies within ``residuals[i]`` of ``values[i]``; ``converged`` says which pairs
+    reached the tolerance.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    residuals: Tensor
+    converged: Tensor
+    cost: int = 0
+    status: Status = Status.CONVERGED
+
+    def __len__(self) -> int:
+        return int(self.values.numel())
+
+    def __iter__(self) -> Iterator[tuple[Estimate, Tensor]]:
+        for value, residual, vector in zip(self.values, self.residuals, self.vectors.T, strict=True):
+            yield Estimate(float(value), float(residual)), vector
+
+
+@dataclass(frozen=True)
+class Density(Result):
+    """A probability density on a grid, with its pointwise standard error."""
+
+    grid: Array
+    values: Array
+    stderr: Array
+    width: float = 0.0
+
+    def integral(self) -> float:
+        """The mass on the grid: 1 when the grid covers the support."""
+        return float(np.trapezoid(self.values, self.grid))
+
+
+@dataclass(frozen=True)
+class Spectrum(Result):
+    """A spectral density as Gauss quadrature: Ritz ``nodes`` and ``weights``, each (probes, depth).
+
+    Each row is the measure μ_z = Σ_j w_j δ(θ_j) that one probe, uniform on the sphere, sees of the operator; rows
+    sum to 1, and Σ_j w_j θ_j^k = zᵀAᵏz exactly for k ≤ 2·depth − 1. Averaged over probes they estimate the spectral
+    measure, so that ``moment(k)`` is tr(Aᵏ)/P. For such a probe Var(zᵀf(A)z) = 2/(P+2)·(tr f²/P − (tr f/P)²): the
+    standard error of every reading below comes from this identity with the measured measure put in, and so exists for one probe
+    too. ``residuals`` bound the distance of each node to an eigenvalue.
+    """
+
+    nodes: Array
+    weights: Array
+    residuals: Array
+    dim: int
+    psd: bool = False
+    resolution: float = 0.0
+    cost: int = 0
+    status: Status = Status.CONVERGED
+
+    def expectation(self, function: Callable[[Array], Array], scale: float = 1.0) -> Estimate:
+        """scale · tr f(A)/P for an element-wise ``function``, with its standard error."""
+        readings = np.asarray(function(self.nodes), dtype=np.float64)
+        probes = len(self.nodes)
+        mean = float((self.weights * readings).sum() / probes)
+        squares = (readings - mean) ** 2
+        factor = 2.0 / (self.dim + 2) / probes
+        variance = float((self.weights * squares).sum() / probes) / (1 - factor)  # the mean is fitted too
+        spread = float((self.weights * (squares - variance) ** 2).sum() / probes) * factor
+        dof = math.inf if spread <= 1e-12 * variance**2 or self.dim == 1 else max(2.0 * variance**2 / spread, 1.0)
+        return Estimate(scale * mean, abs(scale) * math.sqrt(factor * variance), self.cost, self.status, dof)
+
+    def moment(self, order: int) -> Estimate:
+        """tr(Aᵏ)/P for k = ``order``."""
+        require_count(order, "order", least=0)
+        return self.expectation(lambda nodes: nodes**order)
+
+    @property
+    def trace(self) -> Estimate:
+        """tr A."""
+        return self.expectation(lambda nodes: nodes, self.dim)
+
+    @property
+    def mean(self) -> Estimate:
+        """The mean eigenvalue, tr A / P."""
+        return self.moment(1)
+
+    @property
+    def frobenius(self) -> Estimate:
+        """‖A‖_F = √(tr A²)."""
+        square = self.expectation(lambda nodes: nodes**2, self.dim)
+        root = math.sqrt(max(float(square), 0.0))
+        return dataclasses.replace(square, value=root, stderr=float(square.stderr) / (2 * root) if root else 0.0)
+
+    @property
+    def extremes(self) -> tuple[Estimate, Estimate]:
+        """The smallest and the largest Ritz value; the error is the residual, a bound on the distance to an eigenvalue."""
+        low, high = np.unravel_index([self.nodes.argmin(), self.nodes.argmax()], self.nodes.shape)
+        ends = ((low[0], high[0]), (low[1], high[1]))
+        return tuple(  # type: ignore[return-value]
+            Estimate(float(self.nodes[end]), float(self.residuals[end]), self.cost, self.status) for end in ends
+        )
+
+    @property
+    def spectral_norm(self) -> Estimate:
+        """The largest |Ritz value|, a lower bound of ‖A‖₂ that its error makes two-sided."""
+        low, high = self.extremes
+        best = low if abs(float(low)) > abs(float(high)) else high
+        return dataclasses.replace(best, value=abs(float(best)))
+
+    @property
+    def negative_mass(self) -> Estimate:
+        """Share of eigenvalues below zero by more than the rounding of the operator."""
+        return self.expectation(lambda nodes: (nodes < -self.resolution).astype(np.float64))
+
+    def degeneracy(self, merge: int | None = None) -> Estimate:
+        """Share of eigenvalues at zero: the mass of the ``merge`` Ritz values nearest 0.
+
+        Appendix of "Flatness is a False Friend": one for a positive semi-definite operator, two for a Hessian, whose
+        zero cluster Lanczos splits in two (both defaults).
+        """
+        merge = (1 if self.psd else 2) if merge is None else require_count(merge, "merge", 1, self.nodes.shape[1])
+        nearest = np.argsort(np.abs(self.nodes), axis=1)[:, :merge]
+        at_zero = np.zeros_like(self.nodes)
+        np.put_along_axis(at_zero, nearest, 1.0, axis=1)
+        return self.expectation(lambda _: at_zero)
+
+    def outliers(self) -> tuple[Estimate, ...]:
+        """Eigenvalues that stand alone beyond the bulk at either end, largest magnitude first.
+
+        Going inward from each end of the first probe's nodes, a node counts while it is resolved (its residual is
+        below a tenth of the distance to its neighbours) and carries no more weight than one eigenvalue can:
+        w·P ≤ 10.8, the 99.9 % quantile of χ²₁.
+        """
+        nodes, weights, residuals = self.nodes[0], self.weights[0], self.residuals[0]
+        order = np.argsort(nodes)
+        nodes, weights, residuals = nodes[order], weights[order], residuals[order]
+        gaps = np.diff(nodes, prepend=-np.inf, append=np.inf)
+        alone = (residuals <= 0.1 * np.minimum(gaps[:-1], gaps[1:])) & (weights * self.dim <= 10.83)
+        below = len(alone) if alone.all() else int(np.argmin(alone))
+        above = 0 if alone.all() else int(np.argmin(alone[::-1]))
+        chosen = [*range(below), *range(len(nodes) - above, len(nodes))]
+        found = [Estimate(float(nodes[i]), float(residuals[i]), self.cost, self.status) for i in chosen]
+        return tuple(sorted(found, key=lambda estimate: -abs(float(estimate))))
+
+    def density(self, grid: ArrayLike | None = None, smoothing: str = "gaussian", width: float | None = None) -> Density:
+        """The smoothed density on ``grid`` (by default 1,000 points over the support), its error from the probes.
+
+        Each node becomes a Gaussian of standard deviation ``width`` (default: 0.5 % of the support). Smoothing adds
+        width² to the second moment (Theorem 2 of the spectral thesis); read moments off the spectrum, not off this.
+        """
+        require_choice(smoothing, "smoothing", ("gaussian",))
+        low, high = float(self.nodes.min()), float(self.nodes.max())
+        support = (high - low) or max(abs(high), 1.0)
+        width = 0.005 * support if width is None else require_positive(width, "width")
+        points = np.linspace(low - 5 * width, high + 5 * width, 1000) if grid is None else np.asarray(grid, np.float64)
+        require(points.ndim == 1 and points.size > 1, "grid", "be a 1-D array of at least two points", points)
+        norm = 1.0 / (width * math.sqrt(2 * math.pi))
+        at_points = [
+            self.expectation(lambda nodes, x=x: norm * np.exp(-0.5 * ((x - nodes) / width) ** 2))  # type: ignore[misc]
+            for x in points
+        ]
+        return Density(
+            points, np.array([float(e) for e in at_points]), np.array([float(e.stderr) for e in at_points]), width
+        )
+
+
+@dataclass(frozen=True)
+class Moments(Result):
+    """Spectral moments tr φ_k(A)/P for k = 0 … count: ``values``, ``stderr`` (count + 1,) and their ``covariance``.
+
+    ``basis`` names φ: "power", "chebyshev" or "legendre", of the operator mapped from ``bounds`` to [−1, 1].
+    """
+
+    values: Array
+    stderr: Array
+    covariance: Array
+    basis: str
+    bounds: tuple[float, float]
+    probes: int
+    cost: int = 0
+    status: Status = Status.CONVERGED
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, order: int) -> Estimate:
+        """The moment of one order, with its standard error."""
+        return Estimate(float(self.values[order]), float(self.stderr[order]), self.cost, self.status, self.probes - 1)
+
+
+@dataclass(frozen=True)
+class Landscape(Result):
+    """Loss on a line or plane through parameter space: ``offsets`` (points,) along each of 1 or 2 directions.
+
+    ``loss`` and ``held_out`` have one axis per direction, (points,) or (points, points). ``curvature`` holds vᵀHv for
+    each direction v, one offset long, when it is known, so that a figure can draw the parabola it predicts. ``cost``
+    counts passes over the data: one a point, and one for each of these products.
+    """
+
+    offsets: Array
+    loss: Array
+    held_out: Array | None = None
+    labels: tuple[str, ...] = ()
+    curvature: tuple[float, ...] = ()
+    cost: int = 0
+    status: Status = Status.CONVERGED
+
+
+@dataclass(frozen=True)
+class Variance(Result):
+    """What differs from sample to sample: the variance of an element of gradient, Hessian and Gauss–Newton matrix.
+
+    ``hessian_mean`` and ``ggn_mean`` are the mean eigenvalues tr H̄/P and tr Ḡ/P; the Gauss–Newton fields are None where
+    the problem is one function. ``cost`` counts passes over the data.
+    """
+
+    gradient_mean_norm: Estimate
+    gradient_variance: Estimate
+    hessian_mean: Estimate
+    hessian_variance: Estimate
+    parameter_l2: Estimate
+    parameter_linf: Estimate
+    ggn_mean: Estimate | None = None
+    ggn_variance: Estimate | None = None
+    cost: int = 0
+    status: Status = Status.CONVERGED
+
+
+@dataclass(frozen=True)
+class Measurement(Result):
+    """Everything measured of one problem: named results and what they were measured on."""
+
+    results: Mapping[str, Any]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.results[name]
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per number: quantity, value, stderr, cost, status."""
+        rows = []
+        for name, result in self.results.items():
+            for label, estimate in _readings(name, result):
+                rows.append(
+                    {"quantity": label, "value": float(estimate), "stderr": float(estimate.stderr),
+                     "cost": estimate.cost, "status": estimate.status.name}  # fmt: skip
+                )
+        return rows
+
+    def save(self, path: str | Path) -> Path:
+        """Write into folder ``path``: one file per result, then the index ``measurement.json``."""
+        folder = Path(path)
+        for name, result in self.results.items():
+            if isinstance(result, Result):
+                result.save(folder / f"{name}.json")
+        return super().save(folder / "measurement.json")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read the folder that ``save`` wrote."""
+        folder = Path(path)
+        return super().load(folder / "measurement.json" if folder.is_dir() else folder)
+
+
+def _readings(name: str, result: Any) -> Iterator[tuple[str, Estimate]]:
+    """The scalar numbers of a result, for tables."""
+    if isinstance(result, Estimate) and not isinstance(result.value, Tensor):
+        yield name, result
+    elif isinstance(result, Eigenpairs):
+        for i, (estimate, _) in enumerate(result, start=1):
+            yield f"{name}[{i}]", dataclasses.replace(estimate, cost=result.cost, status=result.status)
+    elif isinstance(result, Spectrum):
+        low, high = result.extremes
+        for label, estimate in {
+            "trace": result.trace, "frobenius": result.frobenius, "smallest": low, "largest": high,
+            "negative_mass": result.negative_mass, "degeneracy": result.degeneracy(),
+        }.items():  # fmt: skip
+            yield f"{name}.{label}", estimate
+    elif isinstance(result, Result):
+        for field_ in dataclasses.fields(result):  # type: ignore[arg-type]
+            yield from _readings(f"{name}.{field_.name}", getattr(result, field_.name))
+    elif isinstance(result, Mapping):
+        for key, value in result.items():
+            yield from _readings(f"{name}.{key}", value)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old contents or the new, never a part."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _json_path(path: str | Path) -> Path:
+    path = Path(path)
+    return path if path.suffix == ".json" else path.with_name(path.name + ".json")
+
+
+def _arrays_file(path: Path) -> Path | None:
+    """The .npz that the result now at ``path`` refers to, if any."""
+    try:
+        return path.with_name(json.loads(path.read_text(encoding="utf-8"))["arrays"]["file"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _encode(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+    if isinstance(value, Result):
+        fields = {f.name: _encode(getattr(value, f.name), arrays) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
+        return {"type": type(value).__name__, "fields": fields}
+    if isinstance(value, Status):
+        return {"status": value.name}
+    if isinstance(value, Tensor | np.ndarray):
+        key = f"a{len(arrays)}"
+        tensor = isinstance(value, Tensor)
+        # numpy has no bfloat16; float32 holds it exactly
+        plain = value.detach().cpu() if isinstance(value, Tensor) else value
+        arrays[key] = (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy() if isinstance(plain, Tensor) else plain
+        return {"array": key, "tensor": tensor}
+    if isinstance(value, np.generic):
+        return _encode(value.item(), arrays)
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if isinstance(value, Mapping):
+        return {"map": [[key, _encode(item, arrays)] for key, item in value.items()]}
+    if isinstance(value, tuple | list):
+        return {"tuple": [_encode(item, arrays) for item in value]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a result can hold numbers, text, arrays and results, got {type(value).__name__}; convert it first")
+
+
+def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if "type" in value:
+        kind = Result._types.get(value["type"])
+        require(kind is not None, "path", "hold a known result", value["type"], "upgrade lambdahat to read it")
+        assert kind is not None
+        return kind(**{name: _decode(item, arrays) for name, item in value["fields"].items()})
+    if "status" in value:
+        return Status[value["status"]]
+    if "array" in value:
+        array = arrays[value["array"]]
+        return torch.from_numpy(array) if value["tensor"] else array
+    if "float" in value:
+        return float(value["float"])
+    if "map" in value:
+        return {key: _decode(item, arrays) for key, item in value["map"]}
+    return tuple(_decode(item, arrays) for item in value["tuple"])

@@ -1,0 +1,385 @@
+"""The command: what it prints, what it writes, and how it exits."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+import lambdahat
+from lambdahat.cli.app import app
+from lambdahat.operators import hessian
+from lambdahat.results import Landscape, Measurement, Status
+
+FACTORY = """
+import torch
+from lambdahat.data import digits_split
+from lambdahat.models import mlp
+from lambdahat.problem import Problem
+
+def network(seed=0):
+    return mlp([64, 8, 10], seed=seed)
+
+def make_problem():
+    (x, y), _ = digits_split()
+    return Problem(network(), "cross_entropy", (x[:200], y[:200]))
+
+def with_batch_norm():
+    (x, y), _ = digits_split()
+    torch.manual_seed(0)
+    first, last = torch.nn.Linear(64, 4), torch.nn.Linear(4, 10)
+    model = torch.nn.Sequential(first, torch.nn.BatchNorm1d(4), torch.nn.ReLU(), last)
+    return Problem(model, "cross_entropy", [(x[:100], y[:100]), (x[100:200], y[100:200])])
+
+def held_out():
+    return digits_split()[1]
+
+def by_function():
+    return Problem.from_function(lambda p: (p["w"] ** 4).sum(), {"w": torch.ones(3)})
+
+def not_a_problem():
+    return network()
+
+def broken():
+    return {}["missing"]
+
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path, monkeypatch):
+    """A folder with the user's module in it, as the current directory."""
+    name = f"users_{os.getpid()}_{time.monotonic_ns()}"
+    (tmp_path / f"{name}.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    return name
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def one_line_error(result):
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.strip().splitlines()
+    return line
+
+
+def test_version_and_help():
+    assert call("--version").stdout == f"lambdahat {lambdahat.__version__}\n"
+    for command in ("measure", "landscape", "demo"):
+        result = call(command, "--help")
+        assert result.exit_code == 0
+        assert "130 interrupted" in " ".join(result.stdout.replace("│", " ").split())
+
+
+def test_measure_prints_a_table_and_writes_everything(project, tmp_path):
+    result = call("measure", f"{project}:make_problem", "--depth", 20, "--top", 2, "--out", "run")
+    assert result.exit_code == 0, result.output
+    assert "610 parameters, 200 samples, cross_entropy" in result.stdout
+    assert "(exact)" in next(line for line in result.stdout.splitlines() if line.startswith("trace"))
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names >= {"trace.json", "eigenpairs.json", "spectrum.json", "measurement.json", "table.txt", "table.md",
+                     "measurement.png", "spectrum.png", "eigenpairs.png"}  # fmt: skip
+    assert (tmp_path / "run" / "table.txt").read_text().strip() in result.stdout
+    stored = Measurement.load(tmp_path / "run")
+    assert stored["eigenpairs"].vectors.shape[0] == 0
+    assert stored["spectrum"].nodes.shape == (1, 20)
+
+
+def test_json_is_all_there_is_on_standard_output(project):
+    result = call("measure", f"{project}:make_problem", "--what", "trace,eigenpairs", "--top", 1, "--json")
+    assert result.exit_code == 0
+    document = json.loads(result.stdout)
+    assert [row["quantity"] for row in document["results"]] == ["trace", "eigenpairs[1]"]
+    assert document["about"]["parameters"] == 610
+    assert result.stderr == ""
+
+
+def test_options_reach_the_measurement(project):
+    result = call("measure", f"{project}:make_problem", "--what", "eigenpairs", "--curvature", "covariance",
+                  "--samples", 50, "--dtype", "float64", "--seed", 5, "--top", 1, "--json")  # fmt: skip
+    about = json.loads(result.stdout)["about"]
+    wanted = {"curvature": "covariance", "samples": 50, "dtype": "float64", "seed": 5}
+    assert {key: about[key] for key in wanted} == wanted
+
+
+def test_batch_norm_mode_changes_the_loss(project):
+    losses = {}
+    for norm in ("eval", "train"):
+        result = call("measure", f"{project}:with_batch_norm", "--what", "trace", "--norm", norm, "--json")
+        about = json.loads(result.stdout)["about"]
+        assert about["norm"] == norm
+        losses[norm] = about["loss_value"]
+    assert losses["eval"] != pytest.approx(losses["train"], rel=1e-3)
+
+
+def test_eigenvectors_can_be_kept(project, tmp_path):
+    call("measure", f"{project}:make_problem", "--what", "eigenpairs", "--top", 2, "--vectors", "--out", "run")
+    assert tuple(Measurement.load(tmp_path / "run")["eigenpairs"].vectors.shape) == (610, 2)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt", "nested"])
+def test_checkpoint_is_what_is_measured(project, kind, tmp_path):
+    module = __import__(project)
+    state = module.network(seed=7).state_dict()
+    path = tmp_path / ("weights.safetensors" if kind == "safetensors" else "weights.pt")
+    if kind == "safetensors":
+        save_file(state, path)
+    else:
+        torch.save({"state_dict": state, "epoch": 3} if kind == "nested" else state, path)
+    result = call("measure", f"{project}:make_problem", "--checkpoint", path, "--what", "trace", "--json")
+    problem = module.make_problem()
+    truth = problem.loss(torch.cat([tensor.flatten() for tensor in state.values()]))
+    assert json.loads(result.stdout)["about"]["loss_value"] == pytest.approx(truth, rel=1e-6)
+
+
+def test_checkpoint_brings_buffers_and_takes_other_options(project, tmp_path):
+    module = __import__(project)
+    problem = module.with_batch_norm()
+    state = {name: tensor.clone() for name, tensor in problem.model.state_dict().items()}
+    state["1.running_mean"] += 3.0
+    save_file(state, tmp_path / "weights.safetensors")
+    before = problem.loss()
+    result = call("measure", f"{project}:with_batch_norm", "--checkpoint", "weights.safetensors", "--dtype", "float64",
+                  "--what", "trace", "--json")  # fmt: skip
+    problem.model.load_state_dict(state)
+    assert json.loads(result.stdout)["about"]["loss_value"] == pytest.approx(problem.loss(), rel=1e-6)
+    assert before != pytest.approx(problem.loss(), rel=1e-3)
+
+
+def test_checkpoint_of_a_function(project, tmp_path):
+    save_file({"w": torch.full((3,), 2.0)}, tmp_path / "w.safetensors")
+    result = call("measure", f"{project}:by_function", "--checkpoint", "w.safetensors", "--what", "trace", "--json")
+    document = json.loads(result.stdout)
+    assert document["about"]["loss_value"] == pytest.approx(48.0)
+    assert document["results"][0]["value"] == pytest.approx(3 * 12 * 4.0, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("0.bias"), "lacks 0.bias"),
+        (lambda state: state.update(extra=torch.ones(2)), "has unknown extra"),
+        (lambda state: state.update({"0.bias": torch.ones(3)}), "0.bias must have shape (8,), got (3,)"),
+    ],
+)
+def test_checkpoint_of_another_model_is_refused(project, tmp_path, change, message):
+    state = __import__(project).network().state_dict()
+    change(state)
+    save_file(dict(state), tmp_path / "weights.safetensors")
+    line = one_line_error(call("measure", f"{project}:make_problem", "--checkpoint", "weights.safetensors"))
+    assert "--checkpoint" in line
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("nowhere:make", "no module named 'nowhere'"),
+        ("{}:absent", "has no 'absent'; it has"),
+        ("{}:not_a_problem", "must return a lambdahat.Problem, got Sequential"),
+        ("{}:broken", "raised KeyError: 'missing' (users"),
+        ("{}:number", "must be a function, got int"),
+        ("{}", "FACTORY must be module:function"),
+    ],
+)
+def test_a_bad_factory_is_explained(project, spec, message):
+    assert message in one_line_error(call("measure", spec.format(project)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--what", "traces"], "what must be one of 'trace'"),
+        (["--what", ","], "what must name at least one"),
+        (["--samples", "100000"], "count must be an integer in [1, 200]"),
+        (["--checkpoint", "none.pt"], "--checkpoint: no such file: none.pt"),
+        (["--device", "abacus"], "abacus"),
+    ],
+)
+def test_bad_arguments_are_explained(project, arguments, message):
+    assert message in one_line_error(call("measure", f"{project}:make_problem", *arguments))
+
+
+@pytest.mark.parametrize("arguments", [["--depth", "0"], ["--curvature", "slope"], ["--dtype", "int8"], ["--nonsense"]])
+def test_bad_usage_exits_with_2(project, arguments):
+    assert call("measure", f"{project}:make_problem", *arguments).exit_code == 2
+
+
+def test_options_that_a_function_cannot_take_are_refused(project):
+    assert "set them in the factory" in one_line_error(call("measure", f"{project}:by_function", "--norm", "train"))
+
+
+def test_files_that_are_no_checkpoints_are_refused(project, tmp_path):
+    (tmp_path / "bad.pt").write_text("not a checkpoint")
+    line = one_line_error(call("measure", f"{project}:make_problem", "--checkpoint", "bad.pt"))
+    assert "is not a state dict" in line
+    torch.save([1, 2], tmp_path / "list.pt")
+    line = one_line_error(call("measure", f"{project}:make_problem", "--checkpoint", "list.pt"))
+    assert "must hold a dict of name to tensor" in line
+
+
+def test_dry_run_makes_one_product_and_measures_nothing(project, tmp_path, monkeypatch):
+    from lambdahat.operators import base
+
+    made = []
+    inner = base.LinearOperator._multiply
+    monkeypatch.setattr(base.LinearOperator, "_multiply", lambda self, v: made.append(v) or inner(self, v))
+    result = call(
+        "measure", f"{project}:make_problem", "--depth", 50, "--probes", 3, "--dry-run", "--json", "--out", "run"
+    )
+    assert result.exit_code == 0
+    assert len(made) == 1
+    document = json.loads(result.stdout)
+    (spectrum,) = [row for row in document["forecast"] if row["quantity"] == "spectrum"]
+    assert (spectrum["fewest"], spectrum["most"]) == (150, 150)
+    assert spectrum["seconds_most"] == pytest.approx(150 * document["seconds"])
+    assert spectrum["vectors_bytes"] == 51 * 610 * 4
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", sorted(__import__("lambdahat.measuring").measuring.QUANTITIES))
+def test_forecasts_hold(project, name):
+    arguments = ["measure", f"{project}:make_problem", "--what", name, "--depth", 10, "--top", 2, "--json"]
+    (row,) = json.loads(call(*arguments, "--dry-run").stdout)["forecast"]
+    rows = json.loads(call(*arguments).stdout)["results"]
+    for cost in (row_["cost"] for row_ in rows):
+        assert cost == 0 or row["fewest"] <= cost <= row["most"]
+
+
+def test_unconverged_results_exit_with_1_and_state_the_remedy(project, monkeypatch):
+    import dataclasses
+
+    from lambdahat import measuring
+
+    inner = measuring.QUANTITIES["trace"]
+
+    def spent(*arguments):
+        return dataclasses.replace(inner(*arguments), status=Status.BUDGET_SPENT)
+
+    monkeypatch.setitem(measuring.QUANTITIES, "trace", spent)
+    result = call("measure", f"{project}:make_problem", "--what", "trace")
+    assert result.exit_code == 1
+    assert "BUDGET_SPENT" in result.stdout
+    assert "trace: BUDGET_SPENT. The products allowed ran out" in result.stderr
+
+
+def test_errors_inside_exit_with_3_and_their_traceback(project, monkeypatch):
+    from lambdahat import measuring
+
+    def fails(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setitem(measuring.QUANTITIES, "trace", fails)
+    result = call("measure", f"{project}:make_problem", "--what", "trace")
+    assert result.exit_code == 3
+    assert "Traceback" in result.stderr
+    assert "out of memory" in result.stderr
+
+
+def test_a_second_run_resumes(project, tmp_path):
+    arguments = ["measure", f"{project}:make_problem", "--what", "trace,frobenius", "--out", "run"]
+    assert call(*arguments).exit_code == 0
+    before = (tmp_path / "run" / "run.json").stat().st_mtime_ns
+    assert call(*arguments).exit_code == 0
+    assert (tmp_path / "run" / "run.json").stat().st_mtime_ns == before
+    line = one_line_error(call(*arguments, "--seed", 1))
+    assert "folder must hold results of this run, with seed = 1" in line
+
+
+def test_interrupt_exits_with_130_and_keeps_what_was_finished(project, tmp_path):
+    slow = (tmp_path / f"{project}.py").read_text() + (
+        "\nimport time\nfrom lambdahat import measuring\n"
+        "measuring.QUANTITIES['eigenpairs'] = lambda *_: time.sleep(60)\n"
+    )
+    (tmp_path / "slow_users.py").write_text(slow)
+    arguments = ["measure", "slow_users:make_problem", "--what", "trace,eigenpairs", "--out", "run"]
+    process = subprocess.Popen([sys.executable, "-m", "lambdahat", *arguments], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / "run.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert error.strip() == "interrupted; finished results are kept; the same command resumes"
+    assert (tmp_path / "run" / "trace.json").exists()
+
+
+def test_quiet_prints_nothing(project):
+    result = call("measure", f"{project}:make_problem", "--what", "trace", "--quiet")
+    assert (result.exit_code, result.output) == (0, "")
+
+
+def test_landscape_along_ritz_vectors_on_both_data_sets(project, tmp_path):
+    result = call(
+        "landscape", f"{project}:make_problem", "--held-out", f"{project}:held_out", "--depth", 30, "--out", "run"
+    )
+    assert result.exit_code == 0, result.output
+    names = ("largest", "smallest", "smallest-magnitude")
+    found = {name: Landscape.load(Path("run") / f"landscape-{name}.json") for name in names}
+    problem = __import__(project).make_problem()
+    for name, line in found.items():
+        assert line.offsets.tolist() == pytest.approx(torch.linspace(-1, 1, 21).tolist(), abs=1e-6)
+        assert line.loss[10] == pytest.approx(problem.loss(), rel=1e-5)
+        assert line.held_out[10] == pytest.approx(problem.on(__import__(project).held_out()).loss(), rel=1e-5)
+        assert (tmp_path / "run" / f"landscape-{name}.png").exists()
+    bends = [found[name].curvature[0] for name in names]
+    assert bends[0] > abs(bends[2])
+    assert bends[1] <= bends[2] + 1e-4
+    assert bends[0] == pytest.approx(float(torch.linalg.eigvalsh(hessian(problem).dense())[-1]), rel=1e-3)
+
+
+def test_landscape_plane_and_json(project):
+    result = call("landscape", f"{project}:make_problem", "--along", "largest,random", "--plane", "--points", 5, "--json",
+                  "--depth", 20)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)["plane"]
+    assert torch.tensor(document["loss"]).shape == (5, 5)
+    assert document["labels"][0].startswith("the largest Ritz vector, λ = ")
+    assert document["labels"][1] == "a random direction"
+
+
+def test_landscape_dry_run(project):
+    document = json.loads(call("landscape", f"{project}:make_problem", "--dry-run", "--json").stdout)
+    assert (document["products"], document["loss_evaluations"]) == (100, 63)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--along", "upwards"], "along must be one of 'largest'"),
+        (["--along", "largest", "--plane"], "along must name two directions"),
+        (["--distance", "-1"], "distance must be"),
+        (["--held-out", "nowhere:data"], "no module named 'nowhere'"),
+    ],
+)
+def test_landscape_refuses(project, arguments, message):
+    assert message in one_line_error(call("landscape", f"{project}:make_problem", *arguments))
+
+
+def test_demo_writes_figures_tables_and_results(tmp_path, monkeypatch):
+    from lambdahat.cli import demo
+
+    monkeypatch.setattr(demo, "EPOCHS", 5)
+    result = call("demo", "--out", "demo")
+    assert result.exit_code in (0, 1), result.output
+    folder = tmp_path / "demo"
+    pictures = {path.stem for path in folder.glob("*.png")}
+    assert pictures == {"measurement", "eigenpairs", "spectrum", "diagonal", "landscape", "plane"}
+    found = Measurement.load(folder)
+    assert found["trace"].stderr == 0
+    assert "(exact)" in next(line for line in result.stdout.splitlines() if line.startswith("trace"))
+    assert (folder / "table.md").read_text().count("\n| ") > 15
+    assert "held out" in result.stdout
+    assert found["landscape"].held_out is not None

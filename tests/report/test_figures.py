@@ -1,0 +1,220 @@
+"""Figures: what they say, that they come from results alone, and that they change nothing else."""
+
+import subprocess
+import sys
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+
+from lambdahat.report.figures import plot, value_text
+from lambdahat.report.spectra import pooled
+from lambdahat.report.style import new_figure
+from lambdahat.results import Density, Eigenpairs, Estimate, Landscape, Measurement, Result, Spectrum, Status
+
+OFFSETS = np.linspace(-1, 1, 21)
+ACROSS, UP = np.meshgrid(OFFSETS, OFFSETS, indexing="ij")
+
+
+def a_spectrum(probes=1):
+    nodes = np.tile([-0.5, 0.0, 0.1, 4.0], (probes, 1))
+    nodes[:, 2] += 0.05 * np.arange(probes)
+    return Spectrum(nodes, np.tile([0.01, 0.6, 0.38, 0.01], (probes, 1)), np.full_like(nodes, 1e-6), dim=100)
+
+
+def a_density():
+    grid = np.linspace(-5, 5, 400)
+    values = np.exp(-(grid**2) / 2) / np.sqrt(2 * np.pi)
+    return Density(grid, values, 0.1 * values, 0.3)
+
+
+def some_pairs(converged=(True, True, False)):
+    status = Status.CONVERGED if all(converged) else Status.NOT_CONVERGED
+    return Eigenpairs(torch.tensor([3.0, 2.0, -1.0]), torch.eye(3), torch.tensor([1e-6, 1e-3, 0.2]),
+                      torch.tensor(converged), 9, status)  # fmt: skip
+
+
+def a_line():
+    return Landscape(OFFSETS, 0.1 + OFFSETS + 0.3 * OFFSETS**2, 0.2 + OFFSETS**2, ("v₁",), (0.6,))
+
+
+def a_plane():
+    return Landscape(OFFSETS, 0.1 + 3 * ACROSS**2 + UP**2, 0.2 + 2 * ACROSS**2 + UP**2, ("v₁", "v₂"))
+
+
+RESULTS = {
+    "spectrum": a_spectrum(),
+    "probes": a_spectrum(3),
+    "density": a_density(),
+    "eigenpairs": some_pairs(),
+    "line": a_line(),
+    "plane": a_plane(),
+    "scalar": Estimate(103.2, 1.3, 20, dof=9),
+    "exact": Estimate(103.2),
+    "elements": Estimate(torch.linspace(-1, 1, 50) ** 3, torch.full((50,), 0.1)),
+}
+LABELS = {
+    "spectrum": ("eigenvalue λ", "share of eigenvalues"),
+    "probes": ("eigenvalue λ", "share of eigenvalues"),
+    "density": ("eigenvalue λ", "density of eigenvalues, per unit λ"),
+    "eigenpairs": ("rank", "eigenvalue λ"),
+    "line": ("offset along v₁", "loss, mean per sample"),
+    "plane": ("offset along v₁", "offset along v₂"),
+    "scalar": ("value", ""),
+    "exact": ("value", ""),
+    "elements": ("value of the element", "elements"),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_result_is_drawn_from_disk_with_its_labels(name, tmp_path):
+    stored = Result.load(RESULTS[name].save(tmp_path / name))
+    axes = plot(stored)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == LABELS[name]
+    assert axes.get_title()
+    axes.figure.savefig(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 2000
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_given_axes_is_used(name):
+    axes = new_figure().add_subplot()
+    assert plot(RESULTS[name], axes) is axes
+
+
+def test_figures_leave_global_state_alone():
+    code = (
+        "import sys, matplotlib as mpl; before = mpl.rcParams.copy()\n"
+        "import torch; from lambdahat.report.figures import plot; from lambdahat.results import Estimate\n"
+        "plot(Estimate(1.0, 0.1)).figure.canvas.draw()\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+        "assert mpl.rcParams.copy() == before"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_importing_figures_does_not_import_matplotlib():
+    code = "import sys, lambdahat.report.figures; assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_callers_settings_are_respected():
+    with mpl.rc_context({"axes.titlesize": 20}):
+        before = dict(mpl.rcParams)
+        plot(a_plane())
+        assert dict(mpl.rcParams) == before
+
+
+def test_stems_stand_at_the_nodes_with_log_weights():
+    axes = plot(a_spectrum())
+    (points,) = [line for line in axes.lines if line.get_marker() == "o"]
+    np.testing.assert_allclose(points.get_xdata(), [-0.5, 0.0, 0.1, 4.0])
+    np.testing.assert_allclose(points.get_ydata(), [0.01, 0.6, 0.38, 0.01])
+    assert axes.get_yscale() == "log"
+    assert axes.get_ylim()[0] < 0.01
+
+
+def test_probes_are_pooled_into_one_measure():
+    nodes, weights = pooled(a_spectrum(3))
+    assert weights.sum() == pytest.approx(1.0)
+    assert (nodes @ weights) == pytest.approx(float(a_spectrum(3).mean))
+    np.testing.assert_allclose(nodes, [-0.5, 0.0, 0.1, 0.15, 0.2, 4.0])  # what every probe sees is one stem
+    assert weights[-1] == pytest.approx(0.01)
+
+
+def test_density_band_is_the_interval_and_every_peak_is_in_sight():
+    grid = np.linspace(-1, 10, 500)
+    values = np.exp(-(grid**2) / 0.02) + 1e-5 * np.exp(-((grid - 9) ** 2) / 0.02)
+    axes = plot(Density(grid, values, 0.1 * values, 0.1))
+    assert axes.get_ylim()[0] < 1e-5
+    band = axes.collections[0].get_paths()[0].vertices
+    assert band[:, 1].max() == pytest.approx(1.196 * values.max(), rel=1e-3)
+
+
+def test_eigenvalues_are_bars_with_residuals_and_the_unconverged_show():
+    axes = plot(some_pairs())
+    assert sorted(bar.get_height() for bar in axes.patches) == [-1.0, 2.0, 3.0]
+    assert {text.get_text() for text in axes.get_legend().get_texts()} >= {"converged", "not converged"}
+    assert "NOT_CONVERGED" in axes.get_title()
+    whiskers = axes.collections[0].get_segments()
+    assert whiskers[2][1][1] - whiskers[2][0][1] == pytest.approx(0.4, rel=1e-6)
+    assert "not converged" not in {t.get_text() for t in plot(some_pairs((True,) * 3)).get_legend().get_texts()}
+
+
+def test_line_has_both_losses_and_the_parabola_of_the_curvature():
+    axes = plot(a_line())
+    lines = {line.get_label(): line for line in axes.lines}
+    np.testing.assert_allclose(lines["training"].get_ydata(), a_line().loss)
+    np.testing.assert_allclose(lines["held out"].get_ydata(), a_line().held_out)
+    parabola = lines["parabola, vᵀHv = 0.6"]
+    np.testing.assert_allclose(np.interp(OFFSETS, *parabola.get_data()), a_line().loss, atol=1e-4)
+
+
+def test_plane_lays_the_first_direction_across():
+    tilted = Landscape(OFFSETS, 1.0 + ACROSS, None, ("v₁", "v₂"))
+    axes = plot(tilted)
+    filled = axes.collections[0]
+    lowest = next(path for path in filled.get_paths() if len(path.vertices))
+    assert lowest.vertices[:, 0].max() < 0  # the low end of the loss is at the left
+    assert np.ptp(lowest.vertices[:, 1]) == pytest.approx(2.0)
+
+
+def test_plane_becomes_a_surface_on_three_dimensional_axes():
+    axes = new_figure().add_subplot(projection="3d")
+    assert plot(a_plane(), axes) is axes
+    assert axes.get_zlabel() == "loss, mean per sample"
+    axes.figure.canvas.draw()
+
+
+def test_plane_of_a_loss_that_is_flat_or_overflows():
+    plot(Landscape(OFFSETS, np.ones((21, 21)))).figure.canvas.draw()
+    steep = np.exp(8 * ACROSS**2)
+    steep[0, 0] = np.inf
+    plot(Landscape(OFFSETS, steep)).figure.canvas.draw()
+
+
+def test_scalar_shows_its_students_interval():
+    axes = plot(RESULTS["scalar"])
+    (segment,) = axes.collections[0].get_segments()
+    assert tuple(segment[:, 0]) == pytest.approx(RESULTS["scalar"].interval(0.95))
+    assert axes.get_title() == "103.2 ± 1.3"
+    assert plot(RESULTS["exact"]).get_title() == "103.2 (exact)"
+
+
+@pytest.mark.parametrize(
+    ("estimate", "text"),
+    [
+        (Estimate(103.2, 20.0), "103 ± 20"),
+        (Estimate(1.23e-7, 2e-9), "1.230e-07 ± 2e-09"),
+        (Estimate(0.0, 0.5), "0.00 ± 0.5"),
+        (Estimate(float("nan"), 0.5), "nan ± 0.5"),
+        (Estimate(-2.0), "-2 (exact)"),
+    ],
+)
+def test_value_text(estimate, text):
+    assert value_text(estimate) == text
+
+
+def test_measurement_is_a_grid_of_panels_and_a_list_of_numbers(tmp_path):
+    results = {  # two numbers, two panels
+        "trace": Estimate(103.2, 1.3), "parts": {"a": Estimate(2.0)},
+        "spectrum": a_spectrum(), "eigenpairs": some_pairs(),
+    }  # fmt: skip
+    measurement = Measurement(results, {"parameters": 100, "samples": 7, "loss": "cross_entropy"})
+    measurement.save(tmp_path)
+    figure = plot(Measurement.load(tmp_path))
+    assert len(figure.axes) == 3
+    assert [axes.get_title().split(":")[0] for axes in figure.axes[:2]] == ["spectrum", "eigenpairs"]
+    cells = [cell.get_text().get_text() for cell in figure.axes[2].tables[0].get_celld().values()]
+    assert cells == ["trace", "103.2 ± 1.3", "parts.a", "2 (exact)"]
+    figure.canvas.draw()
+
+
+def test_what_cannot_be_drawn_is_refused():
+    with pytest.raises(TypeError, match="result must be one of Spectrum"):
+        plot(3.0)
+    with pytest.raises(ValueError, match="ax must be None for a Measurement"):
+        plot(Measurement({"trace": Estimate(1.0)}), new_figure().add_subplot())
+    with pytest.raises(ValueError, match="hold at least one result"):
+        plot(Measurement({}))

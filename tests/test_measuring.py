@@ -1,0 +1,153 @@
+"""``measure``: the right numbers, kept as they come, resumed where they stopped."""
+
+import json
+
+import pytest
+import torch
+
+from lambdahat import measuring
+from lambdahat.measuring import CURVATURES, QUANTITIES, measure
+from lambdahat.models import mlp
+from lambdahat.operators.curvature import hessian
+from lambdahat.problem import Problem
+from lambdahat.results import Estimate, Measurement
+
+
+def a_problem(seed=0, dtype=torch.float64):
+    rng = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(40, 6, generator=rng), torch.randint(3, (40,), generator=rng)
+    return Problem(mlp([6, 8, 3], seed=seed), "cross_entropy", (x, y), dtype=dtype)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often each quantity is measured."""
+    calls = []
+
+    def count(name, inner):
+        def run(*args):
+            calls.append(name)
+            return inner(*args)
+
+        return run
+
+    monkeypatch.setattr(measuring, "QUANTITIES", {name: count(name, inner) for name, inner in QUANTITIES.items()})
+    return calls
+
+
+def test_numbers_are_those_of_the_dense_matrix():
+    problem = a_problem()
+    dense = hessian(problem).dense()
+    values = torch.linalg.eigvalsh(dense).flip(0)
+    found = measure(problem, ("trace", "frobenius", "spectral_norm", "eigenpairs", "spectrum", "diagonal"), top=3)
+    assert list(found.results) == ["trace", "frobenius", "spectral_norm", "eigenpairs", "spectrum", "diagonal"]
+    torch.testing.assert_close(found["eigenpairs"].values, values[:3])
+    torch.testing.assert_close(found["diagonal"].value, dense.diagonal())
+    assert float(found["trace"]) == pytest.approx(float(dense.trace()), rel=1e-9)
+    assert float(found["spectral_norm"]) == pytest.approx(float(values.abs().max()), rel=1e-6)
+    for reading, truth in ((found["frobenius"], dense.norm()), (found["spectrum"].trace, dense.trace())):
+        low, high = reading.interval(0.999)
+        assert low - 1e-9 <= float(truth) <= high + 1e-9
+
+
+@pytest.mark.parametrize("curvature", CURVATURES)
+def test_every_curvature_is_measured(curvature):
+    problem = a_problem()
+    found = measure(problem, "eigenpairs", curvature, top=2)
+    dense = CURVATURES[curvature](problem).dense()
+    torch.testing.assert_close(found["eigenpairs"].values, torch.linalg.eigvalsh(dense).flip(0)[:2])
+    assert found.about["curvature"] == curvature
+
+
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_every_quantity_is_kept_and_read_again(name, tmp_path, counted):
+    first = measure(a_problem(), name, folder=tmp_path)
+    again = measure(a_problem(), name, folder=tmp_path)
+    assert counted == [name]
+    assert again.table() == first.table() == Measurement.load(tmp_path).table()
+    assert again.about["seconds"] == first.about["seconds"]
+
+
+def test_about_says_what_was_measured():
+    about = measure(a_problem(), "trace", seed=3).about
+    assert about["parameters"] == 6 * 8 + 8 + 8 * 3 + 3
+    assert about["samples"] == 40
+    assert (about["loss"], about["curvature"], about["seed"]) == ("cross_entropy", "hessian", 3)
+    assert (about["dtype"], about["device"], about["norm"]) == ("float64", "cpu", "eval")
+    assert about["loss_value"] == pytest.approx(a_problem().loss())
+    assert about["versions"]["torch"] == torch.__version__
+    assert about["seconds"]["trace"] >= 0
+
+
+def test_a_killed_run_resumes_with_what_is_missing(tmp_path, monkeypatch, counted):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    whole = measuring.QUANTITIES
+    monkeypatch.setattr(measuring, "QUANTITIES", {**whole, "eigenpairs": killed})
+    with pytest.raises(KeyboardInterrupt):
+        measure(a_problem(), ("trace", "eigenpairs", "frobenius"), folder=tmp_path)
+    monkeypatch.setattr(measuring, "QUANTITIES", whole)
+    assert counted == ["trace"]
+    found = measure(a_problem(), ("trace", "eigenpairs", "frobenius"), folder=tmp_path)
+    assert counted == ["trace", "eigenpairs", "frobenius"]
+    assert list(found.results) == ["trace", "eigenpairs", "frobenius"]
+
+
+def test_more_can_be_asked_of_the_same_folder(tmp_path, counted):
+    measure(a_problem(), "trace", folder=tmp_path)
+    measure(a_problem(), ("frobenius", "trace"), folder=tmp_path)
+    assert counted == ["trace", "frobenius"]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"seed": 1}, "seed = 1"), ({"curvature": "ggn"}, "curvature = ggn"), ({"top": 4}, "top = 4"),
+     ({"keep_vectors": False}, "vectors = False")],
+)  # fmt: skip
+def test_a_folder_of_other_settings_is_refused(tmp_path, change, named):
+    measure(a_problem(), "trace", folder=tmp_path)
+    with pytest.raises(ValueError, match=rf"folder must hold .*{named}.*choose another folder"):
+        measure(a_problem(), "trace", **change, folder=tmp_path)
+
+
+def test_a_folder_of_other_parameters_or_data_is_refused(tmp_path):
+    problem = a_problem()
+    measure(problem, "trace", folder=tmp_path)
+    with pytest.raises(ValueError, match="folder must hold results of this run"):
+        measure(problem.at(problem.vector * 1.0000001), "trace", folder=tmp_path)
+    other = problem.on(next(iter(a_problem(1).batches)).data)
+    with pytest.raises(ValueError, match="with loss_value ="):
+        measure(other, "trace", folder=tmp_path)
+
+
+def test_eigenvectors_are_dropped_on_request(tmp_path):
+    found = measure(a_problem(), "eigenpairs", top=2, folder=tmp_path, keep_vectors=False)
+    assert tuple(found["eigenpairs"].vectors.shape) == (0, 2)
+    assert len(Measurement.load(tmp_path).table()) == 2
+
+
+def test_groups_of_results_are_kept(tmp_path, monkeypatch, counted):
+    group = {"a": Estimate(1.0, 0.5), "b": Estimate(2.0)}
+    monkeypatch.setitem(measuring.QUANTITIES, "trace", lambda *_: group)
+    measure(a_problem(), "trace", folder=tmp_path)
+    assert json.loads((tmp_path / "run.json").read_text())["seconds"]["trace"] >= 0
+    monkeypatch.setitem(measuring.QUANTITIES, "trace", lambda *_: pytest.fail("measured twice"))
+    assert dict(measure(a_problem(), "trace", folder=tmp_path)["trace"]) == group
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"what": ()}, "what must name at least one"),
+        ({"what": "traces"}, "what must be one of 'trace'"),
+        ({"curvature": "jacobian"}, "curvature must be one of"),
+        ({"depth": 0}, "depth must be an integer"),
+        ({"probes": 0}, "probes must be an integer"),
+        ({"top": 0}, "top must be an integer"),
+        ({"seed": -1}, "seed must be an integer"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        measure(a_problem(), **arguments)
