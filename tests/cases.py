@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lambdahat._rng import generator
 from lambdahat.models import mlp
@@ -79,3 +80,73 @@ def spectra(size: int = 300) -> dict[str, Tensor]:
         "indefinite": symmetric + 0.5 * torch.eye(size, dtype=torch.float64),
         "no trace": with_eigenvalues(balanced - balanced.mean()),
     }
+
+
+class Tied(nn.Module):
+    """Two layers that share one weight, applied one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.second(torch.relu(self.first(x)))))
+
+
+class Block(nn.Module):
+    """One transformer block and a linear reading of its mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.1, batch_first=True)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.block(x).mean(dim=1))
+
+
+def small_lenet() -> nn.Module:
+    """LeNet-5's layers at a tenth of its width, for 10 × 10 images."""
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(2, 3, 2), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3),
+    )  # fmt: skip
+
+
+def normed() -> nn.Module:
+    """A convolution, grouped and strided, with batch-norm."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2), nn.BatchNorm2d(4), nn.LeakyReLU(), nn.AvgPool2d(2),
+        nn.Flatten(), nn.Linear(16, 3),
+    )  # fmt: skip
+
+
+def _perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (_perceptron, (4,)),
+    "lenet": (small_lenet, (1, 10, 10)),
+    "batch-norm": (normed, (2, 8, 8)),
+    "transformer": (Block, (3, 6)),
+    "tied": (Tied, (5,)),
+}
+
+
+def network(name: str, loss: str = "cross_entropy", samples: int = 11, **options: Any) -> Problem:
+    """One of ``NETWORKS`` in float64 with random weights and data, in batches of 4; batch-norm statistics are not trivial."""
+    make, shape = NETWORKS[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = make().double()
+        x = torch.randn(samples, *shape, dtype=torch.float64)
+        y = torch.randint(0, 3, (samples,)) if loss in ("cross_entropy", "nll") else torch.rand(samples, 3).double()
+        y = y.round() if loss == "bce_with_logits" else y
+        for layer in model.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                nn.init.normal_(layer.running_mean)
+                nn.init.uniform_(layer.running_var, 0.5, 2.0)
+    return Problem(model, loss, (x, y), **{"batch_size": 4, **options})

@@ -66,7 +66,7 @@ def test_thick_restart_keeps_the_decomposition():
     for _ in range(20):
         state.extend()
     values, weights, couplings = state.ritz()
-    state.restart(values[10:], weights[:, 10:], couplings[10:])
+    state.restart(values[10:], weights[:, 10:], couplings[10:], 0)
     for _ in range(5):
         state.extend()
     Q, T = state.rows[:15].T, state.projected()

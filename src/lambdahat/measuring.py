@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import platform
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,10 +134,9 @@ def quantity_names(what: str | Sequence[str]) -> tuple[str, ...]:
 
 def description(problem: Problem, settings: Settings) -> dict[str, Any]:
     """What was measured, with which settings and versions."""
-    from lambdahat import __version__  # at import time the package is not complete yet
-
     loss = problem.loss_function
-    versions = {"lambdahat": __version__, "python": platform.python_version(), "torch": torch.__version__,
+    own = sys.modules["lambdahat"].__version__  # importing the package here would be a circle
+    versions = {"lambdahat": own, "python": platform.python_version(), "torch": torch.__version__,
                 "numpy": np.__version__, "scipy": scipy.__version__}  # fmt: skip
     return {
         "parameters": problem.num_parameters, "samples": problem.num_samples,

@@ -251,8 +251,13 @@ class Spectrum(Result):
 
     @property
     def negative_mass(self) -> Estimate:
-        """Share of eigenvalues below zero by more than the rounding of the operator."""
-        return self.expectation(lambda nodes: (nodes < -self.resolution).astype(np.float64))
+        """Share of eigenvalues below zero by more than rounding.
+
+        The nodes that ``degeneracy`` takes for the cluster at zero do not count where their residual reaches zero: such
+        a node holds much of the mass, and its sign is an accident of the depth.
+        """
+        unknown = (self._nearest_zero() > 0) & (np.abs(self.nodes) <= self.residuals)
+        return self.expectation(lambda nodes: ((nodes < -self.resolution) & ~unknown).astype(np.float64))
 
     def degeneracy(self, merge: int | None = None) -> Estimate:
         """Share of eigenvalues at zero: the mass of the ``merge`` Ritz values nearest 0.
@@ -260,11 +265,17 @@ class Spectrum(Result):
         Appendix of "Flatness is a False Friend": one for a positive semi-definite operator, two for a Hessian, whose
         zero cluster Lanczos splits in two (both defaults).
         """
-        merge = (1 if self.psd else 2) if merge is None else require_count(merge, "merge", 1, self.nodes.shape[1])
+        at_zero = self._nearest_zero(merge)
+        return self.expectation(lambda _: at_zero)
+
+    def _nearest_zero(self, merge: int | None = None) -> Array:
+        """1 at the ``merge`` nodes nearest 0 of each probe, else 0, (probes, depth)."""
+        default = min(1 if self.psd else 2, self.nodes.shape[1])
+        merge = default if merge is None else require_count(merge, "merge", 1, self.nodes.shape[1])
         nearest = np.argsort(np.abs(self.nodes), axis=1)[:, :merge]
         at_zero = np.zeros_like(self.nodes)
         np.put_along_axis(at_zero, nearest, 1.0, axis=1)
-        return self.expectation(lambda _: at_zero)
+        return at_zero
 
     def outliers(self) -> tuple[Estimate, ...]:
         """Eigenvalues that stand alone beyond the bulk at either end, largest magnitude first.

@@ -246,6 +246,8 @@ def test_dry_run_makes_one_product_and_measures_nothing(project, tmp_path, monke
     assert (spectrum["fewest"], spectrum["most"]) == (150, 150)
     assert spectrum["seconds_most"] == pytest.approx(150 * document["seconds"])
     assert spectrum["vectors_bytes"] == 51 * 610 * 4
+    (trace,) = [row for row in document["forecast"] if row["quantity"] == "trace"]
+    assert trace["most"] == 0  # a ReLU network's trace is a closed form
     assert not (tmp_path / "run").exists()
 
 
@@ -341,8 +343,8 @@ def test_landscape_along_ritz_vectors_on_both_data_sets(project, tmp_path):
 
 
 def test_landscape_plane_and_json(project):
-    result = call("landscape", f"{project}:make_problem", "--along", "largest,random", "--plane", "--points", 5, "--json",
-                  "--depth", 20)  # fmt: skip
+    result = call("landscape", f"{project}:make_problem", "--along", "largest,random", "--plane", "--points", 5,
+                  "--json", "--depth", 20)  # fmt: skip
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)["plane"]
     assert torch.tensor(document["loss"]).shape == (5, 5)

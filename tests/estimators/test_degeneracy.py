@@ -22,7 +22,7 @@ def test_counts_of_a_perceptron() -> None:
 
 
 def test_the_bound_is_a_claim_that_random_relu_networks_break() -> None:
-    problem = classifier((18, 26, 16, 2), samples=400, batch_size=None)
+    problem = classifier((18, 26, 16, 2), samples=300, batch_size=None)
     found = rank_bound(problem)
     assert (found.parameters, found.bound) == (960, 496)
     values = torch.linalg.eigvalsh(hessian(problem).dense()).abs()

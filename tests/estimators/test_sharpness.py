@@ -67,7 +67,7 @@ def test_at_a_stationary_point_the_rise_is_half_the_leading_eigenvalue(values: l
 @pytest.mark.parametrize("values", [[4.0, 3.0, 1.0, 0.5], [1.0, 0.2, -0.5, -10.0]])
 def test_with_a_gradient_the_ascent_solves_the_trust_region_problem(values: list[float]) -> None:
     matrix, slope = rotated(values), torch.tensor([0.3, -0.1, 0.2, 0.05], dtype=torch.float64)
-    found = sharpness(quadratic(matrix, slope), RADIUS, adaptive=False, steps=100)
+    found = sharpness(quadratic(matrix, slope), RADIUS, adaptive=False, steps=60)
     truth = worst_rise(matrix, slope, RADIUS)
     assert float(found.rise) <= truth + 1e-12
     assert float(found.rise) == pytest.approx(truth, rel=1e-4)
@@ -90,13 +90,13 @@ def test_adaptive_sharpness_of_a_quadratic_is_that_of_the_scaled_one() -> None:
 
 @pytest.mark.parametrize("c", [0.25, 8.0])
 def test_a_rescaled_layer_pair_changes_only_the_plain_measures(c: float) -> None:
-    problem = classifier((4, 6, 3))
+    problem = classifier(batch_size=None)
     other = rescaled(problem, c)
     assert other.loss() == pytest.approx(problem.loss(), rel=1e-12)
     plain = [sharpness(p, RADIUS, adaptive=False, steps=5) for p in (problem, other)]
     assert abs(float(plain[1].curvature) / float(plain[0].curvature) - 1) > 0.5
     assert abs(float(plain[1].rise) / float(plain[0].rise) - 1) > 0.1
-    first, second = (sharpness(p, RADIUS) for p in (problem, other))
+    first, second = (sharpness(p, RADIUS, steps=8) for p in (problem, other))
     for name in ("curvature", "slope", "rise"):
         assert float(getattr(second, name)) == pytest.approx(float(getattr(first, name)), rel=1e-8), name
     one, two = (relative_sharpness(p) for p in (problem, other))
@@ -109,7 +109,7 @@ def test_a_rescaled_layer_pair_changes_only_the_plain_measures(c: float) -> None
 
 
 def test_sharpness_rises_with_the_radius_and_the_steps() -> None:
-    problem = classifier((4, 6, 3), "tanh")
+    problem = classifier(activation="tanh", batch_size=None)
     start, climbed = (float(sharpness(problem, RADIUS, steps=steps).rise) for steps in (0, 20))
     assert 0 < start < climbed
     assert climbed < float(sharpness(problem, 2 * RADIUS).rise)
@@ -119,7 +119,7 @@ def test_sharpness_rises_with_the_radius_and_the_steps() -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_relative_sharpness_is_the_sum_over_pairs_of_rows(activation: str) -> None:
-    problem = classifier((4, 6, 3), activation)
+    problem = classifier(activation=activation, batch_size=None)
     dense, slices = dense_hessian(problem), problem.space.slices
     found = relative_sharpness(problem, tol=0.01)
     assert set(found.layers) == {"0.weight", "2.weight"}
@@ -177,7 +177,8 @@ def test_overlap_with_all_eigenvectors_is_the_whole_gradient() -> None:
 def test_results_save_and_fill_tables(tmp_path: object) -> None:
     problem = classifier()
     plain, relative = sharpness(problem, steps=2), relative_sharpness(problem)
-    assert Sharpness.load(plain.save(f"{tmp_path}/sharpness")) == plain
+    loaded = Sharpness.load(plain.save(f"{tmp_path}/sharpness"))
+    assert str(loaded) == str(plain)  # as text: the error of a lower bound is NaN, which equals nothing
     assert RelativeSharpness.load(relative.save(f"{tmp_path}/relative")) == relative
     rows = {row["quantity"] for row in Measurement({"sharpness": plain, "relative": relative}).table()}
     assert {"sharpness.rise", "sharpness.curvature", "relative.layers.0.weight"} <= rows

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from lambdahat._progress import progress
 from lambdahat.estimators import variances
 from lambdahat.estimators.variances import variance
+from lambdahat.operators import ggn
 from lambdahat.problem import Problem
 from lambdahat.results import Variance
-from tests.cases import classifier, quadratic
+from tests.cases import NETWORKS, classifier, network, quadratic
 from tests.oracles import per_sample
 
 
@@ -35,8 +36,8 @@ def sample_ggns(problem: Problem) -> Tensor:
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_with_a_probe_per_parameter_everything_is_exact(activation: str) -> None:
-    problem = classifier(activation=activation)
-    gradients, hessians = per_sample(problem)
+    problem = classifier((3, 4, 2), activation, samples=8, batch_size=5)
+    gradients, hessians = per_sample(problem, torch.eye(problem.num_parameters, dtype=torch.float64))
     ggns = sample_ggns(problem)
     found = variance(problem, probes=problem.num_parameters)
     expected = {
@@ -55,26 +56,28 @@ def test_with_a_probe_per_parameter_everything_is_exact(activation: str) -> None
         assert estimate.stderr == 0
 
 
-def test_each_probe_measures_the_variance_of_its_products() -> None:
-    problem = classifier(activation="tanh")
-    _, hessians = per_sample(problem)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_each_probe_measures_the_variance_of_its_products(name: str) -> None:
+    problem = network(name, samples=5)
     v = variances._probe(problem, 0, 0)
     assert float(v.norm()) == pytest.approx(1.0, rel=1e-12)
-    products = hessians @ v
-    expected = float(
-        (products.square().sum(dim=1).mean() - products.mean(dim=0).square().sum()) / problem.num_parameters
-    )
-    found = variance(problem, probes=1).hessian_variance
-    assert float(found) == pytest.approx(expected, rel=1e-10)
-    assert math.isnan(float(found.stderr))  # one probe has no standard error
+    gradients, products = (found.squeeze(-1) for found in per_sample(problem, v[:, None]))
+    spread = float(products.square().sum(dim=1).mean() - products.mean(dim=0).square().sum())
+    found = variance(problem, probes=1)
+    assert float(found.hessian_variance) == pytest.approx(spread / problem.num_parameters, rel=1e-10)
+    assert float(found.hessian_mean) == pytest.approx(float(v @ products.mean(dim=0)), rel=1e-10)
+    assert float(found.gradient_variance) == pytest.approx(element_variance(gradients), rel=1e-10)
+    assert found.ggn_mean is not None
+    assert float(found.ggn_mean) == pytest.approx(float(v @ (ggn(problem) @ v)), rel=1e-10)
+    assert math.isnan(float(found.hessian_variance.stderr))  # one probe has no standard error
 
 
 @pytest.mark.parametrize("samples", [None, 6])
 def test_estimates_are_unbiased_and_their_errors_true(samples: int | None) -> None:
-    problem = classifier((3, 4, 2), "tanh", samples=12, batch_size=None)
-    gradients, hessians = per_sample(problem)
+    problem = classifier((2, 3, 2), "tanh", samples=10, batch_size=None)
+    gradients, hessians = per_sample(problem, torch.eye(problem.num_parameters, dtype=torch.float64))
     truth = {"hessian_variance": element_variance(hessians), "gradient_variance": element_variance(gradients)}
-    runs = [variance(problem, probes=5, seed=seed, samples=samples) for seed in range(40)]
+    runs = [variance(problem, probes=4, seed=seed, samples=samples) for seed in range(30)]
     for name, value in truth.items():
         if samples is None and name == "gradient_variance":
             assert all(getattr(run, name).stderr == 0 for run in runs)
@@ -85,7 +88,7 @@ def test_estimates_are_unbiased_and_their_errors_true(samples: int | None) -> No
         assert abs(float(found.mean()) - value) < 3.5 * error, name
         assert float(reported.square().mean().sqrt()) == pytest.approx(float(found.std()), rel=0.3), name
         covered = sum(low <= value <= high for low, high in (getattr(run, name).interval() for run in runs))
-        assert 34 <= covered <= 40, name
+        assert 25 <= covered <= 30, name
 
 
 def test_batch_size_and_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +111,7 @@ def test_a_model_that_vmap_cannot_take_goes_sample_by_sample() -> None:
 
     x, y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 0, 1, 0])
     problem = Problem(Branching(), "cross_entropy", (x, y), dtype=torch.float64)
-    gradients, hessians = per_sample(problem)
+    gradients, hessians = per_sample(problem, torch.eye(problem.num_parameters, dtype=torch.float64))
     found = variance(problem, probes=problem.num_parameters)
     assert float(found.hessian_variance) == pytest.approx(element_variance(hessians), rel=1e-10)
     assert float(found.gradient_variance) == pytest.approx(element_variance(gradients), rel=1e-10)
@@ -130,30 +133,6 @@ def test_functions_of_a_batch_have_no_gauss_newton_matrix() -> None:
         Problem.from_function(lambda p: p["w"].square().sum(), {"w": torch.ones(3)}, num_samples=4), probes=2
     )
     assert float(still.hessian_variance) == 0 == float(still.gradient_variance)
-
-
-def test_attention_and_embeddings() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(5, 4)
-            self.block = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-            self.head = nn.Linear(4, 5)
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            return self.head(self.block(self.embed(tokens)))
-
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Block().double()
-        tokens = torch.randint(0, 5, (4, 3))
-    problem = Problem(
-        model, "cross_entropy", (tokens, tokens.flip(1)), parameters=["head.*", "block.self_attn.out_proj.*"]
-    )
-    gradients, hessians = per_sample(problem)
-    found = variance(problem, probes=problem.num_parameters)
-    assert float(found.hessian_variance) == pytest.approx(element_variance(hessians), rel=1e-9)
-    assert float(found.gradient_variance) == pytest.approx(element_variance(gradients), rel=1e-10)
 
 
 def test_refusals_name_the_cause() -> None:

@@ -11,7 +11,18 @@ import torch
 from lambdahat.report.figures import plot, value_text
 from lambdahat.report.spectra import pooled
 from lambdahat.report.style import new_figure
-from lambdahat.results import Density, Eigenpairs, Estimate, Landscape, Measurement, Result, Spectrum, Status
+from lambdahat.results import (
+    Density,
+    Eigenpairs,
+    Estimate,
+    Landscape,
+    Measurement,
+    Moments,
+    Result,
+    Spectrum,
+    Status,
+    Variance,
+)
 
 OFFSETS = np.linspace(-1, 1, 21)
 ACROSS, UP = np.meshgrid(OFFSETS, OFFSETS, indexing="ij")
@@ -50,6 +61,7 @@ RESULTS = {
     "eigenpairs": some_pairs(),
     "line": a_line(),
     "plane": a_plane(),
+    "moments": Moments(np.array([1.0, 0.5, 0.3]), np.array([0.0, 0.1, 0.1]), np.eye(3), "power", (0.0, 1.0), 5),
     "scalar": Estimate(103.2, 1.3, 20, dof=9),
     "exact": Estimate(103.2),
     "elements": Estimate(torch.linspace(-1, 1, 50) ** 3, torch.full((50,), 0.1)),
@@ -61,6 +73,7 @@ LABELS = {
     "eigenpairs": ("rank", "eigenvalue λ"),
     "line": ("offset along v₁", "loss, mean per sample"),
     "plane": ("offset along v₁", "offset along v₂"),
+    "moments": ("order k", "tr Aᵏ / P"),
     "scalar": ("value", ""),
     "exact": ("value", ""),
     "elements": ("value of the element", "elements"),
@@ -180,6 +193,8 @@ def test_scalar_shows_its_students_interval():
     assert tuple(segment[:, 0]) == pytest.approx(RESULTS["scalar"].interval(0.95))
     assert axes.get_title() == "103.2 ± 1.3"
     assert plot(RESULTS["exact"]).get_title() == "103.2 (exact)"
+    assert not plot(RESULTS["exact"]).collections
+    plot(Estimate(1.0, float("inf"))).figure.canvas.draw()
 
 
 @pytest.mark.parametrize(
@@ -190,10 +205,25 @@ def test_scalar_shows_its_students_interval():
         (Estimate(0.0, 0.5), "0.00 ± 0.5"),
         (Estimate(float("nan"), 0.5), "nan ± 0.5"),
         (Estimate(-2.0), "-2 (exact)"),
+        (Estimate(-2.0, float("nan")), "-2 (error unknown)"),
+        (Estimate(-2.0, float("inf")), "-2 (error unknown)"),
     ],
 )
 def test_value_text(estimate, text):
     assert value_text(estimate) == text
+
+
+def test_a_group_of_estimates_is_a_list():
+    ones = [Estimate(float(i), 0.5) for i in range(6)]
+    cells = plot(Variance(*ones)).tables[0].get_celld()
+    assert cells[0, 0].get_text().get_text() == "gradient_mean_norm"
+    assert len(cells) == 12
+
+
+def test_moments_show_their_students_interval():
+    axes = plot(RESULTS["moments"])
+    segments = axes.collections[0].get_segments()
+    assert tuple(segments[1][:, 1]) == pytest.approx(RESULTS["moments"][1].interval(0.95))
 
 
 def test_measurement_is_a_grid_of_panels_and_a_list_of_numbers(tmp_path):

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from lambdahat.estimators.sequential import LARGEST_DEFAULT
+from lambdahat.estimators.sequential import LARGEST_DEFAULT, MINIMUM
 from lambdahat.krylov import random_vector
 from lambdahat.measuring import CURVATURES, Settings
 from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.curvature import Curvature
+from lambdahat.operators.curvature import Curvature, GaussNewton, Hessian
 from lambdahat.problem import Problem
 
 HEADER = ("quantity", "products", "time", "memory for vectors")
@@ -32,6 +32,8 @@ class Forecast:
 
     def row(self) -> tuple[str, str, str, str]:
         """In words."""
+        if self.most == 0:
+            return self.quantity, "0, closed form", "a few gradients", size(self.vectors_bytes)
         products = f"{self.fewest:,}" if self.fewest == self.most else f"{self.fewest:,} to {self.most:,}"
         low, high = duration(self.seconds_fewest), duration(self.seconds_most)
         return self.quantity, products, low if low == high else f"{low} to {high}", size(self.vectors_bytes)
@@ -42,14 +44,24 @@ Plan = Callable[[LinearOperator, Settings], tuple[int, int, int]]
 
 
 def _sampled(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
-    """Nothing where the structure gives the answer, else until the tolerance or the default limit."""
-    return 0, min(2 * operator.dim, LARGEST_DEFAULT), min(operator.dim, 256)
+    """A pilot at least, and then until the tolerance or the default limit."""
+    return min(MINIMUM, operator.dim), min(2 * operator.dim, LARGEST_DEFAULT), min(operator.dim, 256)
+
+
+def _closed_form(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
+    """None where the structure gives the answer, as that of a ReLU network's Hessian does."""
+    near = operator
+    if isinstance(operator, Hessian):
+        near = operator if operator.curved_because() else operator.control() or operator
+    if isinstance(near, GaussNewton) and near.factors is not None:
+        return 0, 0, 2
+    return 0, *_sampled(operator, settings)[1:]
 
 
 def _pairs(count: int | None = None) -> Plan:
     def plan(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
         pairs = min(count or settings.top, operator.dim)
-        return min(2 * pairs, operator.dim), 1000 + 50 * pairs, min(operator.dim, max(4 * pairs, 2 * pairs + 40))
+        return pairs, 1000 + 50 * pairs, min(operator.dim, max(4 * pairs, 2 * pairs + 40))
 
     return plan
 
@@ -73,9 +85,9 @@ def _by_weight(operator: LinearOperator, settings: Settings) -> tuple[int, int, 
 
 
 PLANS: dict[str, Plan] = {
-    "trace": _sampled,
+    "trace": _closed_form,
     "frobenius": _sampled,
-    "diagonal": _sampled,
+    "diagonal": _closed_form,
     "spectral_norm": _pairs(1),
     "eigenpairs": _pairs(),
     "gradient_overlap": _pairs(),

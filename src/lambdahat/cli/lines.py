@@ -26,7 +26,7 @@ from lambdahat.results import Landscape
 
 RITZ = ("largest", "smallest", "smallest-magnitude")
 RANDOM = {"random": "a random direction", "filter": "a filter-normalised direction"}
-HEADER = ("along", "vᵀHv", "loss at centre", "lowest loss", "at distance", "held out at centre", "lowest held out")
+HEADER = ("along", "vᵀHv", "loss at centre", "lowest loss", "at offset", "held out at centre", "lowest held out")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from lambdahat.cli.forecast import as_document, forecast
 from lambdahat.cli.loading import Choices, load_problem
 from lambdahat.cli.tables import (
     HEADER,
+    NOTE,
     leaves,
     markdown_table,
     print_json,
@@ -82,6 +83,7 @@ def show(measurement: Measurement, out: Path | None, as_json: bool, quiet: bool)
         print_json({"about": measurement.about, "results": measurement.table(), **place})
     elif not quiet:
         print_table(HEADER, rows_of(measurement), headline(measurement))
+        print(NOTE)
         if out is not None:
             print(f"written to {out}")
     for line in remedies(measurement):
@@ -91,8 +93,8 @@ def show(measurement: Measurement, out: Path | None, as_json: bool, quiet: bool)
 def write_tables(measurement: Measurement, folder: Path) -> None:
     """``table.txt`` and ``table.md``."""
     rows, title = rows_of(measurement), headline(measurement)
-    write_atomically(folder / "table.txt", (text_table(HEADER, rows, title) + "\n").encode())
-    write_atomically(folder / "table.md", (f"{title}\n\n" + markdown_table(HEADER, rows)).encode())
+    write_atomically(folder / "table.txt", f"{text_table(HEADER, rows, title)}\n{NOTE}\n".encode())
+    write_atomically(folder / "table.md", f"{title}\n\n{markdown_table(HEADER, rows)}\n{NOTE}\n".encode())
 
 
 def write_figures(measurement: Measurement, folder: Path) -> None:

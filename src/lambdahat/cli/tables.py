@@ -14,6 +14,7 @@ from lambdahat.report.figures import value_text
 from lambdahat.results import Estimate, Measurement, Result, Status
 
 HEADER = ("quantity", "value ± error", "products", "status")
+NOTE = "± is one standard error; for eigenvalues, a bound: an eigenvalue lies that near."
 
 
 def rows_of(measurement: Measurement) -> list[tuple[str, str, str, str]]:

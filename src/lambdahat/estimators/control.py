@@ -43,12 +43,14 @@ def plain_pilot(operator: LinearOperator, probes: Probes, count: int) -> Pilot:
 def with_control(pilot: Pilot, near: LinearOperator, spread: Spread) -> Pilot:
     """The same probes with A − C, if that is cheaper: a product costs two, so it must halve the variance.
 
-    ``spread(Z, AZ)`` is the variance of what the probes are for. A few probes are tried first.
+    ``spread(Z, AZ)`` is the variance of what the probes are for, compared on the same probes: a few first, then all.
     """
-    count = pilot.block.shape[1]
-    trial = min(TRIAL, count)
-    difference = pilot.image[:, :trial] - (near @ pilot.block[:, :trial])
-    if 2 * spread(pilot.block[:, :trial], difference) >= spread(pilot.block, pilot.image):
+    trial = slice(0, TRIAL)
+    difference = pilot.image[:, trial] - (near @ pilot.block[:, trial])
+    if 2 * spread(pilot.block[:, trial], difference) >= spread(pilot.block[:, trial], pilot.image[:, trial]):
         return pilot
-    rest = pilot.image[:, trial:] - (near @ pilot.block[:, trial:])
-    return Pilot(pilot.target - near, near, pilot.block, torch.cat([difference, rest], dim=1))
+    rest = pilot.image[:, TRIAL:] - (near @ pilot.block[:, TRIAL:])
+    difference = torch.cat([difference, rest], dim=1)
+    if 2 * spread(pilot.block, difference) >= spread(pilot.block, pilot.image):
+        return pilot
+    return Pilot(pilot.target - near, near, pilot.block, difference)

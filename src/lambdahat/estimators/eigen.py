@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_positive
 from lambdahat.batches import free_memory
 from lambdahat.krylov import (
     ROUNDING,
     RitzPairs,
-    Select,
+    Wanted,
     require_finite,
     require_symmetric,
     simultaneous_power_iteration,
@@ -34,6 +33,7 @@ def eigenpairs(
     max_matvecs: int | None = None,
     max_memory: float | None = None,
     seed: int = 0,
+    repeated: bool = False,
 ) -> Eigenpairs:
     """k extreme eigenpairs by thick-restart Lanczos.
 
@@ -42,9 +42,10 @@ def eigenpairs(
     converged when min(r, r²/gap) ≤ tol·max|θ|, r its residual and gap the distance to its neighbour. ``max_memory``
     bounds the bytes of the basis (default: a quarter of the free memory). Very small operators are diagonalised whole.
 
-    The residuals are those of the Lanczos recurrence joined with the rounding seen in the products. An eigenvalue that
-    is repeated exactly may be found fewer times than it is there: one random start sees each eigenspace once, until
-    rounding or the end of its Krylov space brings in the others.
+    The residuals are those of the Lanczos recurrence joined with the rounding seen in the products. One random start
+    sees each eigenspace once, so an eigenvalue that is repeated exactly may be found fewer times than it is there.
+    ``repeated=True`` searches again beside what was found, until that finds nothing better: about twice the products
+    where nothing is repeated. When a Krylov space comes to its end this is done in any case.
     """
     require_symmetric(operator, "eigenpairs")
     require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
@@ -53,11 +54,11 @@ def eigenpairs(
     count = min(2 * k if which == "both" else k, operator.dim)
     budget = 1000 + 50 * count if max_matvecs is None else require_count(max_matvecs, "max_matvecs")
     if operator.dim <= max(DENSE_BELOW, 2 * count) and budget >= operator.dim:
-        return _result(_diagonalise(operator, _selector(which), count), count, tol)
+        return _result(_diagonalise(operator, Wanted(which), count), count, tol)
     require(budget >= count, "max_matvecs", f"be at least {count}, one for each pair", repr(budget))
     capacity = _capacity(operator, count, max_memory)
-    found = thick_restart_lanczos(operator, _selector(which), count, tol=tol, max_matvecs=budget,
-                                  capacity=capacity, seed=seed)  # fmt: skip
+    found = thick_restart_lanczos(operator, Wanted(which), count, tol=tol, max_matvecs=budget,
+                                  capacity=capacity, seed=seed, repeated=repeated)  # fmt: skip
     return _result(found, count, tol)
 
 
@@ -93,22 +94,6 @@ def spectral_norm(
     return Estimate(abs(float(found.values[0])), float(found.residuals[0]), found.cost, found.status)
 
 
-def _selector(which: str) -> Select:
-    """The rule that picks the wanted of some Ritz values, in output order."""
-
-    def select(values: Tensor, count: int) -> Tensor:
-        if which == "smallest":
-            return values.argsort(stable=True)[:count]
-        if which == "magnitude":
-            return values.abs().argsort(descending=True, stable=True)[:count]
-        order = values.argsort(descending=True, stable=True)
-        if which == "largest" or len(order) <= count:
-            return order[:count]
-        return torch.cat([order[: (count + 1) // 2], order[len(order) - count // 2 :]])
-
-    return select
-
-
 def _result(found: RitzPairs, count: int, tol: float) -> Eigenpairs:
     """The public result: which values are accurate to ``tol``, and why not when one is not."""
     target = tol * found.scale
@@ -121,7 +106,7 @@ def _result(found: RitzPairs, count: int, tol: float) -> Eigenpairs:
     return Eigenpairs(found.values, found.vectors, found.residuals, converged, found.products, status)
 
 
-def _diagonalise(operator: LinearOperator, select: Select, count: int) -> RitzPairs:
+def _diagonalise(operator: LinearOperator, wanted: Wanted, count: int) -> RitzPairs:
     """All eigenpairs from the dense matrix, in float64."""
     before, matrix = operator.matvecs, operator.dense()
     require_finite(matrix)
@@ -129,14 +114,13 @@ def _diagonalise(operator: LinearOperator, select: Select, count: int) -> RitzPa
     asymmetry = float(torch.linalg.matrix_norm(matrix - matrix.T) / 2)
     values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
     values = values.cpu()
-    wanted = select(values, count)
+    chosen = wanted.select(values, count)
     scale = float(values.abs().max())
     noise = max(asymmetry, float(torch.finfo(operator.dtype).eps) * scale)
     residuals = torch.full((count,), ROUNDING * noise, dtype=torch.float64)
-    chosen = vectors[:, wanted.to(vectors.device)].to(working_dtype(operator))
-    return RitzPairs(
-        values[wanted], chosen, residuals, torch.zeros_like(residuals), noise, scale, operator.matvecs - before
-    )
+    kept = vectors[:, chosen.to(vectors.device)].to(working_dtype(operator))
+    exact = torch.zeros_like(residuals)
+    return RitzPairs(values[chosen], kept, residuals, exact, noise, scale, operator.matvecs - before)
 
 
 def _capacity(operator: LinearOperator, count: int, max_memory: float | None) -> int:

@@ -70,7 +70,7 @@ def _left_out(upper: Tensor) -> Tensor:
     A diagonal of R below rounding means a column within the span of the others: any small number there gives a
     direction on which A vanishes, which is right.
     """
-    tiny = torch.finfo(torch.float64).eps * max(float(upper.abs().max()), torch.finfo(torch.float64).tiny)
+    tiny = torch.finfo(torch.float64).eps * (float(upper.abs().max()) or 1.0)
     diagonal = upper.diagonal()
     repaired = upper + torch.diag(torch.where(diagonal.abs() < tiny, tiny, 0.0))
     eye = torch.eye(len(upper), dtype=upper.dtype)

@@ -30,8 +30,8 @@ LAST_STEP = 1e-4
 class Sharpness(Result):
     """How steeply the loss rises within ‖T⁻¹ε‖ ≤ ``radius`` of θ: T = diag|θ| where ``adaptive``, else T = I.
 
-    ``rise`` is the largest L(θ + ε) − L(θ) found, a lower bound of the maximum. ``slope`` = ‖T∇L‖ and ``curvature`` =
-    λ_max(THT) give its two closed forms. ``cost`` counts gradients and Hessian products.
+    ``rise`` is the largest L(θ + ε) − L(θ) found, a lower bound of the maximum, its error unknown. ``slope`` = ‖T∇L‖
+    and ``curvature`` = λ_max(THT) give its two closed forms. ``cost`` counts gradients and Hessian products.
     """
 
     rise: Estimate
@@ -138,7 +138,7 @@ def sharpness(
     climb.ascend(steps)
     status = leading.status
     return Sharpness(
-        rise=Estimate(climb.best_loss - climb.centre),
+        rise=Estimate(climb.best_loss - climb.centre, math.inf),
         slope=Estimate(float(slope.double().norm())),
         curvature=Estimate(float(leading.values[0]), float(leading.residuals[0]), leading.cost, status),
         radius=float(radius), adaptive=adaptive, cost=climb.gradients + leading.cost, status=status,

@@ -155,7 +155,8 @@ def _quadrature(operator: LinearOperator, runs: list[Lanczos], depth: int | None
         nodes[row, m:], residuals[row, m:] = nodes[row, m - 1], residuals[row, m - 1]
     weights /= weights.sum(axis=1, keepdims=True)
     cost = sum(run.products for run in runs)
-    return Spectrum(nodes, weights, residuals, operator.dim, operator.psd, _noise(operator, runs), cost)
+    noise = _noise(operator, runs)  # a bound by the recurrence alone would promise more than the products hold
+    return Spectrum(nodes, weights, np.hypot(residuals, noise), operator.dim, operator.psd, noise, cost)
 
 
 def _noise(operator: LinearOperator, runs: list[Lanczos]) -> float:

@@ -308,6 +308,14 @@ class BlockDiagonal(LinearOperator):
             out[where] = inner @ block[where]
         return out
 
+    def dense(self) -> Tensor:
+        """The matrix, each block by its own products: P in all."""
+        out = torch.zeros(self.dim, self.dim, dtype=self.dtype, device=self.device)
+        for label, inner in self.blocks.items():
+            where = self._indices[label]
+            out[where.unsqueeze(1), where] = inner.dense()
+        return out
+
     def known_diagonal(self) -> Tensor | None:
         out = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
         for label, inner in self.blocks.items():

@@ -192,7 +192,7 @@ class _Products:
         for mode in list(self.modes):
             self.mode = mode
             try:
-                product, size = _measured(lambda: self._build(batch))
+                product, size = self._build_and_weigh(batch)
                 tangents = [torch.zeros_like(leaf) for leaf in self.leaves.values()]
                 product(tangents)
                 return product, size
@@ -200,6 +200,15 @@ class _Products:
                 failures.append(f"{mode}: {str(error).splitlines()[0][:120]}")
                 del self.modes[mode]
         raise TypeError("the model must be differentiable twice in some mode, got " + "; ".join(failures))
+
+    def _build_and_weigh(self, batch: Batch) -> tuple[linearise.Product, int]:
+        """A product and the bytes it keeps or, where nothing is kept, those a pass of the model takes."""
+        if self.mode == "reverse":
+            return _saved_bytes(lambda: self._build(batch))
+        if self.mode == "samples":
+            return self._build(batch), batch.size * self.problem.num_parameters * self.dtype.itemsize
+        _, size = _saved_bytes(lambda: self.problem.batch_loss(self.leaves, batch))
+        return self._build(batch), size
 
     def _fastest_unkept(self) -> str:
         """One timed product of the first batch in each mode, rebuilt as a batch that is not kept would be."""
@@ -263,8 +272,8 @@ class _Products:
         return replay
 
 
-def _measured(build: Callable[[], linearise.Product]) -> tuple[linearise.Product, int]:
-    """What ``build`` gives and the bytes its autograd graph saved, each storage once."""
+def _saved_bytes(run: Callable[[], Any]) -> tuple[Any, int]:
+    """What ``run`` gives and the bytes its autograd graph saved, each storage once."""
     seen: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -273,8 +282,8 @@ def _measured(build: Callable[[], linearise.Product]) -> tuple[linearise.Product
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        product = build()
-    return product, sum(seen.values())
+        result = run()
+    return result, sum(seen.values())
 
 
 class Hessian(Curvature):

@@ -39,6 +39,11 @@ class Layer:
     names: tuple[str, ...]
     indices: Tensor
 
+    @property
+    def least_dimensions(self) -> int:
+        """Dimensions of an input that has a batch."""
+        return 2 if isinstance(self.module, nn.Linear) else 2 + len(self.module.kernel_size)
+
     def outputs(self, y: Tensor) -> Tensor:
         """The layer's output, or a gradient of that shape, as (b, R, g, m)."""
         if isinstance(self.module, nn.Linear):
@@ -96,7 +101,10 @@ def recording(layers: Sequence[Layer]) -> Iterator[list[Call]]:
 
     def watch(layer: Layer) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-            calls.append(Call(layer, (args[0] if args else kwargs["input"]).detach(), output))
+            x = args[0] if args else kwargs["input"]
+            if x.ndim < layer.least_dimensions:
+                return output  # without a batch there are no rows: the layer then fails the probe
+            calls.append(Call(layer, x.detach(), output))
             return output.clone()  # an activation in place must not touch what was recorded
 
         return hook
@@ -170,8 +178,9 @@ def passes(problem: Problem, layers: Sequence[Layer], fisher: Fisher, task: str)
 def find_layers(problem: Problem) -> tuple[list[Layer], dict[str, str]]:
     """The layers in Kronecker form, and for every other parameter the reason why it is not in one.
 
-    A layer qualifies when its parameters' gradient is Σ_r g_r a_rᵀ over its recorded calls, which is checked on the
-    first batch: a weight that is also used elsewhere, or a subclass that computes something else, does not.
+    A layer qualifies when its parameters' gradient is Σ_r g_r a_rᵀ over its recorded calls and each row r belongs to
+    one sample, which is checked on the first batch: a weight that is also used elsewhere, a subclass that computes
+    something else, or a layer on a learned input that all samples share does not.
     """
     model = problem.model
     assert model is not None
@@ -184,14 +193,14 @@ def find_layers(problem: Problem) -> tuple[list[Layer], dict[str, str]]:
         layer for name, module in model.named_modules() if isinstance(module, (nn.Linear, *CONVOLUTIONS))
         if (layer := _layer(problem, name, module, tied)) is not None
     ]  # fmt: skip
-    fits = _linear_in_calls(problem, candidates)
+    unfit = _probe(problem, candidates)
     for layer in candidates:
         for name in layer.names:
-            if layer.name in fits:
-                del reasons[name]
+            if layer.name in unfit:
+                reasons[name] = unfit[layer.name]
             else:
-                reasons[name] = "not used through its layer alone"
-    return [layer for layer in candidates if layer.name in fits], reasons
+                del reasons[name]
+    return [layer for layer in candidates if layer.name not in unfit], reasons
 
 
 def _layer(problem: Problem, name: str, module: Any, tied: set[str]) -> Layer | None:
@@ -207,30 +216,44 @@ def _layer(problem: Problem, name: str, module: Any, tied: set[str]) -> Layer | 
     return Layer(name, module, tuple(kept.values()), indices.to(problem.device))
 
 
-def _linear_in_calls(problem: Problem, layers: Sequence[Layer]) -> set[str]:
-    """Names of the layers whose gradient is Σ_r g_r a_rᵀ over the calls of the first batch."""
+def _probe(problem: Problem, layers: Sequence[Layer]) -> dict[str, str]:
+    """The layers without Kronecker form on the first batch, each with the reason."""
     batch = problem.batches.first()
     leaves = {name: value.detach().requires_grad_() for name, value in problem.named(problem.vector).items()}
     with recording(layers) as calls:
         output = problem.output(leaves, batch)
     one = isinstance(output, Tensor)
     require(one, "the model's output", "be one tensor for KFAC", output, "wrap the model", TypeError)
-    noise = torch.randn(output.shape, generator=generator(0, "kfac", "probe")).to(output)
+    first = torch.randn(output.shape, generator=generator(0, "kfac", "probe")).to(output)
+    rest = first.clone()
+    first[1:], rest[:1] = 0.0, 0.0  # the first sample alone, and all the others
     inputs = [*(call.y for call in calls), *leaves.values()]
-    grads = torch.autograd.grad(output, inputs, noise, materialize_grads=True)
+    pulled = [torch.autograd.grad(output, inputs, v, retain_graph=True, materialize_grads=True) for v in (first, rest)]
+    grads = [g + h for g, h in zip(*pulled, strict=True)]
     flat = problem.space.flatten(dict(zip(leaves, grads[len(calls) :], strict=True)))
-    sums: dict[str, Tensor] = {}
-    for call, grad in zip(calls, grads, strict=False):
+    shared = {
+        call.layer.name for call, g, h in zip(calls, *pulled, strict=False)
+        if bool(((call.layer.outputs(g) != 0).any(-1) & (call.layer.outputs(h) != 0).any(-1)).any())
+    }  # fmt: skip
+    unfit = {}
+    for layer in layers:
+        own = [(call, grad) for call, grad in zip(calls, grads, strict=False) if call.layer is layer]
+        true = flat[layer.indices]
+        if not own or not (_implied(own) - true).norm() <= PROBE_TOLERANCE * true.norm():
+            unfit[layer.name] = "not used through its layer alone"
+        elif layer.name in shared:
+            unfit[layer.name] = "one output for several samples"
+    return unfit
+
+
+def _implied(calls: Sequence[tuple[Call, Tensor]]) -> Tensor:
+    """Σ_r g_r a_rᵀ over all calls of one layer, (g, m, n)."""
+    total = torch.zeros((), device=calls[0][1].device)
+    for call, grad in calls:
         layer, size = call.layer, call.layer.chunk(call.y)
         for x, g in zip(call.x.split(size), grad.split(size), strict=True):
-            part = torch.einsum("brgm,brgn->gmn", layer.outputs(g), layer.inputs(x, g))
-            sums[layer.name] = sums[layer.name] + part if layer.name in sums else part
-    fits = set()
-    for layer in layers:
-        true = flat[layer.indices]
-        if layer.name in sums and (sums[layer.name] - true).norm() <= PROBE_TOLERANCE * true.norm():
-            fits.add(layer.name)
-    return fits
+            total = total + torch.einsum("brgm,brgn->gmn", layer.outputs(g), layer.inputs(x, g))
+    return total
 
 
 def moments(

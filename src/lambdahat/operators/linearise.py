@@ -6,8 +6,8 @@ with a block of them along a leading dimension. Building runs the model; calling
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,9 +28,30 @@ Builder = Callable[[Problem, dict[str, Tensor], Batch], Product]
 OutputMap = Callable[[list[Tensor]], list[Tensor]]
 
 
-def twice_differentiable() -> AbstractContextManager[None]:
-    """Attention by the plain kernel: the fused ones have no second derivative and no forward mode."""
-    return sdpa_kernel(SDPBackend.MATH)  # type: ignore[no-any-return]
+@contextmanager
+def twice_differentiable() -> Iterator[None]:
+    """Attention by the plain kernel: the fused ones have no second derivative, no forward mode and no batching rule."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def require_graph(tensors: Sequence[Tensor]) -> None:
+    """Raise where a node of the graph has no derivative: autograd would take it for a constant and say nothing."""
+    seen: set[Any] = set()
+    stack: list[Any] = [tensor.grad_fn for tensor in tensors]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ in ("Error", "NotImplemented"):
+            raise NotImplementedError("an operation of the model can be differentiated only once")
+        stack.extend(child for child, _ in node.next_functions)
 
 
 def leaves_of(problem: Problem, theta: Tensor) -> dict[str, Tensor]:
@@ -44,6 +65,7 @@ def hessian_reverse(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -
     grads = torch.autograd.grad(problem.batch_loss(leaves, batch), parameters, create_graph=True, allow_unused=True)
     live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
     kept = [grads[i] for i in live]
+    require_graph(kept)
 
     def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
         if not kept:  # a loss linear in every parameter
@@ -110,6 +132,7 @@ def gauss_newton_reverse(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
         grads = torch.autograd.grad(outputs, parameters, seeds, create_graph=True, allow_unused=True)
         live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
         kept = [grads[i] for i in live]
+        require_graph(kept)
 
         def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
             forward = _pull(kept, seeds, [tangents[i] for i in live], batched)

@@ -60,9 +60,9 @@ def _draw_estimate(estimate: Estimate, axes: Axes) -> None:
 def _draw_scalar(estimate: Estimate, axes: Axes) -> None:
     """A point with its 95 % interval."""
     value, (low, high) = float(estimate), estimate.interval(0.95)
-    exact = estimate.stderr == 0
-    axes.errorbar(value, 0.0, xerr=[[value - low], [high - value]], fmt="o", color=BLUE, capsize=0 if exact else 4,
-                  label="exact" if exact else "95 % interval")  # fmt: skip
+    known = estimate.stderr > 0 and math.isfinite(high)
+    axes.errorbar(value, 0.0, xerr=[[value - low], [high - value]] if known else None, fmt="o", color=BLUE, capsize=4,
+                  label="95 % interval" if known else "value")  # fmt: skip
     axes.set_yticks([])
     axes.set_ylim(-1, 1)
     axes.set_xlabel("value")
@@ -89,7 +89,9 @@ def _draw_elements(estimate: Estimate, axes: Axes) -> None:
 def value_text(estimate: Estimate) -> str:
     """As "12.3 ± 0.4", or "12.3 (exact)" where there is no error; as many digits as the error leaves."""
     value, error = float(estimate), float(estimate.stderr)
-    if error == 0 or not math.isfinite(error) or not math.isfinite(value):
+    if not math.isfinite(error):
+        return f"{value:.6g} (error unknown)"
+    if error == 0 or not math.isfinite(value):
         return f"{value:.6g}" + (" (exact)" if error == 0 else f" ± {error:.2g}")
     lead = math.floor(math.log10(abs(value))) if value else 0
     digits = min(max(lead - math.floor(math.log10(error)) + 2, 2), 10)
@@ -153,7 +155,7 @@ def _draw_group(group: Any, axes: Axes) -> None:
 
 def _list_numbers(numbers: list[tuple[str, Estimate]], axes: Axes) -> None:
     axes.set_axis_off()
-    axes.set_title("± standard error", fontsize="medium")
+    axes.set_title("value ± error", fontsize="medium")
     cells = [[name, value_text(e) + ("" if e.status.ok else f" [{e.status.name}]")] for name, e in numbers]
     table = axes.table(cells, cellLoc="left", edges="horizontal", loc="upper center", colWidths=[0.42, 0.58])
     table.auto_set_font_size(False)

@@ -87,7 +87,7 @@ def draw_eigenpairs(pairs: Eigenpairs, axes: Axes) -> None:
     axes.errorbar(rank, values, yerr=residuals, fmt="none", ecolor="black", elinewidth=1, capsize=3,
                   label=f"± residual (largest {residuals.max():.1g})")  # fmt: skip
     axes.axhline(0.0, color="black", linewidth=0.8)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
     axes.set_xlim(0.3, len(values) + 0.7)
     axes.set_xlabel("rank")
     axes.set_ylabel("eigenvalue λ")

@@ -1,0 +1,38 @@
+"""Krylov methods on symmetric operators: Lanczos, its thick restart, power iteration, conjugate gradients."""
+
+from lambdahat.krylov.conjugate import Inverse, Solution, conjugate_gradients, inverse
+from lambdahat.krylov.lanczos import (
+    BREAKDOWN,
+    Krylov,
+    Lanczos,
+    dot,
+    lanczos,
+    random_vector,
+    require_finite,
+    require_symmetric,
+    working_dtype,
+)
+from lambdahat.krylov.power import simultaneous_power_iteration
+from lambdahat.krylov.restart import ROUNDING, RitzPairs, Wanted, thick_restart_lanczos, value_errors
+
+__all__ = [
+    "BREAKDOWN",
+    "ROUNDING",
+    "Inverse",
+    "Krylov",
+    "Lanczos",
+    "RitzPairs",
+    "Solution",
+    "Wanted",
+    "conjugate_gradients",
+    "dot",
+    "inverse",
+    "lanczos",
+    "random_vector",
+    "require_finite",
+    "require_symmetric",
+    "simultaneous_power_iteration",
+    "thick_restart_lanczos",
+    "value_errors",
+    "working_dtype",
+]

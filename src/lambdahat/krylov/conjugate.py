@@ -1,0 +1,99 @@
+"""Conjugate gradients, and the damped inverse of an operator by them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lambdahat._check import require, require_count, require_positive
+from lambdahat._progress import report
+from lambdahat.krylov.lanczos import dot, require_finite, require_symmetric, working_dtype
+from lambdahat.operators.base import LinearOperator, identity
+
+
+@dataclass(frozen=True)
+class Solution:
+    """X (P,) or (P, k) with AX ≈ B: ``residuals`` ‖B − AX‖/‖B‖ by the recurrence, per right-hand side.
+
+    ``curvature`` is the least pᵀAp/pᵀp met; at or below 0 the operator is not positive definite.
+    """
+
+    solution: Tensor
+    residuals: Tensor
+    converged: Tensor
+    curvature: float
+    cost: int
+
+
+def conjugate_gradients(
+    operator: LinearOperator, rhs: Tensor, tol: float = 1e-8, max_matvecs: int | None = None,
+    preconditioner: LinearOperator | None = None,
+) -> Solution:  # fmt: skip
+    """Solve A X = B for a positive definite A, each column on its own, all products in blocks.
+
+    Hestenes and Stiefel (1952) with float64 scalars; ``max_matvecs`` is per right-hand side (default: 10·P, at most
+    10,000). A column stops at ‖r‖ ≤ tol·‖b‖, or when a direction of non-positive curvature shows that A is not positive
+    definite. ``preconditioner`` is an operator near A⁻¹.
+    """
+    require_symmetric(operator, "conjugate_gradients")
+    require_positive(tol, "tol")
+    limit = min(10 * operator.dim + 10, 10_000) if max_matvecs is None else require_count(max_matvecs, "max_matvecs")
+    fits = rhs.ndim in (1, 2) and rhs.shape[0] == operator.dim
+    require(fits, "rhs", f"have shape ({operator.dim},) or ({operator.dim}, k)", rhs)
+    residual = rhs.reshape(operator.dim, -1).to(working_dtype(operator), copy=True)
+    solution, size = torch.zeros_like(residual), dot(residual, residual).sqrt()
+    left, curvature, cost = size.clone(), math.inf, 0
+    direction = old = None
+    active = torch.nonzero(left > tol * size).flatten()
+    while len(active) and cost < limit * residual.shape[1]:
+        r = residual[:, active]
+        z = r if preconditioner is None else (preconditioner @ r).to(r.dtype)
+        new = dot(r, z)
+        direction = z if direction is None or old is None else z + direction * (new / old).to(r.dtype)
+        image = (operator @ direction).to(r.dtype)
+        cost += len(active)
+        bend = dot(direction, image)
+        require_finite(bend)
+        curvature = min(curvature, float((bend / dot(direction, direction)).min()))
+        step = torch.where(bend > 0, new / bend, 0.0).to(r.dtype)
+        solution[:, active] += direction * step
+        residual[:, active] = r - image * step
+        left[active] = dot(residual[:, active], residual[:, active]).sqrt()
+        report("conjugate_gradients", cost)
+        on = (left[active] > tol * size[active]) & (bend > 0)
+        active, direction, old = active[on], direction[:, on], new[on]
+    relative = torch.where(size > 0, left / size, 0.0).cpu()
+    return Solution(solution.reshape(rhs.shape), relative, relative <= tol, curvature, cost)
+
+
+class Inverse(LinearOperator):
+    """(A + damping·I)⁻¹ by conjugate gradients: one product of it costs as many of A as CG takes."""
+
+    def __init__(self, inner: LinearOperator, damping: float, tol: float, max_matvecs: int | None) -> None:
+        super().__init__(inner.dim, inner.dtype, inner.device, psd=inner.psd, space=inner.space)
+        self.inner, self.damping, self.tol, self.max_matvecs = inner, damping, tol, max_matvecs
+
+    def _apply(self, block: Tensor) -> Tensor:
+        damped = self.inner + self.damping * identity(self.inner) if self.damping else self.inner
+        found = conjugate_gradients(damped, block, self.tol, self.max_matvecs)
+        met, left = found.curvature, float(found.residuals.max())
+        require(met > 0, "the operator of inverse", "be positive definite", f"curvature {met:.3g}", "raise damping")
+        require(bool(found.converged.all()), "conjugate gradients", f"reach a residual of {self.tol:g}",
+                f"{left:.2g} after {found.cost} products", "raise max_matvecs, tol or damping")  # fmt: skip
+        return found.solution.to(self.dtype)
+
+
+def inverse(
+    operator: LinearOperator, damping: float = 0.0, tol: float = 1e-8, max_matvecs: int | None = None
+) -> Inverse:
+    """(A + damping·I)⁻¹ as an operator, by conjugate gradients to relative residual ``tol``.
+
+    A product raises an error when A + damping·I is not positive definite, or when ``max_matvecs`` products a right-hand
+    side do not reach ``tol``.
+    """
+    require_symmetric(operator, "inverse")
+    require(math.isfinite(damping) and damping >= 0, "damping", "be a finite number of at least 0", repr(damping))
+    return Inverse(operator, float(damping), require_positive(tol, "tol"), max_matvecs)

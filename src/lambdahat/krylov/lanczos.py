@@ -1,0 +1,246 @@
+"""Lanczos with full reorthogonalisation on a symmetric operator.
+
+Vectors are kept in the operator's dtype, scalars in float64: float32 dot products would cap the accuracy of
+Lanczos at about 2e-5. A basis is stored one vector a row, so that reorthogonalisation is two contiguous gemv.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lambdahat._check import require, require_count
+from lambdahat._progress import report
+from lambdahat._rng import generator
+from lambdahat.operators.base import LinearOperator
+
+BREAKDOWN = 10.0  # β below this many roundings of the spectral scale ends a Krylov space
+GEMV_RUN = 4096
+CHUNK = 1 << 20  # elements per float64 copy
+
+
+def require_symmetric(operator: LinearOperator, name: str) -> None:
+    """Refuse what is no operator, or no symmetric one, by the name of the caller."""
+    known = isinstance(operator, LinearOperator)
+    require(known, "operator", "be a LinearOperator", operator, "wrap a matrix with lh.operator(matrix)", TypeError)
+    require(operator.symmetric, f"the operator of {name}", "be symmetric", repr(operator),
+            "use its symmetric part, or A.T @ A for singular values")  # fmt: skip
+
+
+def require_finite(products: Tensor) -> None:
+    """Refuse NaN and infinity in what products gave."""
+    require(bool(torch.isfinite(products).all()), "a product of the operator", "be finite", "NaN or infinity",
+            "check the loss and the parameters for NaN")  # fmt: skip
+
+
+def working_dtype(operator: LinearOperator) -> torch.dtype:
+    """The dtype of basis vectors: the operator's own, and float32 for half precision."""
+    return operator.dtype if operator.dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def random_vector(operator: LinearOperator, seed: int, *names: object) -> Tensor:
+    """A unit vector (P,), uniform on the sphere: drawn on the CPU, then moved to the operator's device."""
+    draw: Tensor = torch.randn(operator.dim, generator=generator(seed, *names), dtype=torch.float64)
+    return draw.div_(torch.linalg.vector_norm(draw)).to(operator.device, working_dtype(operator))
+
+
+class Krylov:
+    """A decomposition A Q = Q T + β q eᵀ that grows by one product at a time in a preallocated basis.
+
+    ``rows[:size]`` is Qᵀ and ``rows[size]`` the next vector q. T has ``alpha`` on its diagonal; ``beta[j]`` couples
+    vector j to j + 1, or, for the first ``kept`` vectors (those that a thick restart kept), to vector ``kept``.
+    The vectors from ``origin`` on come from the newest random start: T is decoupled there, for those before it span a
+    space that is invariant to within ``slack``.
+    """
+
+    def __init__(self, operator: LinearOperator, start: Tensor, capacity: int) -> None:
+        self.operator, self.capacity = operator, capacity
+        self.rows = torch.empty(capacity + 1, operator.dim, dtype=working_dtype(operator), device=operator.device)
+        self.rows[0] = start.to(self.rows) / torch.linalg.vector_norm(start, dtype=torch.float64)
+        self.alpha = torch.zeros(capacity, dtype=torch.float64, device=operator.device)
+        self.beta, self.drift = torch.zeros_like(self.alpha), torch.zeros_like(self.alpha)
+        self.size = self.kept = self.origin = self.products = self._checked = 0
+        self.slack = 0.0
+
+    @property
+    def rounding(self) -> float:
+        """Relative rounding of one product."""
+        return float(torch.finfo(self.operator.dtype).eps)
+
+    def extend(self) -> None:
+        """One Lanczos step: one product, then Gram–Schmidt against the whole basis.
+
+        After the three-term recurrence only rounding is left to remove, so the second pass is skipped where the
+        first one changed little ("twice is enough", Parlett 1998, §6.9); on a GPU asking would cost more than doing.
+        """
+        j, rows = self.size, self.rows
+        image = (self.operator @ rows[j]).to(rows.dtype)
+        alpha = dot(image, rows[j])
+        w = torch.addcmul(image, rows[j], alpha.to(rows.dtype), value=-1)
+        if j == self.kept and j > 0:
+            w.addmv_(rows[:j].T, self.beta[:j].to(rows.dtype), alpha=-1)
+        elif j > 0:
+            w.addcmul_(rows[j - 1], self.beta[j - 1].to(rows.dtype), value=-1)
+        before = torch.linalg.vector_norm(w, dtype=torch.float64)
+        correction = self._orthogonalise(w, j + 1)
+        self.drift[j] = torch.linalg.vector_norm(correction, dtype=torch.float64)
+        alpha = alpha + correction[j]
+        if w.is_cuda or float(self.drift[j]) > 0.1 * float(before):
+            alpha = alpha + self._orthogonalise(w, j + 1)[j]
+        self.alpha[j] = alpha
+        self.beta[j] = torch.linalg.vector_norm(w, dtype=torch.float64)
+        # a zero β stays a zero vector until the next call of broke_down
+        torch.div(w, self.beta[j].clamp_min(torch.finfo(rows.dtype).tiny).to(rows.dtype), out=rows[j + 1])
+        self.size, self.products = j + 1, self.products + 1
+
+    def _orthogonalise(self, w: Tensor, count: int) -> Tensor:
+        """w − QQᵀw in place over the first ``count`` vectors; returns Qᵀw."""
+        overlaps = _overlaps(self.rows[:count], w)
+        w.addmv_(self.rows[:count].T, overlaps.to(w.dtype), alpha=-1)
+        return overlaps
+
+    def broke_down(self) -> bool:
+        """Look for a vanished β since the last look; if there is one, cut the decomposition back to it.
+
+        A β that is not quite rounding, but fell by far in one step, is such an end seen through amplified rounding.
+        This is the only host synchronisation of a run: on a GPU, call it every few steps.
+        """
+        alpha, beta = self.alpha[: self.size].cpu(), self.beta[: self.size].cpu()
+        require_finite(torch.stack([alpha, beta]))
+        scale, first = float(torch.maximum(alpha.abs(), beta.abs()).max()), max(self._checked, self.kept)
+        before = torch.cat([torch.zeros(1), beta])[:-1]
+        before[: max(self.kept, self.origin) + 1] = 0.0  # nothing to fall from at a start
+        gone = beta <= BREAKDOWN * self.rounding * scale
+        fell = beta <= torch.clamp(0.01 * before, max=self.rounding**0.6 * scale)
+        ends = torch.nonzero((gone | fell)[first:]).flatten()
+        if len(ends):
+            self.size = first + int(ends[0]) + 1
+            self.slack = max(self.slack, float(beta[self.size - 1]))
+        self._checked = self.size
+        return len(ends) > 0
+
+    def start_again(self, vector: Tensor) -> None:
+        """Continue from a new random direction, decoupled from what is there: how repeated eigenvalues are found."""
+        w = vector.to(self.rows)
+        for _ in range(2):
+            self._orthogonalise(w, self.size)
+        self.rows[self.size] = w / torch.linalg.vector_norm(w, dtype=torch.float64)
+        self.beta[self.size - 1] = 0.0
+        if self.size == self.kept:  # the arrow of a restart ends here too
+            self.beta[: self.size] = 0.0
+        self.origin = self.size
+
+    def projected(self) -> Tensor:
+        """T (m, m) on the host, float64."""
+        m, kept = self.size, self.kept
+        matrix = torch.diag(self.alpha[:m].cpu())
+        beta = self.beta[:m].cpu()
+        for j in range(m - 1 if m > kept else 0):
+            other = kept if j < kept else j + 1
+            matrix[j, other] = matrix[other, j] = beta[j]
+        return matrix
+
+    def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Ritz values (m,), their vectors in the basis (m, m) and couplings β s_m (m,) to the next one, on the host.
+
+        The two sides of ``origin`` are diagonalised apart, in ascending order each, so that equal values do not mix.
+        """
+        matrix, m = self.projected(), self.size
+        values, vectors = torch.empty(m, dtype=torch.float64), torch.zeros(m, m, dtype=torch.float64)
+        for part in (slice(0, self.origin), slice(self.origin, m)):
+            if part.stop > part.start:
+                values[part], vectors[part, part] = torch.linalg.eigh(matrix[part, part])
+        return values, vectors, vectors[-1] * float(self.beta[m - 1])
+
+    def noise(self) -> float:
+        """How far the products are from those of one symmetric matrix: max_j ‖Qᵀ(Aq_j − Tq_j)‖, free by-product."""
+        return float(self.drift[: self.size].max())
+
+    def combine(self, weights: Tensor, out: Tensor) -> None:
+        """out (k, P) = weightsᵀ (k, m) Qᵀ, by column chunks so that ``out`` may be the first rows of the basis."""
+        weights = weights.T.to(self.rows)
+        step = max(1, CHUNK // max(1, self.size))
+        for left in range(0, self.operator.dim, step):
+            out[:, left : left + step] = weights @ self.rows[: self.size, left : left + step]
+
+    def restart(self, values: Tensor, weights: Tensor, couplings: Tensor, origin: int) -> None:
+        """Thick restart (Wu and Simon 2000): keep some Ritz vectors, the last residual couples them all.
+
+        The first ``origin`` of them belong to earlier starts.
+        """
+        count, last = len(values), self.rows[self.size]
+        self.combine(weights, self.rows[:count])
+        self.rows[count] = last
+        self.alpha[:count], self.beta[:count] = values.to(self.alpha), couplings.to(self.beta)
+        self.drift[0] = self.noise()
+        self.size = self.kept = self._checked = count
+        self.origin = origin
+
+
+def dot(first: Tensor, second: Tensor) -> Tensor:
+    """Σ_i a_i b_i in float64 on the device, of two vectors (P,) or column by column of two blocks (P, k)."""
+    pairs = zip(first.split(CHUNK), second.split(CHUNK), strict=True)
+    return torch.stack([(a.double() * b.double()).sum(0) for a, b in pairs]).sum(0)
+
+
+def _overlaps(rows: Tensor, w: Tensor) -> Tensor:
+    """Qᵀw for Qᵀ (m, P). A float32 gemv on a CPU runs down each row and errs by 1e-6 on P = 10⁵; short runs, summed in
+    float64, err by 1e-7 at the same memory traffic. On a GPU the reduction is a tree already."""
+    if w.is_cuda or w.dtype == torch.float64:
+        return rows @ w
+    parts = zip(rows.split(GEMV_RUN, dim=1), w.split(GEMV_RUN), strict=True)
+    return torch.stack([a @ b for a, b in parts]).sum(0, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Lanczos:
+    """A Q = Q T + residual·q eᵀ: orthonormal ``basis`` Q (P, m), T tridiagonal of ``alpha`` (m,) and ``beta`` (m−1,).
+
+    ``alpha`` and ``beta`` are float64 on the host; m is less than the depth asked for when an invariant subspace was
+    found. ``noise`` is how far the products were from those of one symmetric matrix.
+    """
+
+    basis: Tensor
+    alpha: Tensor
+    beta: Tensor
+    residual: float
+    noise: float
+    products: int
+
+    def ritz(self, depth: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Ritz values (m,), Gauss weights (m,) and residuals (m,) of the leading ``depth`` steps (default: all)."""
+        m = len(self.alpha) if depth is None else min(depth, len(self.alpha))
+        off = self.beta[: m - 1]
+        values, vectors = torch.linalg.eigh(torch.diag(self.alpha[:m]) + torch.diag(off, 1) + torch.diag(off, -1))
+        last = self.residual if m == len(self.alpha) else float(self.beta[m - 1])
+        return values, vectors[0] ** 2, (last * vectors[-1]).abs()
+
+
+def lanczos(
+    operator: LinearOperator, start: Tensor, depth: int, task: str = "lanczos", progress: tuple[int, int] | None = None
+) -> Lanczos:
+    """``depth`` steps from ``start`` (P,) with full reorthogonalisation; fewer when an invariant subspace is met.
+
+    One product a step. Golub and Van Loan, Algorithm 10.3.1, with classical Gram–Schmidt against all of Q. Progress is
+    reported for ``task``, as part of ``progress`` = (products done before, total).
+    """
+    require_symmetric(operator, task)
+    require_count(depth, "depth", 1, operator.dim, "at this size op.dense() is exact")
+    require(start.shape == (operator.dim,), "start", f"have shape ({operator.dim},)", start)
+    before, total = progress or (0, depth)
+    state = Krylov(operator, start, depth)
+    for step in range(1, depth + 1):
+        state.extend()
+        report(task, before + step, total)
+        if (step % _look_every(operator) == 0 or step == depth) and state.broke_down():
+            break
+    m = state.size
+    alpha, beta = state.alpha[:m].cpu(), state.beta[:m].cpu()
+    return Lanczos(state.rows[:m].T, alpha, beta[:-1], float(beta[-1]), state.noise(), state.products)
+
+
+def _look_every(operator: LinearOperator) -> int:
+    """Steps between looks at β: each is a synchronisation on a GPU, and free elsewhere."""
+    return 16 if operator.device.type == "cuda" else 1

@@ -1,0 +1,266 @@
+"""Lanczos quadrature and moments against dense answers, and their error bars against many seeds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.polynomial import chebyshev, legendre
+
+from lambdahat._progress import progress
+from lambdahat.estimators.spectra import logdet, moments, spectral_bounds, spectrum, trace_function
+from lambdahat.krylov import random_vector
+from lambdahat.operators import operator
+from lambdahat.results import Result, Status
+from tests.cases import with_eigenvalues
+
+D = torch.float64
+INDEFINITE = torch.cat([torch.linspace(-1, 1, 70, dtype=D), torch.tensor([4.0, 3.0], dtype=D)])
+POSITIVE = torch.logspace(-1, 1, 80, dtype=D)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(2, 40), st.integers(1, 8), st.integers(0, 10**6))
+def test_moments_are_exact_to_the_degree_of_the_quadrature(dim, depth, seed):
+    depth = min(depth, dim)
+    values = 2 * torch.rand(dim, generator=torch.Generator().manual_seed(seed), dtype=D) - 0.5
+    matrix = with_eigenvalues(values, seed)
+    A = operator(matrix)
+    found = spectrum(A, depth, probes=2, seed=seed)
+    for probe in range(2):
+        z = random_vector(A, seed, "sphere", probe)
+        power = z
+        for order in range(2 * depth):
+            rule = float((found.weights[probe] * found.nodes[probe] ** order).sum())
+            assert rule == pytest.approx(float(z @ power), rel=1e-9, abs=1e-9 * 1.5**order)
+            power = matrix @ power
+
+
+def test_full_depth_finds_every_eigenvalue():
+    matrix = with_eigenvalues(INDEFINITE[::3])
+    A = operator(matrix)
+    found = spectrum(A, A.dim)
+    assert np.allclose(found.nodes[0], torch.linalg.eigvalsh(matrix).numpy(), atol=1e-9)
+    assert found.residuals.max() < 1e-8
+    assert found.cost == A.matvecs == A.dim
+
+
+def test_default_depth_fits_small_operators():
+    assert spectrum(operator(torch.eye(3) * torch.arange(1.0, 4.0))).nodes.shape == (1, 3)
+    one = spectrum(operator([[2.0]]))
+    assert one.nodes.tolist() == [[2.0]]
+    assert (one.trace.value, one.trace.stderr) == (2.0, 0.0)
+
+
+def test_early_end_is_filled_with_weightless_nodes():
+    values = [5.0] * 3 + [1.0] * 30 + [0.0] * 30
+    found = spectrum(operator(with_eigenvalues(values), psd=True), 10, probes=3)
+    assert found.nodes.shape == (3, 3)
+    assert found.psd
+    assert np.allclose(found.weights.sum(1), 1.0)
+    assert np.allclose(found.nodes, [[0.0, 1.0, 5.0]] * 3, atol=1e-12)
+    assert found.degeneracy().value == pytest.approx(30 / 63, abs=4 * found.degeneracy().stderr)
+    zero = spectrum(operator(torch.zeros(20, 20)), 5)
+    assert zero.nodes.tolist() == [[0.0]]
+    assert zero.frobenius.value == 0.0
+
+
+def test_error_of_the_moments_is_true():
+    """Var(zᵀAz) = 2/(P+2)·(tr A²/P − (tr A/P)²) for z on the unit sphere, and one probe knows it."""
+    A = operator(with_eigenvalues(INDEFINITE))
+    runs = [spectrum(A, 8, seed=seed).mean for seed in range(300)]
+    values, errors = np.array([r.value for r in runs]), np.array([r.stderr for r in runs])
+    exact = float(INDEFINITE.mean())
+    variance = 2 / (A.dim + 2) * (float((INDEFINITE**2).mean()) - exact**2)
+    assert values.var() == pytest.approx(variance, rel=0.3)
+    assert (errors**2).mean() == pytest.approx(variance, rel=0.1)
+    inside = np.mean([r.interval()[0] <= exact <= r.interval()[1] for r in runs])
+    assert 0.90 <= inside <= 0.99
+
+
+def test_resolution_is_the_rounding_of_the_dtype():
+    matrix = with_eigenvalues(torch.cat([torch.tensor([10.0], dtype=D), torch.zeros(60, dtype=D)]))
+    fine, coarse = spectrum(operator(matrix), 20).resolution, spectrum(operator(matrix.float()), 20).resolution
+    assert 1e-15 < fine < 1e-12
+    assert 1e-6 < coarse < 1e-3
+    assert spectrum(operator(matrix.float()), 20).negative_mass.value == 0.0
+
+
+def test_progress_is_per_product():
+    seen = []
+    with progress(lambda *args: seen.append(args)):
+        spectrum(operator(with_eigenvalues(INDEFINITE)), 3, probes=2)
+    assert seen == [("spectrum", done, 6) for done in range(1, 7)]
+
+
+def test_spectra_survive_the_disk(tmp_path):
+    found = spectrum(operator(with_eigenvalues(INDEFINITE)), 5, probes=2)
+    back = Result.load(found.save(tmp_path / "s"))
+    assert np.array_equal(found.nodes, back.nodes)
+    assert back.cost == 10
+
+
+def test_logdet_intervals_cover():
+    matrix = with_eigenvalues(POSITIVE)
+    exact = logdet(operator(matrix), "exact")
+    assert exact.value == pytest.approx(float(torch.logdet(matrix)), rel=1e-12)
+    assert exact.stderr == 0.0
+    runs = [logdet(operator(matrix), depth=30, probes=4, seed=seed) for seed in range(60)]
+    inside = [low <= exact.value <= high for low, high in (run.interval() for run in runs)]
+    assert 0.85 <= np.mean(inside) <= 0.999
+    assert all(run.status is Status.CONVERGED for run in runs)
+    assert runs[0].cost == 120
+
+
+def test_logdet_of_a_multiple_of_the_identity_is_exact():
+    found = logdet(operator(3.0 * torch.eye(50, dtype=D)))
+    assert found.value == pytest.approx(50 * np.log(3.0), rel=1e-14)
+    assert found.cost == 10
+
+
+def test_too_small_a_depth_is_said():
+    A = operator(with_eigenvalues(torch.logspace(-6, 2, 300)))
+    assert logdet(A, depth=6, probes=30).status is Status.QUADRATURE
+    assert logdet(A, depth=200, probes=3).status is Status.CONVERGED
+
+
+def test_logdet_names_what_is_not_positive():
+    A = operator(with_eigenvalues(torch.linspace(-0.5, 2, 40)))
+    with pytest.raises(ValueError, match=r"positive definite, got the Ritz value -0\.\d+; add a shift"):
+        logdet(A)
+    with pytest.raises(ValueError, match=r"the eigenvalue -0\.5; add a shift"):
+        logdet(A, "exact")
+    with pytest.raises(ValueError, match="method must be one of 'slq', 'exact'"):
+        logdet(A, "lanczos")
+
+
+def test_logdet_at_the_rounding_of_the_dtype_says_so():
+    values = torch.cat([torch.full((20,), 1e-6), torch.linspace(1, 10, 40)])
+    found = logdet(operator(torch.diag(values)), depth=40)
+    assert found.status is Status.PRECISION_LIMIT
+
+
+def test_trace_function_of_any_function():
+    matrix = with_eigenvalues(INDEFINITE)
+    found = trace_function(operator(matrix), np.exp, depth=25, probes=20)
+    exact = float(torch.linalg.eigvalsh(matrix).exp().sum())
+    assert abs(found.value - exact) <= 3 * found.stderr
+    assert 0 < found.stderr < 0.2 * exact
+    linear = trace_function(operator(matrix), lambda x: 2.0 * x, depth=5, probes=3)
+    assert linear.value == pytest.approx(2 * spectrum(operator(matrix), 5, 3).trace.value, rel=1e-12)
+    constant = trace_function(operator(matrix), np.ones_like, depth=5)
+    assert (constant.value, constant.stderr) == (pytest.approx(72.0), pytest.approx(0.0, abs=1e-6))
+    with pytest.raises(ValueError, match="function must be element-wise and finite"):
+        trace_function(operator(matrix), np.sqrt, depth=5)
+
+
+BASES = {
+    "power": lambda x, k: x**k,
+    "chebyshev": lambda x, k: chebyshev.chebval(x, [0] * k + [1]),
+    "legendre": lambda x, k: legendre.legval(x, [0] * k + [1]),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 30])
+@pytest.mark.parametrize("basis", BASES)
+def test_moments_of_each_probe_are_exact(basis, count):
+    matrix = with_eigenvalues(INDEFINITE)
+    A = operator(matrix)
+    found = moments(A, count, basis, probes=3, seed=5, bounds=(-1.5, 4.5))
+    values, vectors = torch.linalg.eigh(matrix)
+    x = ((values - 1.5) / 3).numpy()
+    z = torch.stack([random_vector(A, 5, "sphere", probe) for probe in range(3)], dim=1)
+    weights = ((vectors.T @ z) ** 2).numpy()
+    rows = np.array([(BASES[basis](x, k)[:, None] * weights).sum(0) for k in range(count + 1)])
+    assert np.allclose(found.values, rows.mean(1), atol=1e-11)
+    assert np.allclose(found.covariance, np.cov(rows) / 3, atol=1e-12)
+    assert np.allclose(found.stderr**2, np.diag(found.covariance), atol=1e-14)
+    assert found.cost == A.matvecs == 3 * ((count + 1) // 2)
+    assert found.values[0] == pytest.approx(1.0, abs=1e-14)
+
+
+def test_moments_estimate_the_trace_within_their_errors():
+    matrix = with_eigenvalues(INDEFINITE)
+    found = moments(operator(matrix), 4, probes=80)
+    assert (found.basis, found.bounds) == ("power", (-1.0, 1.0))
+    for order in range(1, 5):
+        exact = float((INDEFINITE**order).mean())
+        assert abs(found[order].value - exact) <= 4 * found[order].stderr
+
+
+@pytest.mark.parametrize("values", [INDEFINITE, POSITIVE, torch.full((30,), 2.0), torch.zeros(30), torch.ones(1)])
+@pytest.mark.parametrize("basis", ["chebyshev", "legendre"])
+def test_automatic_bounds_hold_the_spectrum(values, basis):
+    A = operator(with_eigenvalues(values))
+    (low, high), cost = spectral_bounds(A)
+    assert low < float(values.min())
+    assert float(values.max()) < high
+    found = moments(A, 20, basis, probes=4)
+    assert found.bounds == (low, high)
+    assert found.cost == 4 * 10 + cost
+    assert np.abs(found.values).max() <= 1 + 1e-9
+
+
+def test_a_psd_operator_is_bounded_below_by_zero():
+    A = operator(with_eigenvalues(torch.cat([torch.zeros(40), torch.ones(5)])), psd=True)
+    assert spectral_bounds(A)[0][0] == 0.0
+
+
+def test_wrong_bounds_are_found():
+    A = operator(with_eigenvalues(INDEFINITE))
+    with pytest.raises(ValueError, match="bounds must hold the whole spectrum"):
+        moments(A, 30, "chebyshev", bounds=(-1.0, 2.0))
+
+
+def test_float32_probe_blocks_do_not_change_the_answer(monkeypatch):
+    A = operator(with_eigenvalues(INDEFINITE).float())
+    whole = moments(A, 9, "chebyshev", probes=10, bounds=(-1.5, 4.5))
+    monkeypatch.setattr("lambdahat.estimators.probes.BLOCK_COLUMNS", 3)
+    pieces = moments(A, 9, "chebyshev", probes=10, bounds=(-1.5, 4.5))
+    assert np.allclose(whole.values, pieces.values, atol=1e-6)
+
+
+def test_moments_survive_the_disk(tmp_path):
+    found = moments(operator(with_eigenvalues(INDEFINITE)), 3, "legendre", probes=4)
+    back = Result.load(found.save(tmp_path / "m"))
+    assert np.array_equal(back.covariance, found.covariance)
+    assert (back.basis, back.bounds) == ("legendre", found.bounds)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda A: spectrum(A, 73),
+            r"depth must be an integer in \[1, 72\], got 73; .* op.dense\(\) is exact",
+        ),
+        (lambda A: spectrum(A, 0), "depth must be"),
+        (lambda A: spectrum(A, 5, probes=0), "probes must be"),
+        (lambda A: spectrum(A, 5, seed=-1), "seed must be"),
+        (lambda A: logdet(A, depth=100), "depth must be"),
+        (lambda A: moments(A, 0), "count must be"),
+        (lambda A: moments(A, 3, probes=1), "probes must be an integer of at least 2"),
+        (lambda A: moments(A, 3, "hermite"), "basis must be one of 'power', 'chebyshev', 'legendre'"),
+        (lambda A: moments(A, 3, bounds=(1.0, 0.0)), "bounds must be two finite numbers"),
+        (lambda A: moments(A, 9999, probes=2), "moments must be finite"),
+    ],
+)
+def test_misuse_is_named(call, text):
+    with pytest.raises(ValueError, match=text):
+        call(operator(with_eigenvalues(INDEFINITE)))
+
+
+def test_too_little_memory_is_named_before_any_product(monkeypatch):
+    A = operator(with_eigenvalues(INDEFINITE))
+    monkeypatch.setattr("lambdahat.estimators.spectra.free_memory", lambda device: 1000)
+    with pytest.raises(ValueError, match="depth must fit into the free memory"):
+        spectrum(A, 10)
+    assert A.matvecs == 0
+
+
+@pytest.mark.parametrize("call", [spectrum, logdet, lambda A: moments(A, 2), lambda A: trace_function(A, np.exp)])
+def test_asymmetric_operators_are_refused(call):
+    with pytest.raises(ValueError, match="must be symmetric"):
+        call(operator(torch.triu(torch.ones(4, 4))))

@@ -1,0 +1,107 @@
+"""What every operator promises; a test class inherits this and says what its operator and dense matrix are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lambdahat._rng import generator
+from lambdahat.operators import LinearOperator
+
+
+def relative(found: Tensor, exact: Tensor) -> float:
+    return float((found - exact).norm() / exact.norm().clamp_min(1e-300))
+
+
+class OperatorContract:
+    """Subclasses give fixtures ``operator`` and ``dense`` and, where rounding allows less, ``tolerance``."""
+
+    tolerance = 1e-9
+
+    def block(self, operator: LinearOperator, columns: int = 5) -> Tensor:
+        rng = generator(3, "contract")
+        return torch.randn(operator.dim, columns, generator=rng, dtype=torch.float64).to(operator.dtype)
+
+    def test_product_is_the_dense_matrix(self, operator: LinearOperator, dense: Tensor) -> None:
+        assert relative(operator.dense().double(), dense) <= self.tolerance
+
+    def test_vector_product(self, operator: LinearOperator, dense: Tensor) -> None:
+        v = self.block(operator, 1)[:, 0]
+        assert (operator @ v).shape == v.shape
+        assert relative((operator @ v).double(), dense @ v.double()) <= self.tolerance
+
+    def test_block_is_its_columns(self, operator: LinearOperator) -> None:
+        block = self.block(operator)
+        columns = torch.stack([operator @ column for column in block.T], dim=1)
+        assert relative(operator @ block, columns) <= self.tolerance
+
+    def test_linear(self, operator: LinearOperator) -> None:
+        block = self.block(operator, 2)
+        u, v = block.T
+        assert relative(operator @ (2 * u - 3 * v), 2 * (operator @ u) - 3 * (operator @ v)) <= 10 * self.tolerance
+
+    def test_same_at_every_product(self, operator: LinearOperator) -> None:
+        v = self.block(operator, 1)[:, 0]
+        assert torch.equal(operator @ v, operator @ v)
+
+    def test_declared_symmetric(self, operator: LinearOperator) -> None:
+        block = self.block(operator)
+        gram = block.T @ (operator @ block)
+        asymmetry = relative(gram, gram.T)
+        assert asymmetry <= 10 * self.tolerance if operator.symmetric else asymmetry > 1e-3
+
+    def test_declared_psd(self, operator: LinearOperator, dense: Tensor) -> None:
+        if not operator.symmetric:
+            pytest.skip("not symmetric")
+        values = torch.linalg.eigvalsh((dense + dense.T) / 2)
+        if operator.psd:
+            assert float(values[0]) >= -1e-10 * float(values[-1])
+
+    def test_counts_products(self, operator: LinearOperator) -> None:
+        before = operator.matvecs
+        _ = operator @ self.block(operator, 3)
+        _ = operator @ self.block(operator, 1)[:, 0]
+        assert operator.matvecs - before == 4
+
+    def test_restriction_is_the_submatrix(self, operator: LinearOperator, dense: Tensor) -> None:
+        chosen = torch.arange(0, operator.dim, 3)
+        assert relative(operator.restrict(chosen).dense().double(), dense[chosen][:, chosen]) <= self.tolerance
+
+    def test_restriction_by_name(self, operator: LinearOperator, dense: Tensor) -> None:
+        if operator.space is None:
+            pytest.skip("no names")
+        name = operator.space.names[-1]
+        where = operator.space.slices[name]
+        part = operator.restrict(name)
+        assert part.space is not None
+        assert part.space.names == (name,)
+        assert relative(part.dense().double(), dense[where, where]) <= self.tolerance
+
+    def test_block_diagonal(self, operator: LinearOperator, dense: Tensor) -> None:
+        if operator.space is None:
+            pytest.skip("no names")
+        mask = torch.zeros_like(dense)
+        for names in operator.space.layers().values():
+            where = operator.space.indices(names)
+            mask[where.unsqueeze(1), where] = 1.0
+        assert relative(operator.block_diagonal().dense().double(), dense * mask) <= self.tolerance
+
+    def test_known_diagonal_and_trace(self, operator: LinearOperator, dense: Tensor) -> None:
+        diagonal, trace = operator.known_diagonal(), operator.known_trace()
+        if diagonal is not None:
+            assert relative(diagonal.double(), dense.diagonal()) <= max(1e-10, self.tolerance)
+        if trace is not None:
+            scale = float(dense.diagonal().abs().sum())
+            assert abs(trace - float(dense.trace())) <= max(1e-10, self.tolerance) * scale
+
+    def test_scipy(self, operator: LinearOperator, dense: Tensor) -> None:
+        v = self.block(operator, 2)
+        product = operator.to_scipy() @ v.numpy()
+        exact = (dense @ v.double()).numpy()
+        assert np.linalg.norm(product - exact) <= 10 * self.tolerance * np.linalg.norm(exact)
+
+    def test_refuses_the_wrong_length(self, operator: LinearOperator) -> None:
+        with pytest.raises(ValueError, match=rf"have shape \({operator.dim},\)"):
+            _ = operator @ torch.zeros(operator.dim + 1, dtype=operator.dtype)

@@ -1,0 +1,282 @@
+"""Every curvature operator against its dense matrix, on five small networks in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lambdahat._rng import generator
+from lambdahat.operators import LinearOperator, fisher, ggn, gradient_covariance, hessian, linearise
+from lambdahat.problem import Problem
+from tests.cases import NETWORKS, classifier, network, quadratic
+from tests.operators.contract import OperatorContract, relative
+from tests.oracles import dense_ggn, dense_hessian, dense_second_moment, jacobians
+
+
+@pytest.fixture(params=list(NETWORKS), scope="module")
+def problem(request: pytest.FixtureRequest) -> Problem:
+    return network(request.param)
+
+
+class TestHessian(OperatorContract):
+    @pytest.fixture(scope="class", params=["reverse", "forward"])
+    @classmethod
+    def operator(cls, problem: Problem, request: pytest.FixtureRequest) -> LinearOperator:
+        return hessian(problem, mode=request.param)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def dense(cls, problem: Problem) -> Tensor:
+        return dense_hessian(problem)
+
+
+class TestHessianInBatchNormTrainMode(OperatorContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def operator(cls) -> LinearOperator:
+        return hessian(network("batch-norm", norm="train"))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def dense(cls) -> Tensor:
+        return dense_hessian(network("batch-norm", norm="train"))
+
+
+class TestFiniteDifferences(OperatorContract):
+    """Judged by their own bound: about ε^(2/3) of truncation and rounding, not the 1e-9 of the exact modes."""
+
+    tolerance = 1e-7
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def operator(cls) -> LinearOperator:
+        return hessian(network("transformer"), mode="finite")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def dense(cls) -> Tensor:
+        return dense_hessian(network("transformer"))
+
+
+class TestGaussNewton(OperatorContract):
+    @pytest.fixture(scope="class", params=["reverse", "forward"])
+    @classmethod
+    def operator(cls, problem: Problem, request: pytest.FixtureRequest) -> LinearOperator:
+        return ggn(problem, mode=request.param)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def dense(cls, problem: Problem) -> Tensor:
+        return dense_ggn(problem)
+
+
+class TestGaussNewtonOfOtherLosses(OperatorContract):
+    @pytest.fixture(scope="class", params=["mse", "bce_with_logits"])
+    @classmethod
+    def problem(cls, request: pytest.FixtureRequest) -> Problem:
+        return network("lenet", request.param)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def operator(cls, problem: Problem) -> LinearOperator:
+        return ggn(problem)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def dense(cls, problem: Problem) -> Tensor:
+        return dense_ggn(problem)
+
+
+class TestGaussNewtonInBatchNormTrainMode(OperatorContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def operator(cls) -> LinearOperator:
+        return ggn(network("batch-norm", norm="train"))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def dense(cls) -> Tensor:
+        return dense_ggn(network("batch-norm", norm="train"))
+
+
+class TestCovariance(OperatorContract):
+    @pytest.fixture(scope="class", params=[True, False], ids=["centred", "second moment"])
+    @classmethod
+    def centred(cls, request: pytest.FixtureRequest) -> bool:
+        return request.param
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def operator(cls, problem: Problem, centred: bool) -> LinearOperator:
+        return gradient_covariance(problem, centred=centred)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def dense(cls, problem: Problem, centred: bool) -> Tensor:
+        mean = problem.gradient()
+        return dense_second_moment(problem) - centred * torch.outer(mean, mean)
+
+
+class TestMonteCarloFisher(OperatorContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def operator(cls, problem: Problem) -> LinearOperator:
+        return fisher(problem, "monte_carlo", samples=2, seed=4)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def dense(cls, problem: Problem) -> Tensor:
+        total = torch.zeros(problem.num_parameters, problem.num_parameters, dtype=torch.float64)
+        residuals = linearise.monte_carlo_residuals(problem, 2, 4)
+        for weight, batch, z, jacobian in jacobians(problem):
+            for (draw,) in residuals(z, batch):
+                rows = torch.einsum("bc,bcp->bp", draw, jacobian)
+                total += weight / (2 * batch.size) * rows.T @ rows
+        return total
+
+
+class TestFunctionProblem(OperatorContract):
+    """A problem that is one function: the Hessian, and the covariance through per-sample gradients."""
+
+    @pytest.fixture(scope="class", params=["hessian", "covariance"])
+    @classmethod
+    def operator(cls, request: pytest.FixtureRequest) -> LinearOperator:
+        return hessian(cls.problem()) if request.param == "hessian" else gradient_covariance(cls.problem())
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def dense(cls, operator: LinearOperator) -> Tensor:
+        if type(operator).__name__ == "Hessian":
+            return dense_hessian(cls.problem())
+        mean = cls.problem().gradient()
+        return dense_second_moment(cls.problem()) - torch.outer(mean, mean)
+
+    @staticmethod
+    def problem() -> Problem:
+        rng = generator(0, "function")
+        x = torch.randn(9, 4, generator=rng, dtype=torch.float64)
+        params = {"w": torch.randn(4, 3, generator=rng, dtype=torch.float64), "b": torch.zeros(3, dtype=torch.float64)}
+        return Problem.from_function(
+            lambda p, batch: torch.tanh(batch @ p["w"] + p["b"]).square().sum(dim=1).mean(), params, x, batch_size=4
+        )
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse", "bce_with_logits"])
+def test_monte_carlo_fisher_tends_to_the_exact_one(loss: str) -> None:
+    problem = network("mlp", loss, samples=6)
+    exact = dense_ggn(problem)
+    draws = torch.stack([fisher(problem, "monte_carlo", seed=seed).dense() for seed in range(400)])
+    error = (draws.mean(dim=0) - exact) / (draws.std(dim=0) / 20).clamp_min(1e-12)
+    assert float(error.square().mean()) < 1.5  # each z-score has unit variance
+
+
+def test_exact_fisher_is_the_gauss_newton_matrix() -> None:
+    problem = network("mlp")
+    assert relative(fisher(problem).dense(), dense_ggn(problem)) < 1e-12
+
+
+def test_ggn_of_a_linear_model_is_its_hessian() -> None:
+    problem = classifier(sizes=(4, 3))
+    assert relative(ggn(problem).dense(), dense_hessian(problem)) < 1e-12
+
+
+def test_log_softmax_in_the_model_is_seen_through() -> None:
+    """FACTS: with LogSoftmax inside the model and NLL the naive Gauss–Newton matrix is 0."""
+    plain = network("mlp")
+    model = nn.Sequential(plain.model, nn.LogSoftmax(dim=1))
+    data = [batch.data for batch in plain.batches]
+    wrapped = Problem(model, nn.NLLLoss(), data)
+    assert relative(ggn(wrapped).dense(), dense_ggn(plain)) < 1e-12
+    assert hessian(wrapped).known_trace() == pytest.approx(float(dense_hessian(plain).trace()), rel=1e-10)
+
+
+def test_quadratic() -> None:
+    matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]], dtype=torch.float64)
+    assert relative(hessian(quadratic(matrix)).dense(), matrix) < 1e-14
+
+
+def test_linear_loss_has_zero_hessian() -> None:
+    problem = Problem.from_function(lambda p: p["w"].sum(), {"w": torch.ones(3)})
+    assert torch.equal(hessian(problem).dense(), torch.zeros(3, 3))
+
+
+@pytest.mark.parametrize("make", [hessian, ggn, gradient_covariance])
+def test_memory_budget_decides_what_is_kept(make: type) -> None:
+    problem = network("mlp")
+    kept, none, some = make(problem), make(problem, memory=0), make(problem, memory=2)
+    v = torch.ones(problem.num_parameters, dtype=torch.float64)
+    assert kept.kept_batches == len(problem.batches)
+    assert none.kept_batches == 0
+    assert kept.graph_bytes > 0
+    some = make(problem, mode="reverse", memory=2 * kept.graph_bytes)
+    assert some.kept_batches == 2
+    assert relative(none @ v, kept @ v) < 1e-12
+    assert relative(some @ v, kept @ v) < 1e-12
+
+
+def test_kept_products_do_not_run_the_model_again() -> None:
+    problem = network("mlp")
+    operator = hessian(problem)
+    calls = []
+    _ = operator @ problem.vector
+    handle = problem.model.register_forward_hook(lambda *_: calls.append(1))
+    _ = operator @ problem.vector
+    handle.remove()
+    assert not calls
+
+
+def test_operator_is_one_matrix_while_the_model_trains_on() -> None:
+    model = nn.Linear(4, 3).double()
+    x, y = torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2])
+    problem = Problem(model, "cross_entropy", (x, y))
+    operator, v = hessian(problem), torch.ones(15, dtype=torch.float64)
+    before, vector = operator @ v, problem.vector
+    with torch.no_grad():
+        model.weight.mul_(3)
+    assert torch.equal(operator @ v, before)
+    assert not torch.equal(problem.vector, vector)
+    assert not torch.equal(hessian(problem) @ v, before)
+
+
+def test_modes_that_a_model_cannot_take_are_passed_over() -> None:
+    class NoDouble(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)  # type: ignore[attr-defined]
+            return x.square()
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: object, g: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
+            return 2 * x * g
+
+    problem = Problem.from_function(lambda p: NoDouble.apply(p["w"]).sum().square(), {"w": torch.ones(3).double()})
+    operator = hessian(problem)
+    dense = 8 * torch.ones(3, 3).double() + 12 * torch.eye(3).double()  # of (Σ w²)² at w = 1
+    assert operator.mode == "finite"
+    assert relative(operator.dense(), dense) < 1e-7
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision(dtype: torch.dtype) -> None:
+    exact = dense_hessian(network("mlp"))
+    operator = hessian(network("mlp", dtype=dtype))
+    assert operator.dtype == torch.float32
+    assert relative(operator.dense().double(), exact) < (1e-5 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", ["mlp", "lenet"])
+def test_curvlinops_agrees(name: str) -> None:
+    curvlinops = pytest.importorskip("curvlinops")
+    problem = network(name)
+    model, data = problem.model, [batch.data for batch in problem.batches]
+    params, v = list(model.parameters()), torch.ones(problem.num_parameters, dtype=torch.float64)
+    for ours, theirs in (
+        (hessian(problem), curvlinops.HessianLinearOperator),
+        (ggn(problem), curvlinops.GGNLinearOperator),
+    ):
+        other = theirs(model, nn.CrossEntropyLoss(), params, data, check_deterministic=False)
+        assert relative(ours @ v, other @ v) < 1e-10
