@@ -150,3 +150,36 @@ def network(name: str, loss: str = "cross_entropy", samples: int = 11, **options
                 nn.init.normal_(layer.running_mean)
                 nn.init.uniform_(layer.running_var, 0.5, 2.0)
     return Problem(model, loss, (x, y), **{"batch_size": 4, **options})
+
+
+class LanguageOutput:
+    """What a transformers model returns: ``logits``, and ``loss`` when labels came in."""
+
+    def __init__(self, logits: Tensor, loss: Tensor | None) -> None:
+        self.logits, self.loss = logits, loss
+
+
+class LanguageModel(nn.Module):
+    """A stand-in for a transformers model: keyword inputs, an output object, tied embeddings, labels of −100 left out."""
+
+    def __init__(self, words: int = 7, width: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.mix = nn.Linear(width, width)
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> LanguageOutput:
+        hidden = torch.tanh(self.mix(self.embed(input_ids))) * attention_mask.unsqueeze(-1)
+        logits = self.head(hidden)
+        loss = None if labels is None else nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return LanguageOutput(logits, loss)
+
+
+def sentences(count: int = 6, length: int = 5, words: int = 7, seed: int = 0) -> dict[str, Tensor]:
+    """Token columns as a tokenizer gives them, with some labels left out."""
+    rng = generator(seed, "sentences")
+    ids = torch.randint(0, words, (count, length), generator=rng)
+    mask = torch.ones_like(ids)
+    mask[0, 3:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": torch.where(mask.bool(), ids.roll(-1, 1), -100)}

@@ -55,7 +55,14 @@ def progress(listener: Listener | None = None) -> Iterator[None]:
 def _terminal_bars() -> Iterator[Listener]:
     """One rich bar per task, on standard error."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         TextColumn("{task.description}"),

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from lambdahat._check import require, require_count
+from lambdahat._check import describe, require, require_count
 
 CACHE_FRACTION = 0.25
 
@@ -73,16 +73,25 @@ class Batches:
         return len(self.sizes)
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._kept is not None:
-            return iter(self._kept)
-        return (self._place(raw, index) for index, raw in enumerate(self._passes()))
+        return iter(self._kept) if self._kept is not None else self._fresh_pass()
+
+    def _fresh_pass(self) -> Iterator[Batch]:
+        """A pass over the raw data; a DataLoader draws from the global generator when it starts."""
+        end = object()
+        with rng_untouched():
+            source = iter(self._passes())
+        for index in range(len(self.sizes)):
+            with rng_untouched():
+                raw = next(source, end)
+            require(raw is not end, "data", f"give {len(self.sizes)} batches at every pass", f"{index}")
+            yield self._place(raw, index)
 
     def first(self) -> Batch:
         """The first batch."""
         return next(iter(self))
 
     def subset(self, indices: Tensor, batch_size: int | None = None) -> Batches:
-        """The samples at sorted ``indices``, in batches of ``batch_size`` (default: as they fall in today's batches)."""
+        """The samples at sorted ``indices``, in batches of ``batch_size`` (default: as they fall in the batches)."""
 
         def chosen() -> Iterator[Any]:
             start = 0
@@ -94,6 +103,7 @@ class Batches:
 
         if batch_size is None:
             return Batches(chosen, self.device, self.dtype)
+        require_count(batch_size, "batch_size")
         whole = concatenate(list(chosen()))
         return Batches(lambda: _slices(whole, batch_size), self.device, self.dtype)
 
@@ -104,6 +114,7 @@ class Batches:
             cast = self.dtype if leaf.is_floating_point() else None
             return leaf.detach().to(self.device, cast)
 
+        raw = _plain(raw)
         return Batch(tree_map(move, raw), _size(raw), index)
 
 
@@ -151,15 +162,17 @@ def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Ite
     if isinstance(data, IterableDataset):
         return lambda: DataLoader(data, batch_size=batch_size or default)
     if _is_columns(data):
-        return lambda: _slices(data, batch_size or default)
+        return lambda: _slices(_plain(data), batch_size or default)
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
         require(len(data) > 0, "data", "hold at least one batch", "an empty list")
         pairs = not isinstance(data[0], Tensor | tuple | list | Mapping)
-        require(not pairs, "data", "be a list of batches (tensors, tuples or dicts of tensors)", data[0], "", TypeError)
+        require(not pairs, "data", "be a list of batches (tensors, tuples or dicts of tensors)",
+                f"a {type(data).__name__} whose first entry is {describe(data[0])}", "torch.as_tensor makes tensors",
+                TypeError)  # fmt: skip
         require(batch_size is None, "batch_size", f"be left out for {given}", batch_size, "it has its own batches")
         return lambda: data
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-        require(len(data) > 0, "data", "hold at least one sample", "an empty data set")  # type: ignore[arg-type]
+        require(len(data) > 0, "data", "hold at least one sample", "an empty data set")
         return lambda: _collated(data, batch_size or default)
     once = hasattr(data, "__next__")
     cure = "pass list(data): an operator needs the same batches at every product" if once else ""
@@ -174,6 +187,11 @@ def _is_columns(data: Any) -> bool:
         return data.ndim > 0
     leaves = list(data.values()) if isinstance(data, Mapping) else list(data) if isinstance(data, tuple | list) else []
     return bool(leaves) and all(isinstance(leaf, Tensor) for leaf in leaves)
+
+
+def _plain(raw: Any) -> Any:
+    """Mappings of other kinds, such as the BatchEncoding of transformers, as the dicts that pytrees know."""
+    return dict(raw) if isinstance(raw, Mapping) and not isinstance(raw, dict) else raw
 
 
 def _slices(columns: Any, batch_size: int) -> Iterator[Any]:
@@ -211,13 +229,18 @@ def _require_same_twice(passes: Callable[[], Iterable[Any]], data: Any) -> None:
     """Two passes must begin alike; a generator, an augmentation or a custom shuffle shows here."""
     if _is_columns(data) or isinstance(data, list | tuple):
         return
-    first, second = (tree_flatten(next(iter(passes()), None))[0] for _ in range(2))
-    same = len(first) == len(second) and all(
-        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b
-        for a, b in zip(first, second, strict=True)
-    )
+    first, second = (tree_flatten(_plain(next(iter(passes()), None)))[0] for _ in range(2))
+    same = len(first) == len(second) and all(map(_equal, first, second))
     require(same, "data", "be the same at every pass", "first batches that differ (shuffling or random augmentation)",
             "fix one pass with list(loader)")  # fmt: skip
+
+
+def _equal(first: Any, second: Any) -> bool:
+    """Whether two leaves are the same, NaN counting as itself."""
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return bool(first == second)
+    alike = first.shape == second.shape and first.dtype == second.dtype
+    return alike and bool(((first == second) | ((first != first) & (second != second))).all())
 
 
 @contextmanager

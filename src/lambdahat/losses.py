@@ -33,7 +33,7 @@ class Loss(ABC):
     def value(self, output: Any, target: Any) -> Tensor:
         """The mean loss of the batch, a scalar."""
 
-    def check(self, output: Any, target: Any) -> None:
+    def check(self, output: Any, target: Any) -> None:  # noqa: B027
         """Raise when the output cannot be what this loss takes; called once, at construction."""
 
     def terms(self, target: Any, size: int) -> float:
@@ -63,7 +63,26 @@ class CrossEntropy(Loss):
     name, convex, likelihood = "cross_entropy", True, True
 
     def value(self, output: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(self._classes_first(output, target), target)
+        logits = self._classes_first(output, target)
+        if target.is_floating_point():
+            return F.cross_entropy(logits, target)
+        counted = (target != IGNORE).sum().clamp(min=1)  # torch gives NaN where no target counts; here 0, of weight 0
+        return F.cross_entropy(logits, target, reduction="sum") / counted
+
+    def check(self, output: Any, target: Any) -> None:
+        logits = self._classes_first(output, target)
+        if target.is_floating_point():
+            fits = target.shape == logits.shape
+            require(fits, "targets", f"be class indices (int64) or probabilities of shape {tuple(logits.shape)}",
+                    f"{target.dtype} of shape {tuple(target.shape)}", "for class indices call .long()")  # fmt: skip
+            return
+        whole = target.dtype in (torch.int64, torch.uint8)
+        require(whole, "targets", "be class indices of dtype int64", str(target.dtype), "call .long()")
+        classes, kept = logits.shape[1], target[target != IGNORE]
+        inside = kept.numel() == 0 or (int(kept.min()) >= 0 and int(kept.max()) < classes)
+        require(inside, "targets", f"lie in [0, {classes - 1}] for {classes} classes",
+                f"values in [{target.min()}, {target.max()}]",
+                f"number classes from 0, and mark targets to leave out with {IGNORE}")  # fmt: skip
 
     def terms(self, target: Tensor, size: int) -> float:
         return float((target != IGNORE).sum()) if not target.is_floating_point() else float(size)
@@ -91,7 +110,8 @@ class CrossEntropy(Loss):
         mirror = root + F.one_hot(root.new_zeros(1, dtype=torch.long), p.shape[1]).to(root.dtype)
         mirror = mirror / mirror.norm(dim=1, keepdim=True)
         columns = columns - 2.0 * (columns @ mirror.unsqueeze(2)) * mirror.unsqueeze(1)
-        return columns[:, :, 1:].permute(2, 0, 1) * self._scale(logits, target).unsqueeze(0)
+        factors: Tensor = columns[:, :, 1:].permute(2, 0, 1) * self._scale(logits, target).unsqueeze(0)
+        return factors
 
     def random_factor(self, output: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:
         logits = self._classes_first(output, target)
@@ -109,7 +129,12 @@ class CrossEntropy(Loss):
         if target.is_floating_point() or shape == (output.shape[0], *output.shape[2:]):
             return output
         fits = shape == tuple(output.shape[:-1])
-        require(fits, "targets", f"have shape {(output.shape[0], *output.shape[2:])} for logits {tuple(output.shape)}", target)
+        require(
+            fits,
+            "targets",
+            f"have shape {(output.shape[0], *output.shape[2:])} for logits {tuple(output.shape)}",
+            target,
+        )
         return output.movedim(-1, 1)
 
     def _scale(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -190,27 +215,37 @@ class GaussianNLL(Loss):
     name = "gaussian_nll"
 
     def value(self, output: Any, target: Tensor) -> Tensor:
-        if isinstance(output, Tensor):
-            require(output.shape[-1] == 2 * target.shape[-1], "the model's output",
-                    "be (mean, variance), or hold means and log-variances in a last dimension twice the targets'", output)  # fmt: skip
-            mean, log_variance = output.chunk(2, dim=-1)
-            variance = log_variance.exp()
-        else:
-            require(len(output) == 2, "the model's output", "be (mean, variance)", f"{len(output)} outputs")
-            mean, variance = output
+        mean, variance = self._mean_and_variance(output)
         return F.gaussian_nll_loss(mean, target, variance)
+
+    def check(self, output: Any, target: Any) -> None:
+        mean, variance = self._mean_and_variance(output)
+        require(mean.shape == target.shape == variance.shape, "targets",
+                f"have the shape of the means {tuple(mean.shape)} and variances {tuple(variance.shape)}", target,
+                "reshape the targets: torch would broadcast them")  # fmt: skip
+
+    def _mean_and_variance(self, output: Any) -> tuple[Tensor, Tensor]:
+        if isinstance(output, Tensor):
+            require(output.ndim > 0 and output.shape[-1] % 2 == 0, "the model's output",
+                    "be (mean, variance), or means and log-variances in an even last dimension", output)  # fmt: skip
+            mean, log_variance = output.chunk(2, dim=-1)
+            return mean, log_variance.exp()
+        pair = isinstance(output, tuple | list) and len(output) == 2
+        require(pair, "the model's output", "be (mean, variance) for gaussian_nll", output, "return the two as a tuple")
+        return output[0], output[1]
 
 
 class NegativeLogLikelihood(CrossEntropy):
     """NLL of a model that ends in log-softmax, taken as cross-entropy at the logits.
 
-    log-softmax leaves log-probabilities as they are, so the loss is the same; and the Gauss–Newton matrix is that of the logits
-    below, where the NLL's own, being linear, is 0.
+    log-softmax leaves log-probabilities as they are, so the loss is the same; and the Gauss–Newton matrix is that of
+    the logits below, where the NLL's own, being linear, is 0.
     """
 
     name = "nll"
 
     def check(self, output: Any, target: Any) -> None:
+        super().check(output, target)
         logits = self._classes_first(output, target)
         off = float(logits.detach().logsumexp(dim=1).abs().max())
         require(off < 1e-2, "the model's output", "be log-probabilities for nll", f"log Σ exp = {off:.3g} away from 0",
@@ -236,6 +271,7 @@ _FUNCTIONS: dict[Any, type[Loss]] = {
     F.mse_loss: MeanSquare,
     F.binary_cross_entropy_with_logits: BinaryCrossEntropy,
     F.nll_loss: NegativeLogLikelihood,
+    F.gaussian_nll_loss: GaussianNLL,
 }
 
 
@@ -246,8 +282,9 @@ def make_loss(loss: Any) -> Loss:
     if isinstance(loss, str):
         return NAMED[require_choice(loss, "loss", tuple(NAMED))]()
     require(callable(loss), "loss", f"be one of {', '.join(NAMED)}, a module or a callable", loss, "", TypeError)
-    if loss in _FUNCTIONS:
-        return _FUNCTIONS[loss]()
+    for function, kind in _FUNCTIONS.items():
+        if loss is function:  # a callable need not be hashable
+            return kind()
     reduction = getattr(loss, "reduction", "mean")
     require(reduction in ("mean", "batchmean"), "loss", "average over the batch", f"reduction={reduction!r}",
             'use reduction="mean": every quantity here is of the mean loss')  # fmt: skip
@@ -257,6 +294,8 @@ def make_loss(loss: Any) -> Loss:
             return CrossEntropy() if isinstance(loss, nn.CrossEntropyLoss) else NegativeLogLikelihood()
     if isinstance(loss, nn.MSELoss):
         return MeanSquare()
+    if isinstance(loss, nn.GaussianNLLLoss) and not loss.full and loss.eps == 1e-6:
+        return GaussianNLL()
     if isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None and loss.pos_weight is None:
         return BinaryCrossEntropy()
     return Custom(loss)

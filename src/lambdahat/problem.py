@@ -10,88 +10,30 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves
 
 from lambdahat._check import describe, require, require_choice, require_count
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, Batches, concatenate, make_batches, rng_untouched, take
-from lambdahat.losses import Loss, make_loss
+from lambdahat.evaluators import Evaluator, FunctionEvaluator, Parameters
+from lambdahat.losses import Custom, GaussianNLL, Loss, make_loss
 from lambdahat.space import Pattern, Space, matcher
 
-Parameters = Mapping[str, Tensor]
-
 DEFAULT_BATCH = {"cpu": 1024, "cuda": 8192}
-TARGET_KEYS = ("labels", "label", "targets", "target")
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()))
-
-
-class Evaluator:
-    """How a loss is computed from named parameters and a batch: by a model and a loss, or by one function."""
-
-    def __init__(self, model: nn.Module, loss: Loss, norm: str, constants: dict[str, Tensor], model_loss: bool) -> None:
-        self.model, self.loss, self.norm, self.constants, self.model_loss = model, loss, norm, constants, model_loss
-
-    def split(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-        """A batch as positional inputs, keyword inputs and target."""
-        data = batch.data
-        if isinstance(data, Mapping):
-            key = None if self.model_loss else next((key for key in TARGET_KEYS if key in data), None)
-            inputs = {name: value for name, value in data.items() if name != key}
-            return (), inputs, data if key is None else data[key]
-        if isinstance(data, tuple | list):
-            *inputs_, target = data if len(data) > 1 else (*data, None)
-            return tuple(inputs_), {}, target
-        return (data,), {}, data
-
-    def output(self, parameters: Parameters, batch: Batch) -> Any:
-        """What the model gives for a batch; logits where it gives an object that holds them."""
-        args, kwargs, _ = self.split(batch)
-        constants = self.constants
-        if self.norm == "train":  # batch statistics update the running ones in place: let them update copies
-            constants = {name: value.clone() if value.ndim == 0 or "running" in name else value
-                         for name, value in constants.items()}  # fmt: skip
-        with torch.random.fork_rng(devices=[], enabled=self.norm == "train"):
-            output = functional_call(self.model, {**constants, **parameters}, args, kwargs)
-        return output if self.model_loss else getattr(output, "logits", output)
-
-    def loss_of(self, output: Any, batch: Batch) -> Tensor:
-        """The mean loss of a batch whose output is known."""
-        if self.model_loss:
-            return output.loss  # type: ignore[no-any-return]
-        return self.loss.value(output, self.split(batch)[2])
-
-    def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
-        return self.loss_of(self.output(parameters, batch), batch)
-
-    def terms(self, batch: Batch) -> float:
-        """The weight of a batch before normalisation."""
-        return float(batch.size) if self.model_loss else self.loss.terms(self.split(batch)[2], batch.size)
-
-
-class FunctionEvaluator:
-    """The loss as one function of named parameters and, where there is data, a batch."""
-
-    def __init__(self, function: Callable[..., Tensor], with_data: bool) -> None:
-        self.function, self.with_data = function, with_data
-
-    def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
-        return self.function(dict(parameters), batch.data) if self.with_data else self.function(dict(parameters))
-
-    def terms(self, batch: Batch) -> float:
-        """The weight of a batch before normalisation."""
-        return float(batch.size)
 
 
 class Problem:
     """The loss L(θ) = (1/n) Σ_i ℓ_i(θ) of a model over a data set, at the model's parameters.
 
     ``loss`` is a name ("cross_entropy", "mse", "bce_with_logits", "gaussian_nll", "nll"), a torch loss, a callable
-    ``loss(output, target)`` that averages over the batch, or "model" for models that compute their own (``output.loss``, as
-    transformers do). ``data`` is a Dataset, a DataLoader, tensors (x, y), or a list of batches; a batch is (x, y) or a
-    dict of the model's keyword arguments with the target under "labels". ``parameters`` selects by glob; parameters that need
-    no gradient are constants. ``norm`` sets the normalisation layers: "eval" uses running statistics, "train" the statistics
-    of each fixed batch, "frozen" running statistics with the layers' own parameters held constant. Dropout is off.
+    ``loss(output, target)`` that averages over the batch, or "model" for models that compute their own
+    (``output.loss``, as transformers do). ``data`` is a Dataset, a DataLoader, tensors (x, y), or a list of batches; a
+    batch is (x, y) or a dict of the model's keyword arguments with the target under "labels". ``parameters`` selects
+    by glob; parameters that need no gradient are constants. ``norm`` sets the normalisation layers: "eval" uses running
+    statistics, "train" the statistics of each fixed batch, "frozen" running statistics with the layers' own parameters
+    held constant. Dropout is off.
 
     The model is never changed. Parameters are shared with it, so ``vector`` follows later training; operators copy
     it when they are made.
@@ -114,7 +56,7 @@ class Problem:
         require_choice(norm, "norm", ("eval", "train", "frozen"))
         model = _private_copy(model, norm)
         chosen = _select(model, parameters, norm)
-        self.device = _device(model, device)
+        self.device = _device(_named_tensors(model), device)
         _require_float(dtype)
         self._cast = dtype
         constants = {name: tensor for name, tensor in _named_tensors(model).items() if name not in chosen}
@@ -123,7 +65,7 @@ class Problem:
             model, make_loss("cross_entropy" if own_loss else loss), norm, self._placed(constants), own_loss
         )
         self._parameters: dict[str, Tensor] = chosen
-        self._sources = constants
+        self._theta: Tensor | None = None
         self.norm = norm
         default = DEFAULT_BATCH.get(self.device.type, 1024)
         if norm == "train" and batch_size is None and not _brings_batches(data):
@@ -145,8 +87,8 @@ class Problem:
     ) -> Self:
         """A problem from ``loss_fn(params, batch) -> mean loss``, or ``loss_fn(params)`` when there is no data.
 
-        Without data, ``num_samples`` says how many samples the loss stands for (1 by default); it matters only where n does,
-        as in the learning coefficient.
+        Without data, ``num_samples`` says how many samples the loss stands for (1 by default); it matters only where n
+        does, as in the learning coefficient.
         """
         require(callable(loss_fn), "loss_fn", "be callable", loss_fn, "", TypeError)
         named = isinstance(params, Mapping) and len(params) > 0 and all(isinstance(p, Tensor) for p in params.values())
@@ -155,10 +97,10 @@ class Problem:
             require(tensor.is_floating_point(), f"params[{name!r}]", "be floating point", str(tensor.dtype))
         _require_float(dtype)
         self = cls.__new__(cls)
-        self.device = torch.device(device) if device is not None else next(iter(params.values())).device
+        self.device = _device(params, device)
         self._cast = dtype
         self._parameters = {name: tensor.detach() for name, tensor in params.items()}
-        self._sources = {}
+        self._theta = None
         self.norm = "eval"
         self._evaluate = FunctionEvaluator(loss_fn, data is not None)
         if data is None:
@@ -172,7 +114,6 @@ class Problem:
         return self
 
     def _finish(self) -> None:
-        self._theta: Tensor | None = None
         self.space = Space.of(self._parameters)
         terms = [self._evaluate.terms(batch) for batch in self.batches]
         require(sum(terms) > 0, "data", "hold at least one target that counts", "only ignored targets")
@@ -236,8 +177,7 @@ class Problem:
         current = self.named(self.vector)
         rest = {name: tensor for name, tensor in current.items() if name not in keep}
         if isinstance(self._evaluate, Evaluator):
-            inner = self._evaluate
-            other._evaluate = Evaluator(inner.model, inner.loss, inner.norm, {**inner.constants, **rest}, inner.model_loss)
+            other._evaluate = self._evaluate.with_constants({**self._evaluate.constants, **rest})
         else:
             function, with_data = self._evaluate.function, self._evaluate.with_data
             other._evaluate = FunctionEvaluator(lambda params, *batch: function({**rest, **params}, *batch), with_data)
@@ -258,9 +198,7 @@ class Problem:
         default = DEFAULT_BATCH.get(self.device.type, 1024)
         ready = isinstance(data, Batches)
         other.batches = data if ready else make_batches(data, batch_size, default, self.device, self._cast)
-        theta = self._theta
         other._finish()
-        other._theta = theta
         return other
 
     def refresh_statistics(self) -> Problem:
@@ -275,14 +213,16 @@ class Problem:
         fresh = dict(inner.constants)
         for name, layer in layers.items():
             for buffer, _ in layer.named_buffers(prefix=name, recurse=False):
-                fresh[buffer] = torch.ones_like(fresh[buffer]) if buffer.endswith("var") else torch.zeros_like(fresh[buffer])
+                fresh[buffer] = (
+                    torch.ones_like(fresh[buffer]) if buffer.endswith("var") else torch.zeros_like(fresh[buffer])
+                )
         parameters = self.named(self.vector)
         with _accumulating(layers.values()), torch.no_grad():
             for batch in self.batches:
                 args, kwargs, _ = inner.split(batch)
                 functional_call(inner.model, {**fresh, **parameters}, args, kwargs)  # updates ``fresh`` in place
         other = copy.copy(self)
-        other._evaluate = Evaluator(inner.model, inner.loss, inner.norm, fresh, inner.model_loss)
+        other._evaluate = inner.with_constants(fresh)
         return other
 
     def named(self, theta: Tensor) -> dict[str, Tensor]:
@@ -315,10 +255,13 @@ class Problem:
             parts = [weight * self.batch_loss(parameters, batch).double() for weight, batch in self.weighted()]
         return float(torch.stack(parts).sum())
 
+    @torch.enable_grad()
     def gradient(self, theta: Tensor | None = None) -> Tensor:
         """∇L(θ), (P,), in the dtype of ``vector``."""
         vector = self._checked(theta)
-        total = torch.zeros(self.num_parameters, dtype=torch.promote_types(vector.dtype, torch.float32), device=self.device)
+        total = torch.zeros(
+            self.num_parameters, dtype=torch.promote_types(vector.dtype, torch.float32), device=self.device
+        )
         for weight, batch in self.weighted():
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.named(vector).items()}
             grads = torch.autograd.grad(self.batch_loss(leaves, batch), list(leaves.values()), materialize_grads=True)
@@ -334,7 +277,8 @@ class Problem:
 
     def _placed(self, tensors: Parameters) -> dict[str, Tensor]:
         return {
-            name: t.detach().to(self.device, self._cast if t.is_floating_point() else None) for name, t in tensors.items()
+            name: t.detach().to(self.device, self._cast if t.is_floating_point() else None)
+            for name, t in tensors.items()
         }
 
     def _checked(self, theta: Tensor | None) -> Tensor:
@@ -364,6 +308,10 @@ def _private_copy(model: nn.Module, norm: str) -> nn.Module:
         raise TypeError(f"model must survive copy.deepcopy, got {type(error).__name__}: {error}; "
                         "drop cached tensors or handles kept as attributes") from error  # fmt: skip
     private.eval()
+    for name, layer in private.named_modules():
+        coupled = isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None
+        require(not coupled or norm == "train", "norm", f'be "train": layer {name!r} keeps no running statistics',
+                repr(norm), "or set track_running_stats=True in the layer")  # fmt: skip
     if norm == "train":
         for layer in private.modules():
             layer.training = isinstance(layer, BATCH_NORMS)
@@ -382,7 +330,11 @@ def _select(model: nn.Module, pattern: Pattern | None, norm: str) -> dict[str, T
     fixed: set[str] = set()
     if norm == "frozen":
         layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, NORMS)]
-        fixed = {f"{name}.{key}" if name else key for name, layer in layers for key, _ in layer.named_parameters(recurse=False)}
+        fixed = {
+            f"{name}.{key}" if name else key
+            for name, layer in layers
+            for key, _ in layer.named_parameters(recurse=False)
+        }
     first_name = {id(tensor): name for name, tensor in everything.items()}
     asked = None
     if pattern is not None:
@@ -391,23 +343,30 @@ def _select(model: nn.Module, pattern: Pattern | None, norm: str) -> dict[str, T
         asked = {first_name[id(tensor)] for name, tensor in aliases if match(name)}
         some = ", ".join(list(everything)[:6]) + (", …" if len(everything) > 6 else "")
         require(bool(asked), "parameters", f"match at least one of {some}", repr(pattern))
-    chosen = {
+    chosen: dict[str, Tensor] = {
         name: tensor for name, tensor in everything.items()
         if tensor.requires_grad and name not in fixed and (asked is None or name in asked)
     }  # fmt: skip
     require(bool(chosen), "parameters", "select at least one parameter that requires a gradient",
             "only frozen, integer or excluded ones", "call requires_grad_(True) on those to measure")  # fmt: skip
+    for name, tensor in chosen.items():
+        ready = tensor.is_floating_point() and not nn.parameter.is_lazy(tensor)
+        require(ready, f"parameter {name!r}", "be real floating point and initialised",
+                f"{type(tensor).__name__}, {tensor.dtype}",
+                "run a lazy model once, or leave it out with parameters=")  # fmt: skip
     return chosen
 
 
-def _device(model: nn.Module, asked: torch.device | str | None) -> torch.device:
-    if asked is not None:
-        device = torch.device(asked)
-        require(device.type != "cuda" or torch.cuda.is_available(), "device", "be available", str(device), 'use "cpu"')
-        return device
-    devices = {tensor.device for tensor in _named_tensors(model).values()}
-    require(len(devices) == 1, "model", "be on one device", ", ".join(sorted(map(str, devices))), "pass device=")
-    return devices.pop()
+def _device(tensors: Parameters, asked: torch.device | str | None) -> torch.device:
+    if asked is None:
+        found = {tensor.device for tensor in tensors.values()}
+        require(len(found) == 1, "model", "be on one device", ", ".join(sorted(map(str, found))), "pass device=")
+        return found.pop()
+    try:
+        torch.empty(0, device=asked)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f'device must be available, got {asked!r}; use "cpu" ({error})') from error
+    return torch.device(asked)
 
 
 def _require_float(dtype: Any) -> None:
@@ -433,6 +392,7 @@ def _accumulating(layers: Any) -> Iterator[None]:
             layer.training, layer.momentum = training, momentum
 
 
+@torch.enable_grad()
 def _validate(problem: Problem) -> None:
     """One look at the first batch: the loss is a finite scalar, differentiable, deterministic and a mean."""
     batch = problem.batches.first()
@@ -448,10 +408,11 @@ def _validate(problem: Problem) -> None:
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     require(any(grad is not None for grad in grads), "loss", "depend on the selected parameters",
             "one whose gradient is None", "do not detach, use no_grad or argmax on the way to it")  # fmt: skip
+    # with a graph, like the first: attention without one is another kernel
+    once, again = (float(value.detach()) for value in (loss, problem.batch_loss(leaves, batch)))
+    require(abs(once - again) <= 64 * torch.finfo(loss.dtype).eps * abs(once), "the model", "give the same loss twice",
+            f"{once:.9g} then {again:.9g}", "switch off dropout or noise that is on in eval mode")  # fmt: skip
     with torch.no_grad():
-        again = problem.batch_loss(leaves, batch)
-        require(torch.equal(loss.detach(), again), "the model", "give the same loss twice",
-                f"{float(loss):.9g} then {float(again):.9g}", "switch off dropout or noise that is active in eval mode")  # fmt: skip
         _require_mean(problem, leaves, batch)
 
 
@@ -459,15 +420,22 @@ def _first_loss(problem: Problem, leaves: Parameters, batch: Batch) -> Any:
     """The first batch's loss, with errors that say which call failed and on what."""
     if problem.loss_function is None:
         return problem.batch_loss(leaves, batch)
-    output = problem.output(leaves, batch)
-    target = problem.target(batch)
-    named = problem.loss_function.name != "custom" and type(problem.loss_function).__name__ != "Custom"
-    if named and problem.loss_function.name != "gaussian_nll":
-        require(isinstance(output, Tensor), "the model's output", f"be a tensor for loss {problem.loss_function.name!r}",
-                describe(output), "wrap the model, or pass a callable loss(output, target)", TypeError)  # fmt: skip
-    require(not named or isinstance(target, Tensor), "data", f"give (inputs, targets) batches for loss {problem.loss_function.name!r}",
-            describe(target), 'use (x, y) tuples, or dicts with "labels"', TypeError)  # fmt: skip
-    problem.loss_function.check(output, target)
+    try:
+        output = problem.output(leaves, batch)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        leaves_ = [leaf for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor)]
+        given = ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in leaves_)
+        error.add_note(f"lambdahat: the model, of {problem.dtype} parameters, failed on the first batch, {given}; "
+                       "a batch is (*inputs, target) or a dict of keyword arguments; dtype= casts both")  # fmt: skip
+        raise
+    loss, target = problem.loss_function, problem.target(batch)
+    if not isinstance(loss, Custom):
+        single = isinstance(output, Tensor) or isinstance(loss, GaussianNLL)
+        require(single, "the model's output", f"be a tensor for loss {loss.name!r}", describe(output),
+                "wrap the model, or pass a callable loss(output, target)", TypeError)  # fmt: skip
+        require(isinstance(target, Tensor), "data", f"give (inputs, targets) batches for loss {loss.name!r}",
+                describe(target), 'use (x, y) tuples, or dicts with "labels"', TypeError)  # fmt: skip
+    loss.check(output, target)
     return problem.output_loss(output, batch)
 
 
@@ -478,9 +446,14 @@ def _require_mean(problem: Problem, leaves: Parameters, batch: Batch) -> None:
         return
     try:
         once = float(problem.batch_loss(leaves, few))
-        doubled = tree_map(lambda leaf: leaf, concatenate([few.data, few.data]))
-        twice = float(problem.batch_loss(leaves, Batch(doubled, 2 * few.size)))
+        twice = float(problem.batch_loss(leaves, Batch(concatenate([few.data, few.data]), 2 * few.size)))
     except (RuntimeError, ValueError, TypeError, IndexError):
         return  # a model for one batch size only: nothing to compare
     summed = abs(once) > 1e-6 and abs(twice / once - 2.0) < 1e-3
-    require(not summed, "loss", "average over the batch", "a sum: it doubles when the batch does", "divide by the batch size")
+    require(
+        not summed,
+        "loss",
+        "average over the batch",
+        "a sum: it doubles when the batch does",
+        "divide by the batch size",
+    )

@@ -66,7 +66,7 @@ class Space:
         """A vector (P,) as views shaped like the parameters, or leading dimensions (k, P) as (k, *shape)."""
         lead = vector.shape[:-1]
         pieces = vector.split(self.sizes, dim=-1)
-        return [piece.view(*lead, *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        return [piece.view((*lead, *shape)) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """One vector (P,) to named views of it."""

@@ -293,7 +293,9 @@ class BlockDiagonal(LinearOperator):
     """The diagonal blocks of an operator, one restriction each; parameters in no block have zero rows."""
 
     def __init__(self, inner: LinearOperator, groups: Mapping[str, Sequence[str]]) -> None:
-        super().__init__(inner.dim, inner.dtype, inner.device, symmetric=inner.symmetric, psd=inner.psd, space=inner.space)
+        super().__init__(
+            inner.dim, inner.dtype, inner.device, symmetric=inner.symmetric, psd=inner.psd, space=inner.space
+        )
         space = inner._named_space()
         names = [name for group in groups.values() for name in group]
         require(len(set(names)) == len(names), "blocks", "not overlap", "a parameter that is in two blocks")

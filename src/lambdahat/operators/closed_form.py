@@ -64,11 +64,15 @@ def exact_factors(problem: Problem, kind: str, samples: int = 1, seed: int = 0) 
     if not isinstance(output, Tensor) or output.ndim < 1:
         return None
     if kind != "hessian":
-        residuals = empirical_residuals(problem) if kind == "empirical" else monte_carlo_residuals(problem, samples, seed)
+        residuals = (
+            empirical_residuals(problem) if kind == "empirical" else monte_carlo_residuals(problem, samples, seed)
+        )
 
         def drawn(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
             stacked = torch.stack([draw[0] for draw in residuals(output, batch)])
-            return stacked, torch.full(stacked.shape[:2], 1.0 / len(stacked), dtype=stacked.dtype, device=stacked.device)
+            return stacked, torch.full(
+                stacked.shape[:2], 1.0 / len(stacked), dtype=stacked.dtype, device=stacked.device
+            )
 
         return Factors(samples if kind == "monte_carlo" else 1, drawn)
     closed = problem.loss_function.factors(output, problem.target(first))

@@ -77,7 +77,9 @@ class Curvature(LinearOperator):
 
     def restrict(self, which: Pattern | Sequence[int] | Tensor) -> LinearOperator:
         """The principal submatrix; by name it differentiates with respect to those parameters only."""
-        by_index = isinstance(which, Tensor) or (not callable(which) and len(which) > 0 and not isinstance(which[0], str))
+        by_index = isinstance(which, Tensor) or (
+            not callable(which) and len(which) > 0 and not isinstance(which[0], str)
+        )
         if by_index:
             return super().restrict(which)
         return self._like(self.problem.restrict(which))  # type: ignore[arg-type]

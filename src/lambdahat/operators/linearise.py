@@ -160,7 +160,9 @@ def gauss_newton_forward(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
                 structure = problem.output(dict(zip(names, duals, strict=True)), batch)
                 leaves_, spec = tree_flatten(structure)
                 pairs = [forward_ad.unpack_dual(z) if isinstance(z, Tensor) else (z, None) for z in leaves_]
-            primal = tree_unflatten([pair[0].detach() if isinstance(pair[0], Tensor) else pair[0] for pair in pairs], spec)
+            primal = tree_unflatten(
+                [pair[0].detach() if isinstance(pair[0], Tensor) else pair[0] for pair in pairs], spec
+            )
             live = [pair for pair in pairs if isinstance(pair[0], Tensor) and pair[0].requires_grad]
             forward = [torch.zeros_like(z) if t is None else t.detach() for z, t in live]
             return _pull([z for z, _ in live], parameters, make_map(primal, batch)(forward), False)
@@ -277,9 +279,7 @@ def _smooth(value: Any) -> bool:
 
 def _pull(outputs: Sequence[Any], inputs: Sequence[Tensor], seeds: Sequence[Tensor], batched: bool) -> list[Tensor]:
     """A backward pass that keeps its graph; inputs that are not reached get zeros."""
-    found = torch.autograd.grad(
-        outputs, inputs, seeds, retain_graph=True, allow_unused=True, is_grads_batched=batched
-    )
+    found = torch.autograd.grad(outputs, inputs, seeds, retain_graph=True, allow_unused=True, is_grads_batched=batched)
     lead = (len(seeds[0]),) if batched else ()
     return [i.new_zeros(*lead, *i.shape) if g is None else g for g, i in zip(found, inputs, strict=True)]
 

@@ -90,7 +90,7 @@ def _as_tensor(matrix: Any) -> Tensor:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
             return torch.sparse_csr_tensor(*parts, data, size=csr.shape, check_invariants=True)
-    tensor = matrix.detach() if isinstance(matrix, Tensor) else torch.as_tensor(np.asarray(matrix))
+    tensor = matrix.detach() if isinstance(matrix, Tensor) else torch.as_tensor(np.require(matrix, requirements="W"))
     tensor = tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor
     require(tensor.dtype != torch.bool and not tensor.is_complex(), "matrix", "be real", str(tensor.dtype))
     if tensor.is_floating_point() and tensor.dtype in (torch.float32, torch.float64):
@@ -106,7 +106,9 @@ def _is_scipy_operator(matrix: Any) -> bool:
 
 def _require_square(matrix: Any) -> None:
     shape = tuple(matrix.shape)
-    require(len(shape) == 2 and shape[0] == shape[1] and shape[0] > 0, "matrix", "be square and not empty", f"shape {shape}")
+    require(
+        len(shape) == 2 and shape[0] == shape[1] and shape[0] > 0, "matrix", "be square and not empty", f"shape {shape}"
+    )
 
 
 def _values(matrix: Tensor) -> Tensor:

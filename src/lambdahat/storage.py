@@ -1,0 +1,186 @@
+"""Results on disk: the base class that saves and loads, and the status every result carries.
+
+On disk a result is a JSON file, written last and atomically, plus one ``.npz`` for its arrays whose name
+holds a digest of its contents: a reader never sees half a result, and a killed writer leaves the old one whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lambdahat._check import require
+
+FORMAT_VERSION = 1
+
+
+class Status(Enum):
+    """How a computation ended; the value is the remedy, empty when none is needed."""
+
+    CONVERGED = ""
+    BUDGET_SPENT = "The products allowed ran out before the tolerance was reached: raise max_matvecs or tol."
+    NOT_CONVERGED = "Some residuals are above tol: raise max_matvecs, or ask for fewer pairs."
+    PRECISION_LIMIT = "Rounding of the operator's dtype stops further progress: use a float64 problem, or raise tol."
+    QUADRATURE = "The quadrature has not settled: raise depth."
+    NOT_POSITIVE_DEFINITE = "A Ritz value is not positive, so the logarithm is undefined: add a shift to the operator."
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing needs doing."""
+        return self is Status.CONVERGED
+
+
+class Result:
+    """Base of all results: ``save(path)`` and ``load(path)``."""
+
+    _types: ClassVar[dict[str, type[Result]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        Result._types[cls.__name__] = cls
+
+    def save(self, path: str | Path) -> Path:
+        """Write to ``path`` (".json" is added when missing), atomically; arrays go beside it as .npz."""
+        path = _json_path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, NDArray[Any]] = {}
+        document: dict[str, Any] = {"format": "lambdahat", "version": FORMAT_VERSION, "result": _encode(self, arrays)}
+        if arrays:
+            buffer = io.BytesIO()
+            np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+            digest = hashlib.sha256(buffer.getvalue()).hexdigest()
+            document["arrays"] = {"file": f"{path.stem}.{digest[:12]}.npz", "sha256": digest}
+            write_atomically(path.with_name(document["arrays"]["file"]), buffer.getvalue())
+        stale = _arrays_file(path)
+        write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
+        if stale is not None and stale.name != document.get("arrays", {}).get("file"):
+            stale.unlink(missing_ok=True)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what ``save`` wrote; ``Result.load`` reads any kind."""
+        path = _json_path(path)
+        require(
+            path.is_file(), "path", "name a result written by save()", f"{path} (no such file)", "", FileNotFoundError
+        )
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is not a lambdahat result: it is not JSON ({error})") from error
+        ours = isinstance(document, dict) and document.get("format") == "lambdahat" and "result" in document
+        require(ours, "path", "name a result written by save()", f"{path} (other contents)")
+        version = document.get("version")
+        require(version == FORMAT_VERSION, "path", f"hold format version {FORMAT_VERSION}", f"version {version}",
+                "upgrade lambdahat to read it")  # fmt: skip
+        arrays: dict[str, NDArray[Any]] = {}
+        if "arrays" in document:
+            file = path.with_name(document["arrays"]["file"])
+            require(file.is_file(), "path", "have its arrays beside it", f"{file} (no such file)", "copy the .npz too",
+                    FileNotFoundError)  # fmt: skip
+            blob = file.read_bytes()
+            require(hashlib.sha256(blob).hexdigest() == document["arrays"]["sha256"], "path",
+                    "have the arrays it was saved with", f"{document['arrays']['file']} (damaged)")  # fmt: skip
+            with np.load(io.BytesIO(blob), allow_pickle=False) as stored:
+                arrays = {key: stored[key] for key in stored.files}
+        try:
+            result = _decode(document["result"], arrays)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path} holds unknown parts ({error}); upgrade lambdahat to read it") from error
+        require(isinstance(result, cls), "path", f"hold a {cls.__name__}", f"a {type(result).__name__}",
+                f"call {type(result).__name__}.load, or Result.load for any kind", TypeError)  # fmt: skip
+        return result  # type: ignore[no-any-return]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old contents or the new, never a part."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _json_path(path: str | Path) -> Path:
+    path = Path(path)
+    return path if path.suffix == ".json" else path.with_name(path.name + ".json")
+
+
+def _arrays_file(path: Path) -> Path | None:
+    """The .npz that the result now at ``path`` refers to, if any."""
+    try:
+        return path.with_name(json.loads(path.read_text(encoding="utf-8"))["arrays"]["file"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _encode(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+    if isinstance(value, Result):
+        fields = {f.name: _encode(getattr(value, f.name), arrays) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
+        return {"type": type(value).__name__, "fields": fields}
+    if isinstance(value, Status):
+        return {"status": value.name}
+    if isinstance(value, Tensor | np.ndarray):
+        key = f"a{len(arrays)}"
+        tensor = isinstance(value, Tensor)
+        # numpy has no bfloat16; float32 holds it exactly
+        plain = value.detach().cpu() if isinstance(value, Tensor) else value
+        arrays[key] = (
+            (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy() if isinstance(plain, Tensor) else plain
+        )
+        return {"array": key, "tensor": tensor, **({"dtype": "bfloat16"} if plain.dtype == torch.bfloat16 else {})}
+    if isinstance(value, np.generic):
+        return _encode(value.item(), arrays)
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if isinstance(value, Mapping):
+        return {"map": [[key, _encode(item, arrays)] for key, item in value.items()]}
+    if isinstance(value, tuple | list):
+        return {"tuple": [_encode(item, arrays) for item in value]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(
+        f"a result can hold numbers, text, arrays and results, got {type(value).__name__}; convert it first"
+    )
+
+
+def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if "type" in value:
+        kind = Result._types.get(value["type"])
+        require(kind is not None, "path", "hold a known result", value["type"], "upgrade lambdahat to read it")
+        assert kind is not None
+        return kind(**{name: _decode(item, arrays) for name, item in value["fields"].items()})
+    if "status" in value:
+        return Status[value["status"]]
+    if "array" in value:
+        array = arrays[value["array"]]
+        if not value["tensor"]:
+            return array
+        return torch.from_numpy(array).to(torch.bfloat16 if "dtype" in value else None)
+    if "float" in value:
+        return float(value["float"])
+    if "map" in value:
+        return {key: _decode(item, arrays) for key, item in value["map"]}
+    return tuple(_decode(item, arrays) for item in value["tuple"])

@@ -1,0 +1,209 @@
+"""Each loss's curvature at the output against the dense Hessian there, in float64."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lambdahat import losses
+from lambdahat._rng import generator
+from lambdahat.losses import IGNORE, make_loss
+
+RNG = generator(0, "test losses")
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=RNG, dtype=torch.float64)
+
+
+def labels(classes: int, *shape: int) -> Tensor:
+    return torch.randint(0, classes, shape, generator=RNG)
+
+
+def ignored(target: Tensor) -> Tensor:
+    target = target.clone()
+    target.view(-1)[::3] = IGNORE
+    return target
+
+
+# name: loss, output, target, torch's own value
+CASES: dict[str, tuple[str, Tensor, Tensor]] = {
+    "classes": ("cross_entropy", normal(5, 4), labels(4, 5)),
+    "classes, some left out": ("cross_entropy", normal(7, 4), ignored(labels(4, 7))),
+    "images (B, C, H, W)": ("cross_entropy", normal(2, 3, 2, 2), labels(3, 2, 2, 2)),
+    "images, some left out": ("cross_entropy", normal(2, 3, 2, 2), ignored(labels(3, 2, 2, 2))),
+    "language (B, T, C)": ("cross_entropy", normal(3, 2, 4), labels(4, 3, 2)),
+    "language, some left out": ("cross_entropy", normal(3, 2, 4), ignored(labels(4, 3, 2))),
+    "probabilities": ("cross_entropy", normal(5, 4), normal(5, 4).softmax(1)),
+    "probabilities of images": ("cross_entropy", normal(2, 3, 2), normal(2, 3, 2).softmax(1)),
+    "unnormalised targets": ("cross_entropy", normal(5, 4), 2.5 * normal(5, 4).softmax(1)),
+    "mse": ("mse", normal(4, 3), normal(4, 3)),
+    "mse of scalars": ("mse", normal(4), normal(4)),
+    "mse of images": ("mse", normal(2, 2, 3), normal(2, 2, 3)),
+    "bce": ("bce_with_logits", normal(5, 1), labels(2, 5, 1).double()),
+    "bce, integer targets": ("bce_with_logits", normal(4, 2, 2), labels(2, 4, 2, 2)),
+    "log-probabilities": ("nll", normal(5, 4).log_softmax(1), labels(4, 5)),
+}
+
+
+def plain_value(name: str, output: Tensor, target: Tensor) -> Tensor:
+    """torch's own mean loss."""
+    if name == "mse":
+        return F.mse_loss(output, target)
+    if name == "bce_with_logits":
+        return F.binary_cross_entropy_with_logits(output, target.double())
+    classes_last = not target.is_floating_point() and target.shape != (output.shape[0], *output.shape[2:])
+    return F.cross_entropy(output.movedim(-1, 1) if classes_last else output, target)
+
+
+def dense(name: str, output: Tensor, target: Tensor) -> Tensor:
+    """M (B, D, D) = B·∂²L/∂z_i², and a check that samples do not mix."""
+    B, D = len(output), output[0].numel()
+    whole = torch.autograd.functional.hessian(lambda z: plain_value(name, z, target), output).reshape(B, D, B, D)
+    blocks = torch.stack([whole[i, :, i] for i in range(B)])
+    assert float(whole.abs().sum() - blocks.abs().sum()) == pytest.approx(0.0, abs=1e-12)
+    return B * blocks
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_value(case):
+    name, output, target = CASES[case]
+    assert float(make_loss(name).value(output, target)) == pytest.approx(float(plain_value(name, output, target)), rel=1e-14)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_product(case):
+    name, output, target = CASES[case]
+    M, loss, u = dense(name, output, target), make_loss(name), normal(*output.shape)
+    found = loss.product(output, target)(u)
+    expected = torch.einsum("bij,bj->bi", M, u.reshape(len(u), -1)).reshape(u.shape)
+    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_factors(case):
+    name, output, target = CASES[case]
+    factors = make_loss(name).factors(output, target)
+    if name in ("cross_entropy", "nll") and output.ndim > 2:
+        assert factors is None  # left to products
+        return
+    M = dense(name, output, target)
+    flat = factors.reshape(len(factors), len(output), -1)
+    assert torch.allclose(torch.einsum("kbi,kbj->bij", flat, flat), M, rtol=1e-12, atol=1e-14)
+    least = output.shape[1] - 1 if name in ("cross_entropy", "nll") else output[0].numel()
+    assert len(factors) == least
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_random_factor_has_the_hessian_for_its_second_moment(case):
+    """4,000 draws; each entry of the mean of s sᵀ within five of its standard errors, plus one draw's worth of rare events."""
+    name, output, target = CASES[case]
+    M, loss, stream = dense(name, output, target), make_loss(name), generator(1, case)
+    draws = torch.stack([loss.random_factor(output, target, stream) for _ in range(4000)]).reshape(4000, len(output), -1)
+    outer = torch.einsum("kbi,kbj->kbij", draws, draws)
+    error, stderr = (outer.mean(0) - M).abs(), outer.std(0) / math.sqrt(4000)
+    assert bool((error <= 5 * stderr + 5e-3 * M.abs().max()).all())
+    left_out = M.abs().sum(dim=(1, 2)) == 0
+    assert float(draws[:, left_out].abs().sum()) == 0.0
+
+
+def test_terms_count_what_the_mean_is_over():
+    loss = make_loss("cross_entropy")
+    assert loss.terms(torch.tensor([0, 1, IGNORE, 2]), 4) == 3
+    assert loss.terms(torch.full((4, 3), IGNORE), 4) == 0
+    assert loss.terms(torch.rand(4, 3), 4) == 4
+    assert make_loss("mse").terms(torch.rand(4, 3), 4) == 4
+
+
+def test_no_target_that_counts_is_no_loss():
+    logits = normal(2, 3).requires_grad_()
+    value = make_loss("cross_entropy").value(logits, torch.tensor([IGNORE, IGNORE]))
+    assert float(value.detach()) == 0.0
+    assert float(torch.autograd.grad(value, logits)[0].abs().sum()) == 0.0
+
+
+@pytest.mark.parametrize("form", ["pair", "tensor"])
+def test_gaussian_nll_takes_pairs_and_tensors(form):
+    mean, log_variance, target = normal(5, 2), normal(5, 2), normal(5, 2)
+    output = (mean, log_variance.exp()) if form == "pair" else torch.cat([mean, log_variance], dim=1)
+    loss = make_loss("gaussian_nll")
+    loss.check(output, target)
+    expected = 0.5 * (log_variance + (mean - target).square() / log_variance.exp()).mean()
+    assert float(loss.value(output, target)) == pytest.approx(float(expected), rel=1e-12)
+    assert loss.product(output, target) is None
+    with pytest.raises(TypeError, match="no predictive distribution"):
+        loss.random_factor(mean, target, generator(0, "x"))
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ("cross_entropy", losses.CrossEntropy), (nn.CrossEntropyLoss(), losses.CrossEntropy),
+        (F.cross_entropy, losses.CrossEntropy), ("mse", losses.MeanSquare), (nn.MSELoss(), losses.MeanSquare),
+        (F.mse_loss, losses.MeanSquare), ("bce_with_logits", losses.BinaryCrossEntropy),
+        (nn.BCEWithLogitsLoss(), losses.BinaryCrossEntropy), (F.nll_loss, losses.NegativeLogLikelihood),
+        (nn.NLLLoss(), losses.NegativeLogLikelihood), ("gaussian_nll", losses.GaussianNLL),
+        (nn.GaussianNLLLoss(), losses.GaussianNLL), (F.gaussian_nll_loss, losses.GaussianNLL),
+        (losses.MeanSquare(), losses.MeanSquare),
+        # what the closed forms do not cover is taken as it is
+        (nn.CrossEntropyLoss(label_smoothing=0.1), losses.Custom),
+        (nn.CrossEntropyLoss(weight=torch.ones(3)), losses.Custom), (nn.CrossEntropyLoss(ignore_index=0), losses.Custom),
+        (nn.BCEWithLogitsLoss(pos_weight=torch.ones(1)), losses.Custom), (nn.GaussianNLLLoss(full=True), losses.Custom),
+        (nn.SmoothL1Loss(), losses.Custom), (nn.KLDivLoss(reduction="batchmean"), losses.Custom),
+        (lambda z, y: (z - y).abs().mean(), losses.Custom), (functools.partial(F.huber_loss, delta=2.0), losses.Custom),
+    ],
+)  # fmt: skip
+def test_make_loss_knows_its_kind(given, kind):
+    assert type(make_loss(given)) is kind
+
+
+def test_callables_need_not_be_hashable():
+    class Loss:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, z: Tensor, y: Tensor) -> Tensor:
+            return (z - y).abs().mean()
+
+    assert float(make_loss(Loss()).value(torch.ones(2), torch.zeros(2))) == 1.0
+    assert make_loss(Loss()).name == "Loss"
+
+
+@pytest.mark.parametrize("form", ["module", "name"])
+def test_custom_losses_agree_with_named_ones(form):
+    output, target = normal(5, 3), labels(3, 5)
+    custom = make_loss(lambda z, y: F.cross_entropy(z, y))
+    named = make_loss(nn.CrossEntropyLoss() if form == "module" else "cross_entropy")
+    assert float(custom.value(output, target)) == pytest.approx(float(named.value(output, target)), rel=1e-14)
+
+
+CHECKS = [
+    ("cross_entropy", normal(4, 3), torch.tensor([0, 1, 2, 3]), r"targets must lie in \[0, 2\] for 3 classes.*from 0"),
+    ("cross_entropy", normal(4, 3), torch.tensor([0, 1, -1, 2]), r"mark targets to leave out with -100"),
+    ("cross_entropy", normal(4, 3), torch.rand(4), r"targets must be class indices .*call \.long\(\)"),
+    ("cross_entropy", normal(4, 3), torch.zeros(4, dtype=torch.int32), r"dtype int64, got torch.int32; call \.long\(\)"),
+    ("cross_entropy", normal(4, 3), torch.zeros(4, 1, dtype=torch.long), r"targets must have shape \(4,\)"),
+    ("cross_entropy", normal(4), torch.zeros(4, dtype=torch.long), r"output must be logits \(batch, classes\)"),
+    ("mse", normal(4, 1), normal(4), r"targets must have the shape of the model's output.*reshape the targets"),
+    ("bce_with_logits", normal(4, 1), normal(4), r"targets must have the shape"),
+    ("nll", normal(4, 3), torch.zeros(4, dtype=torch.long), r"must be log-probabilities for nll.*use cross_entropy"),
+    ("gaussian_nll", (normal(4), normal(4).exp()), normal(4, 1), r"targets must have the shape of the means"),
+    ("gaussian_nll", normal(4, 3), normal(4, 1), r"even last dimension"),
+    ("gaussian_nll", (normal(4), normal(4), normal(4)), normal(4), r"must be \(mean, variance\) for gaussian_nll"),
+]
+
+
+@pytest.mark.parametrize(("name", "output", "target", "message"), CHECKS)
+def test_checks_name_what_does_not_fit(name, output, target, message):
+    with pytest.raises(ValueError, match=message):
+        make_loss(name).check(output, target)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_checks_pass_what_fits(case):
+    name, output, target = CASES[case]
+    make_loss(name).check(output, target)
