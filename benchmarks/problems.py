@@ -108,7 +108,7 @@ def load(name: str, samples: int, *, batch_size: int = 512, device: str = "cpu",
         make = {"mlp": lambda: mlp(784, width, width, 10), "lenet5": lenet5, "vgg16": vgg16}[name]
         model = make().to(device)
         optimizer = torch.optim.Adam(model.parameters(), lr=2e-4 if name == "vgg16" else 1e-3)
-        for _ in range(5):
+        for _ in range(40 if name == "vgg16" else 5):
             for rows in torch.randperm(samples).split(128):
                 optimizer.zero_grad()
                 LOSS(model(x[rows]), y[rows]).backward()

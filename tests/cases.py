@@ -160,7 +160,7 @@ class LanguageOutput:
 
 
 class LanguageModel(nn.Module):
-    """A stand-in for a transformers model: keyword inputs, an output object, tied embeddings, labels of −100 left out."""
+    """A stand-in for a transformers model: keyword inputs, an output object, tied embeddings, labels of −100."""
 
     def __init__(self, words: int = 7, width: int = 4) -> None:
         super().__init__()

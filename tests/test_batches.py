@@ -16,6 +16,9 @@ CPU = torch.device("cpu")
 X, Y = torch.arange(20.0).reshape(10, 2), torch.arange(10)
 
 
+PARTS = (slice(0, 4), slice(4, 8), slice(8, 10))
+
+
 class Items(Dataset):
     def __init__(self, noise: float = 0.0, as_dict: bool = False) -> None:
         self.noise, self.as_dict = noise, as_dict
@@ -62,8 +65,8 @@ FORMS = {
     "DataLoader of dicts": (DataLoader(Items(as_dict=True), batch_size=4), None),
     "list of batches": ([(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])], None),
     "tuple of batches": (((X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])), None),
-    "list of dicts": ([{"x": X[:4], "labels": Y[:4]}, {"x": X[4:8], "labels": Y[4:8]}, {"x": X[8:], "labels": Y[8:]}], None),
-    "UserDicts": ([UserDict(x=X[:4], labels=Y[:4]), UserDict(x=X[4:8], labels=Y[4:8]), UserDict(x=X[8:], labels=Y[8:])], None),
+    "list of dicts": ([{"x": X[part], "labels": Y[part]} for part in PARTS], None),
+    "UserDicts": ([UserDict(x=X[part], labels=Y[part]) for part in PARTS], None),
     "UserDict of columns": (UserDict(x=X, labels=Y), 4),
 }  # fmt: skip
 
@@ -83,7 +86,9 @@ def test_every_form_gives_the_same_batches(form, kept, monkeypatch):
             assert torch.equal(x, X[start : start + 4])
             assert torch.equal(y, Y[start : start + 4])
             assert (batch.size, batch.index) == (len(x), index)
-    assert torch.equal(next(iter(found)).data["x"] if isinstance(found.first().data, dict) else found.first().data[0], X[:4])
+    assert torch.equal(
+        next(iter(found)).data["x"] if isinstance(found.first().data, dict) else found.first().data[0], X[:4]
+    )
 
 
 def test_one_tensor_is_inputs_alone():
@@ -118,9 +123,14 @@ def test_the_global_generator_is_untouched(form, kept, monkeypatch):
 
 def test_rng_is_put_back_after_an_exception():
     before = torch.get_rng_state()
-    with pytest.raises(KeyboardInterrupt), rng_untouched():
-        torch.rand(3)
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with rng_untouched():
+            torch.rand(3)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -130,19 +140,22 @@ REFUSED = {
     "no batches": ([], None, ValueError, "data must hold at least one batch, got an empty list"),
     "no rows": ((X[:0], Y[:0]), None, ValueError, "data must hold at least one sample"),
     "an empty Dataset": (TensorDataset(X[:0], Y[:0]), None, ValueError, "data must hold at least one sample"),
-    "an empty loader": (DataLoader(TensorDataset(X[:0], Y[:0])), None, ValueError, "data must hold at least one sample"),
+    "an empty loader": (DataLoader(TensorDataset(X[:0], Y[:0])), None, ValueError,
+        "data must hold at least one sample"),
     "uneven columns": ((X, Y[:5]), None, ValueError, r"same first dimension, got first dimensions \[5, 10\]"),
     "no tensors": ([("a", "b")], None, ValueError, "data must have one tensor or more.*a batch without tensors"),
     "numbers": ([1, 2, 3], None, TypeError, "data must be a list of batches .* first entry is 1; torch.as_tensor"),
     "arrays": ((X.numpy(), Y.numpy()), None, TypeError, "first entry is ndarray of shape .* torch.as_tensor"),
     "nothing": (None, None, TypeError, "data must be a Dataset, a DataLoader, tensors or a list of batches, got None"),
     "a number": (3, None, TypeError, "data must be a Dataset"),
-    "a shuffling loader": (DataLoader(TensorDataset(X, Y), shuffle=True), None, ValueError, "shuffles; use shuffle=False"),
+    "a shuffling loader": (DataLoader(TensorDataset(X, Y), shuffle=True), None, ValueError,
+        "shuffles; use shuffle=False"),
     "augmentation": (Items(noise=1.0), None, ValueError, r"random augmentation\); fix one pass with list\(loader\)"),
     "augmentation in a loader": (DataLoader(Items(noise=1.0)), None, ValueError, "random augmentation"),
     "a size of 0": ((X, Y), 0, ValueError, "batch_size must be an integer of at least 1, got 0"),
     "half a size": ((X, Y), 2.5, TypeError, "batch_size must be an integer"),
-    "a size beside a loader": (DataLoader(TensorDataset(X, Y)), 3, ValueError, "batch_size must be left out for a DataLoader"),
+    "a size beside a loader": (DataLoader(TensorDataset(X, Y)), 3, ValueError,
+        "batch_size must be left out for a DataLoader"),
     "a size beside batches": ([(X, Y)], 3, ValueError, "batch_size must be left out for a list of batches"),
 }  # fmt: skip
 

@@ -5,7 +5,18 @@ import sys
 
 import pytest
 
-LATER = ("matplotlib", "rich", "typer", "plotly", "networkx", "joblib", "pandas", "safetensors", "arviz_stats", "sklearn")
+LATER = (
+    "matplotlib",
+    "rich",
+    "typer",
+    "plotly",
+    "networkx",
+    "joblib",
+    "pandas",
+    "safetensors",
+    "arviz_stats",
+    "sklearn",
+)
 
 
 def run(code: str) -> str:
@@ -26,7 +37,10 @@ print(*sorted(set({LATER!r}) & (set(sys.modules) - before)))
 
 
 def test_importing_draws_no_random_number_and_prints_nothing():
-    assert run("import torch; s = torch.get_rng_state(); import lambdahat; assert torch.equal(s, torch.get_rng_state())") == ""
+    assert (
+        run("import torch; s = torch.get_rng_state(); import lambdahat; assert torch.equal(s, torch.get_rng_state())")
+        == ""
+    )
 
 
 def test_public_names_are_there():

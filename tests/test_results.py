@@ -67,7 +67,9 @@ def same(first: Any, second: Any) -> bool:
         alike = isinstance(second, np.ndarray) and first.dtype == second.dtype and first.shape == second.shape
         return alike and first.tobytes() == second.tobytes()
     if isinstance(first, dict):
-        return isinstance(second, dict) and first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
+        return (
+            isinstance(second, dict) and first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
+        )
     if isinstance(first, tuple):
         return isinstance(second, tuple) and len(first) == len(second) and all(map(same, first, second))
     if isinstance(first, float):
@@ -217,7 +219,7 @@ def test_damage_is_named(how, error, message, tmp_path):
 
 def test_the_wrong_type_is_named(tmp_path):
     Estimate(1.0).save(tmp_path / "r")
-    with pytest.raises(TypeError, match="hold a Spectrum, got a Estimate; call Estimate.load, or Result.load"):
+    with pytest.raises(TypeError, match=r"hold a Spectrum, got a Estimate; call Estimate.load, or Result.load"):
         Spectrum.load(tmp_path / "r")
 
 
@@ -231,7 +233,9 @@ def test_measurement_is_a_folder_and_a_table(tmp_path):
     assert same(Result.load(tmp_path / "m" / "trace.json"), PLAIN)
     rows = {row["quantity"]: row for row in whole.table()}
     assert rows["trace"] == {"quantity": "trace", "value": 1.25, "stderr": 0.5, "cost": 7, "status": "BUDGET_SPENT"}
-    assert {"spectrum.trace", "spectrum.frobenius", "spectrum.largest", "eigen[1]", "eigen[2]", "layers.fc"} <= set(rows)
+    assert {"spectrum.trace", "spectrum.frobenius", "spectrum.largest", "eigen[1]", "eigen[2]", "layers.fc"} <= set(
+        rows
+    )
     assert whole["trace"] is PLAIN
 
 
@@ -327,7 +331,8 @@ def test_standard_errors_are_true(power, many):
     """
     truth = float((VALUES**power).sum())
     singles = [
-        Spectrum(many.nodes[i : i + 1], many.weights[i : i + 1], many.residuals[i : i + 1], many.dim) for i in range(200)
+        Spectrum(many.nodes[i : i + 1], many.weights[i : i + 1], many.residuals[i : i + 1], many.dim)
+        for i in range(200)
     ]
     found = [one.expectation(lambda nodes: nodes**power, one.dim) for one in singles]
     errors = np.array([float(one) for one in found]) - truth
@@ -341,7 +346,7 @@ def test_standard_errors_are_true(power, many):
 
 
 def test_intervals_of_single_probes_cover_the_trace():
-    """200 seeds with one probe in 400 dimensions: 95 % intervals hold between 90 % and 99 % of the time (binomial: ±3σ)."""
+    """200 draws of one probe in 400 dimensions: how many 95 % intervals hold is binomial, here within 3σ."""
     values = torch.linspace(-1, 3, 400, dtype=torch.float64)
     normal = torch.randn(400, 200, generator=generator(0, "cover"), dtype=torch.float64)
     weights = (normal / normal.norm(dim=0)).square()  # a sphere probe in the eigenbasis
@@ -398,7 +403,9 @@ def test_density_integrates_to_one_and_has_the_moments(many):
     second = float(np.trapezoid(density.values * density.grid**2, density.grid))
     assert mean == pytest.approx(float(many.moment(1)), abs=1e-4)
     assert second == pytest.approx(float(many.moment(2)) + density.width**2, rel=1e-4)
-    smooth = np.exp(-0.5 * ((density.grid[:, None] - VALUES.numpy()) / 0.2) ** 2).mean(1) / (0.2 * math.sqrt(2 * math.pi))
+    smooth = np.exp(-0.5 * ((density.grid[:, None] - VALUES.numpy()) / 0.2) ** 2).mean(1) / (
+        0.2 * math.sqrt(2 * math.pi)
+    )
     assert (np.abs(density.values - smooth) <= 5 * density.stderr + 1e-6).mean() > 0.95
 
 

@@ -12,7 +12,7 @@ def describe(value: object) -> str:
     shape = getattr(value, "shape", None)
     if shape is not None and not isinstance(value, type):
         return f"{type(value).__name__} of shape {tuple(shape)}"
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{type(value).__name__} {text[:60]}…"
 
 
@@ -35,7 +35,7 @@ def require_count(value: Any, name: str, least: int = 1, most: int | None = None
     """An integer in [least, most], as an ``int``."""
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     bounds = f"be an integer of at least {least}" if most is None else f"be an integer in [{least}, {most}]"
-    require(whole, name, bounds, value, cure, TypeError)
+    require(whole, name, bounds, describe(value), cure, TypeError)
     require(least <= value and (most is None or value <= most), name, bounds, repr(value), cure)
     return int(value)
 
@@ -43,7 +43,7 @@ def require_count(value: Any, name: str, least: int = 1, most: int | None = None
 def require_positive(value: Any, name: str, cure: str = "") -> float:
     """A finite real number above 0, as a ``float``."""
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    require(real, name, "be a number above 0", value, cure, TypeError)
+    require(real, name, "be a number above 0", describe(value), cure, TypeError)
     require(0 < value < float("inf"), name, "be a finite number above 0", repr(value), cure)
     return float(value)
 
@@ -51,5 +51,5 @@ def require_positive(value: Any, name: str, cure: str = "") -> float:
 def require_choice(value: Any, name: str, choices: Collection[str], cure: str = "") -> str:
     """One of the named choices."""
     known = ", ".join(repr(choice) for choice in choices)
-    require(isinstance(value, str) and value in choices, name, f"be one of {known}", value, cure)
+    require(isinstance(value, str) and value in choices, name, f"be one of {known}", describe(value), cure)
     return str(value)

@@ -131,7 +131,8 @@ def concatenate(parts: Sequence[Any]) -> Any:
     """Batches of one structure as one batch."""
     leaves = [tree_flatten(part)[0] for part in parts]
     spec = tree_flatten(parts[0])[1]
-    joined = [torch.cat(column) if isinstance(column[0], Tensor) else column[0] for column in zip(*leaves, strict=True)]
+    columns = list(zip(*leaves, strict=True))
+    joined = [torch.cat(c) if isinstance(c[0], Tensor) and c[0].ndim else c[0] for c in columns]
     return torch.utils._pytree.tree_unflatten(joined, spec)
 
 

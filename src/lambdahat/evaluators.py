@@ -31,6 +31,12 @@ class Evaluator:
         other.constants = constants
         return other
 
+    def apart(self) -> Evaluator:
+        """The same with copies of what training the model would change: buffers, and parameters that need gradients."""
+        trained = {name for name, tensor in self.model.named_parameters() if tensor.requires_grad}
+        moving = trained | {name for name, _ in self.model.named_buffers()}
+        return self.with_constants({k: v.clone() if k in moving else v for k, v in self.constants.items()})
+
     def split(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """A batch as positional inputs, keyword inputs and target."""
         data = batch.data

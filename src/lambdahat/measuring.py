@@ -29,7 +29,7 @@ from lambdahat.estimators.traces import trace
 from lambdahat.estimators.variances import variance
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
-from lambdahat.problem import Problem
+from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Eigenpairs, Measurement, Result, write_atomically
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {
@@ -100,6 +100,7 @@ def measure(
     settings measures only what is missing; in the end ``Measurement.load(folder)`` reads everything. Without
     ``keep_vectors`` the eigenvectors, (P, top), are dropped.
     """
+    require_problem(problem)
     names = quantity_names(what)
     settings = Settings(curvature, depth, probes, top, seed)
     about = description(problem, settings)

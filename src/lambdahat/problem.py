@@ -114,12 +114,14 @@ class Problem:
         return self
 
     def _finish(self) -> None:
+        require(not torch.is_inference_mode_enabled(), "a problem", "be made outside torch.inference_mode()",
+                "inference mode, which forbids gradients", "torch.no_grad() is fine")  # fmt: skip
         self.space = Space.of(self._parameters)
+        with rng_untouched():
+            _validate(self)
         terms = [self._evaluate.terms(batch) for batch in self.batches]
         require(sum(terms) > 0, "data", "hold at least one target that counts", "only ignored targets")
         self.weights = [term / sum(terms) for term in terms]
-        with rng_untouched():
-            _validate(self)
 
     @property
     def num_parameters(self) -> int:
@@ -158,13 +160,19 @@ class Problem:
         return self._evaluate.model if isinstance(self._evaluate, Evaluator) else None
 
     def at(self, theta: Tensor | Parameters) -> Problem:
-        """The same problem at other parameters: a flat vector, or tensors by name (the rest as they are)."""
+        """The same problem at other parameters: a flat vector, or tensors by name (the rest as they are).
+
+        Nothing in it follows later training, not the batch-norm statistics either.
+        """
         other = copy.copy(self)
+        if isinstance(self._evaluate, Evaluator):
+            other._evaluate = self._evaluate.apart()
         if isinstance(theta, Mapping):
             unknown = sorted(set(theta) - set(self.space.names))
             require(not unknown, "theta", "name parameters of this problem", ", ".join(unknown[:5]))
             current = self.space.unflatten(self.vector)
             for name, tensor in theta.items():
+                require(isinstance(tensor, Tensor), name, "be a tensor", tensor, "", TypeError)
                 require(tensor.shape == current[name].shape, name, f"have shape {tuple(current[name].shape)}", tensor)
             theta = self.space.flatten({**current, **{k: v.to(self.device, self.dtype) for k, v in theta.items()}})
         other._theta = self._checked(theta).clone()
@@ -210,19 +218,19 @@ class Problem:
         assert isinstance(self._evaluate, Evaluator)
         inner = self._evaluate
         layers = {name: layer for name, layer in inner.model.named_modules() if isinstance(layer, BATCH_NORMS)}
-        fresh = dict(inner.constants)
+        fresh = {}
         for name, layer in layers.items():
             for buffer, _ in layer.named_buffers(prefix=name, recurse=False):
-                fresh[buffer] = (
-                    torch.ones_like(fresh[buffer]) if buffer.endswith("var") else torch.zeros_like(fresh[buffer])
-                )
-        parameters = self.named(self.vector)
+                start = torch.ones_like if buffer.endswith("var") else torch.zeros_like
+                fresh[buffer] = start(inner.constants[buffer])
+        others = {name: inner.constants[name].clone() for name, _ in inner.model.named_buffers() if name not in fresh}
+        tensors = {**inner.constants, **others, **fresh, **self.named(self.vector)}
         with _accumulating(layers.values()), torch.no_grad():
             for batch in self.batches:
                 args, kwargs, _ = inner.split(batch)
-                functional_call(inner.model, {**fresh, **parameters}, args, kwargs)  # updates ``fresh`` in place
+                functional_call(inner.model, tensors, args, kwargs)  # writes to ``fresh``
         other = copy.copy(self)
-        other._evaluate = inner.with_constants(fresh)
+        other._evaluate = inner.with_constants({**inner.constants, **fresh})
         return other
 
     def named(self, theta: Tensor) -> dict[str, Tensor]:
@@ -360,7 +368,8 @@ def _select(model: nn.Module, pattern: Pattern | None, norm: str) -> dict[str, T
 def _device(tensors: Parameters, asked: torch.device | str | None) -> torch.device:
     if asked is None:
         found = {tensor.device for tensor in tensors.values()}
-        require(len(found) == 1, "model", "be on one device", ", ".join(sorted(map(str, found))), "pass device=")
+        one = len(found) == 1 and torch.device("meta") not in found
+        require(one, "model", "be on one device, with data", ", ".join(sorted(map(str, found))), "pass device=")
         return found.pop()
     try:
         torch.empty(0, device=asked)
@@ -419,15 +428,10 @@ def _validate(problem: Problem) -> None:
 def _first_loss(problem: Problem, leaves: Parameters, batch: Batch) -> Any:
     """The first batch's loss, with errors that say which call failed and on what."""
     if problem.loss_function is None:
-        return problem.batch_loss(leaves, batch)
-    try:
+        with _explained(problem, batch):
+            return problem.batch_loss(leaves, batch)
+    with _explained(problem, batch):
         output = problem.output(leaves, batch)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        leaves_ = [leaf for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor)]
-        given = ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in leaves_)
-        error.add_note(f"lambdahat: the model, of {problem.dtype} parameters, failed on the first batch, {given}; "
-                       "a batch is (*inputs, target) or a dict of keyword arguments; dtype= casts both")  # fmt: skip
-        raise
     loss, target = problem.loss_function, problem.target(batch)
     if not isinstance(loss, Custom):
         single = isinstance(output, Tensor) or isinstance(loss, GaussianNLL)
@@ -437,6 +441,27 @@ def _first_loss(problem: Problem, leaves: Parameters, batch: Batch) -> Any:
                 describe(target), 'use (x, y) tuples, or dicts with "labels"', TypeError)  # fmt: skip
     loss.check(output, target)
     return problem.output_loss(output, batch)
+
+
+@contextmanager
+def _explained(problem: Problem, batch: Batch) -> Iterator[None]:
+    """Errors of the user's own code with a note on what it was called with."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        tensors = [leaf for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor)]
+        given = ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in tensors)
+        form = "a batch is (*inputs, target) or a dict of keyword arguments; dtype= casts both"
+        if isinstance(problem._evaluate, FunctionEvaluator):
+            form = "it is called as loss_fn(params, batch)" if problem._evaluate.with_data else "loss_fn(params)"
+        error.add_note(f"lambdahat: raised at the first batch, {given}, with {problem.dtype} parameters; {form}")
+        raise
+
+
+def require_problem(problem: Any) -> None:
+    """Raise unless it is a problem; a model is one call away from one."""
+    require(isinstance(problem, Problem), "problem", "be a lambdahat.Problem", problem,
+            "make one with lh.Problem(model, loss, data)", TypeError)  # fmt: skip
 
 
 def _require_mean(problem: Problem, leaves: Parameters, batch: Batch) -> None:

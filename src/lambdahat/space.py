@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
@@ -19,8 +19,10 @@ def matcher(pattern: Pattern) -> Callable[[str], bool]:
     """A test of names from a glob ("layers.0.*"), several globs, or a callable."""
     if callable(pattern):
         return pattern
-    globs = [pattern] if isinstance(pattern, str) else list(pattern)
-    return lambda name: any(fnmatchcase(name, glob) for glob in globs)
+    globs = [pattern] if isinstance(pattern, str) else list(pattern) if isinstance(pattern, Iterable) else [pattern]
+    fine = all(isinstance(glob, str) for glob in globs)
+    require(fine, "parameters", "be a glob, a list of globs or a callable", pattern, error=TypeError)
+    return lambda name: any(name == glob or fnmatchcase(name, glob) for glob in globs)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ class Status(Enum):
     NOT_CONVERGED = "Some residuals are above tol: raise max_matvecs, or ask for fewer pairs."
     PRECISION_LIMIT = "Rounding of the operator's dtype stops further progress: use a float64 problem, or raise tol."
     QUADRATURE = "The quadrature has not settled: raise depth."
-    NOT_POSITIVE_DEFINITE = "A Ritz value is not positive, so the logarithm is undefined: add a shift to the operator."
 
     @property
     def ok(self) -> bool:

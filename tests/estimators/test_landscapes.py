@@ -41,6 +41,13 @@ def test_a_plane_has_one_axis_for_each_direction() -> None:
         assert len(found.labels) == 2
 
 
+def test_two_directions_of_one_kind_have_names_of_their_own() -> None:
+    assert landscape(quadratic(A), ["random", "random"], points=2).labels == (
+        "a random direction",
+        "another random direction",
+    )
+
+
 def test_eigenpairs_give_their_first_vector() -> None:
     vectors = torch.eye(3, dtype=torch.float64)[:, [0, 2]]
     values = torch.tensor([5.0, -1.0], dtype=torch.float64)

@@ -44,7 +44,7 @@ def test_lengths() -> None:
 
 
 def test_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="probe must be one of 'rademacher', 'gaussian', 'sphere', got uniform"):
+    with pytest.raises(ValueError, match="probe must be one of 'rademacher', 'gaussian', 'sphere', got 'uniform'"):
         stream("uniform")
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from torch import nn
 
 from lambdahat._check import require
-from lambdahat.problem import Problem
+from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Result
 
 
@@ -36,6 +36,7 @@ def rank_bound(problem: Problem) -> RankBound:
     theorem for ReLU networks: at random initialisation the rank can be near P where the bound is half of it. Compare it
     with ``Spectrum.degeneracy``. Only chains of linear layers are counted; others are refused by name.
     """
+    require_problem(problem)
     model = problem.model
     require(model is not None, "the problem", "have a model", "one made by from_function", "its neurons are counted")
     assert model is not None

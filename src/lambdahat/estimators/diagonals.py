@@ -11,7 +11,7 @@ from lambdahat._check import require, require_count, require_positive
 from lambdahat.estimators.control import plain_pilot, with_control
 from lambdahat.estimators.probes import Probes, block_columns, unit_blocks
 from lambdahat.estimators.sequential import MINIMUM, Meter
-from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.base import LinearOperator, require_operator
 from lambdahat.results import Estimate, Status
 
 
@@ -30,11 +30,13 @@ def diagonal(operator: LinearOperator, tol: float = 0.1, probes: int | None = No
     >>> diagonal(operator([[2.0, 1.0], [1.0, 3.0]])).value
     tensor([2., 3.], dtype=torch.float64)
     """
+    require_operator(operator)
     require_positive(tol, "tol")
     if probes is not None:
         require_count(probes, "probes", least=2, cure="one probe shows no spread, so no standard error")
     known = operator.known_diagonal()
     if known is not None:
+        _require_finite(known)
         return Estimate(known, torch.zeros_like(known))
     near = operator.control()
     meter = Meter("diagonal", None, operator, *([] if near is None else [near]))
@@ -92,8 +94,7 @@ def _sampled(
         value, stderr = moments.mean, moments.stderr()
         if pilot.near is not None and base is not None:
             value = value + base.double()
-        finite = bool(torch.isfinite(value).all())
-        require(finite, "the operator", "give finite products", "NaN or infinity", "look for a NaN loss or parameter")
+        _require_finite(value)
         error = float(stderr.norm())
         size = math.sqrt(max(float(value.norm()) ** 2 - error**2, 0.0))
         wanted = probes if probes is not None else _wanted(moments.count, error, tol * size)
@@ -107,6 +108,11 @@ def _sampled(
             return Estimate(value, stderr, meter.spent, Status.BUDGET_SPENT, moments.count - 1)
         block = stream.draw(_next_block(operator.dim, missing, meter.left // pilot.price, probes is None))
         moments.add(block * (pilot.target @ block))
+
+
+def _require_finite(diagonal: Tensor) -> None:
+    finite = bool(torch.isfinite(diagonal).all())
+    require(finite, "the operator", "give finite products", "NaN or infinity", "look for a NaN loss or parameter")
 
 
 def _wanted(count: int, error: float, allowed: float) -> float:

@@ -14,7 +14,7 @@ from lambdahat._check import require, require_choice, require_count, require_pos
 from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.operators import hessian
-from lambdahat.problem import Problem
+from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Eigenpairs, Landscape
 
 Direction = str | Tensor | Eigenpairs
@@ -40,6 +40,7 @@ def landscape(
     ``refresh`` recomputes batch-norm statistics over the training data at each point, for both losses; without it the
     curvature vᵀHv of each direction is measured too.
     """
+    require_problem(problem)
     vectors, names = _directions(problem, directions, seed)
     require(labels is None or len(labels) == len(names), "labels", f"have {len(names)} entries", labels)
     offsets = _offsets(distance, require_count(points, "points", least=2))
@@ -102,7 +103,10 @@ def _directions(problem: Problem, asked: Any, seed: int) -> tuple[list[Tensor], 
     items: list[Direction] = [asked] if isinstance(asked, str | Tensor | Eigenpairs) else list(asked)
     require(len(items) in (1, 2), "directions", "be one (a line) or two (a plane)", f"{len(items)} directions")
     pairs = [_direction(problem, item, i, seed) for i, item in enumerate(items)]
-    return [vector for vector, _ in pairs], tuple(label for _, label in pairs)
+    labels = [label for _, label in pairs]
+    if len(set(labels)) < len(labels):  # two of one kind
+        labels[1] = f"another {labels[1].removeprefix('a ')}"
+    return [vector for vector, _ in pairs], tuple(labels)
 
 
 def _direction(problem: Problem, asked: Any, i: int, seed: int) -> tuple[Tensor, str]:

@@ -12,7 +12,7 @@ from lambdahat.estimators.control import plain_pilot
 from lambdahat.estimators.deflation import Quantity, Sketch, deflated_mean
 from lambdahat.estimators.probes import Probes, column_dots, unit_blocks
 from lambdahat.estimators.sequential import MINIMUM, Goal, Meter
-from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.base import LinearOperator, require_operator
 from lambdahat.results import Estimate
 
 
@@ -34,6 +34,7 @@ def frobenius_norm(
     >>> frobenius_norm(operator([[3.0, 0.0], [0.0, 4.0]])).value
     5.0
     """
+    require_operator(operator)
     require_positive(tol, "tol")
     meter = Meter("Frobenius norm", max_matvecs, operator)
     if operator.dim <= min(MINIMUM, meter.limit):

@@ -99,7 +99,8 @@ def moments(
     require_choice(basis, "basis", ("power", "chebyshev", "legendre"))
     cost = probes * ((count + 1) // 2)
     if bounds is not None:
-        fine = len(bounds) == 2 and all(math.isfinite(b) for b in bounds) and bounds[0] < bounds[1]
+        pair = isinstance(bounds, tuple | list) and len(bounds) == 2
+        fine = pair and all(math.isfinite(b) for b in bounds) and bounds[0] < bounds[1]
         require(fine, "bounds", "be two finite numbers (low, high) with low < high", repr(bounds))
     elif basis == "power":
         bounds = (-1.0, 1.0)

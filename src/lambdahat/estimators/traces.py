@@ -16,7 +16,7 @@ from lambdahat.estimators.diagonals import dense_diagonal
 from lambdahat.estimators.exchangeable import ExchangeableTrace
 from lambdahat.estimators.probes import Probes, block_sizes, column_dots
 from lambdahat.estimators.sequential import MINIMUM, Goal, Mean, Meter, mean_until
-from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.base import LinearOperator, require_operator
 from lambdahat.results import Estimate, Status
 
 METHODS = ("auto", "exact", "hutchinson", "hutch++", "xtrace")
@@ -44,8 +44,9 @@ def trace(
     - "hutch++": tr(QᵀAQ) plus Hutchinson on the rest, (I − QQᵀ)A(I − QQᵀ), with Q an orthonormal basis of AΩ (Meyer,
       Musco, Musco & Woodruff 2021), its rank chosen on the way (Persson, Cortinovis & Kressner 2022).
     - "xtrace": the same with every probe used for both, in turn (Epperly, Tropp & Webber 2024).
-    - "auto": exact where that is known. Otherwise Hutchinson until a sketch promises to save more products than it
-      costs, then Hutch++; with the operator's control variate C, tr C + tr(A − C), where a pilot shows that it pays.
+    - "auto": exact where that is known, from sampled targets where a network has many classes. Otherwise Hutchinson
+      until a sketch promises to save more products than it costs, then Hutch++; with the operator's control variate C,
+      tr C + tr(A − C), where a pilot shows that it pays.
 
     ``probe`` is "rademacher", "gaussian" or "sphere"; by default Rademacher, and sphere for XTrace.
 
@@ -53,6 +54,7 @@ def trace(
     >>> trace(operator([[2.0, 1.0], [1.0, 3.0]]))
     Estimate(value=5.0, stderr=0.0, cost=0, status=<Status.CONVERGED: ''>, dof=inf)
     """
+    require_operator(operator)
     require_positive(tol, "tol")
     require_choice(method, "method", METHODS)
     fits = operator.symmetric or method not in ("hutch++", "xtrace")
@@ -60,8 +62,10 @@ def trace(
     probes = Probes(operator, probe or ("sphere" if method == "xtrace" else "rademacher"), seed, "trace")
     if method == "exact":
         return _exact(operator)
-    if method == "auto" and (known := operator.known_trace()) is not None:
-        return Estimate(known)
+    if method == "auto":
+        found_at_once = operator.sampled_trace(tol, seed) or _if_known(operator)
+        if found_at_once is not None:
+            return found_at_once
     near = operator.control() if method == "auto" else None
     meter = Meter("trace", max_matvecs, operator, *([] if near is None else [near]))
     if operator.dim <= min(MINIMUM, meter.limit):
@@ -80,6 +84,7 @@ def trace_per_layer(
     For Rademacher z, z_lᵀ(Az)_l has mean tr A_ll. Every layer is taken to ``tol`` relative to the larger of |tr A_ll|
     and ‖A_l‖_F, A_l the rows of the layer. The cost of each estimate is that of all together.
     """
+    require_operator(operator)
     require_positive(tol, "tol")
     space = operator.space
     require(space is not None, "operator", "have named parameters", repr(operator), "call trace for the whole")
@@ -119,11 +124,23 @@ class _Task:
 
 
 def _exact(operator: LinearOperator) -> Estimate:
-    known = operator.known_trace()
-    require(known is not None, "method", "not be 'exact' where the structure does not give the trace in closed form",
-            repr(operator), "call trace(operator, method='auto') to estimate it")  # fmt: skip
-    assert known is not None
-    return Estimate(known)
+    found = _if_known(operator)
+    if found is None:
+        reason = operator.why_no_trace()
+        got = f"{operator!r}: {reason}" if reason else repr(operator)
+        require(False, "method", "not be 'exact' where the structure does not give the trace in closed form", got,
+                "call trace(operator, method='auto') to estimate it")  # fmt: skip
+    assert found is not None
+    return found
+
+
+def _if_known(operator: LinearOperator) -> Estimate | None:
+    trace = operator.known_trace()
+    if trace is None:
+        return None
+    finite = math.isfinite(trace)
+    require(finite, "the operator", "have a finite trace", repr(trace), "look for a NaN loss or parameter")
+    return Estimate(trace)
 
 
 def _dense(operator: LinearOperator, meter: Meter) -> Estimate:

@@ -30,7 +30,7 @@ from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, free_memory, take
 from lambdahat.losses import IGNORE, CrossEntropy
-from lambdahat.problem import Problem
+from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Estimate, Variance
 
 CHUNK_SAMPLES = 256
@@ -48,6 +48,7 @@ def variance(problem: Problem, probes: int = 8, seed: int = 0, samples: int | No
     both. Without it all samples are used, and the gradient's variance is exact; with P probes or more the P unit
     vectors are used instead, and everything is. ``cost`` counts passes over the data: products and gradients.
     """
+    require_problem(problem)
     require_count(probes, "probes")
     total = problem.num_samples
     least = "a variance needs two samples"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,8 @@ class LinearOperator(ABC):
     ``matvecs`` counts the products made so far, a block of k columns as k. ``space`` names the coordinates, where
     the operator comes from a problem.
     """
+
+    __array_ufunc__ = None  # so that numpy leaves ``np.float64(2) * A`` to us
 
     def __init__(
         self,
@@ -85,8 +88,11 @@ class LinearOperator(ABC):
 
     __rmul__ = __mul__
 
-    def __truediv__(self, divisor: float) -> LinearOperator:
-        return Scaled(self, 1.0 / divisor)
+    def __truediv__(self, divisor: Any) -> LinearOperator:
+        if isinstance(divisor, int | float | np.number):
+            require(divisor != 0, "the divisor", "not be 0", repr(divisor))
+            return Scaled(self, 1.0 / float(divisor))
+        return NotImplemented
 
     def __neg__(self) -> LinearOperator:
         return Scaled(self, -1.0)
@@ -112,6 +118,10 @@ class LinearOperator(ABC):
     def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
         """The trace from one-sided samples, where that is cheaper than both the closed form and products."""
         return None
+
+    def why_no_trace(self) -> str:
+        """What stands in the way of an exact trace, where that is known; for the error that refuses it."""
+        return ""
 
     def control(self) -> LinearOperator | None:
         """An operator near this one whose trace and diagonal are known: a control variate, where there is one."""
@@ -152,16 +162,20 @@ class LinearOperator(ABC):
         return self.space
 
     def _choose(self, which: Pattern | Sequence[int] | Tensor) -> tuple[Tensor, Space | None]:
+        known = isinstance(which, str | Sequence | Tensor | np.ndarray) or callable(which)
+        require(known, "which", "be names or a list of integers", which, error=TypeError)
         by_name = isinstance(which, str) or callable(which)
-        if not by_name and not isinstance(which, Tensor):
+        if isinstance(which, Sequence) and not by_name:
             by_name = len(which) > 0 and isinstance(which[0], str)
         if by_name:
             space = self._named_space()
             names = space.select(which)  # type: ignore[arg-type]
             return space.indices(names).to(self.device), space.subspace(names)
         indices = torch.as_tensor(which, device=self.device)
-        require(indices.ndim == 1 and indices.numel() > 0 and not indices.is_floating_point(), "which",
-                "be names or a non-empty 1-D list of integers", indices)  # fmt: skip
+        whole = not (indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool)
+        require(indices.ndim == 1 and indices.numel() > 0 and whole, "which",
+                "be names or a non-empty 1-D list of integers", f"{indices.dtype} of shape {tuple(indices.shape)}",
+                "for a mask pass mask.nonzero().flatten()")  # fmt: skip
         low, high = int(indices.min()), int(indices.max())
         require(0 <= low and high < self.dim, "which", f"hold indices in [0, {self.dim - 1}]", f"{low} … {high}")
         require(len(indices.unique()) == len(indices), "which", "hold each index once", "repeated indices")
@@ -192,6 +206,7 @@ class Identity(LinearOperator):
 
 def identity(like: LinearOperator) -> Identity:
     """The identity with the order, dtype, device and names of another operator: ``H + 1e-3 * identity(H)``."""
+    require_operator(like)
     return Identity(like.dim, like.dtype, like.device, like.space)
 
 
@@ -208,7 +223,8 @@ class Sum(LinearOperator):
         self.first, self.second = first, second
 
     def _apply(self, block: Tensor) -> Tensor:
-        return ((self.first @ block) + (self.second @ block)).to(self.dtype)
+        total: Tensor = (self.first @ block) + (self.second @ block)
+        return total.to(self.dtype)
 
     def known_diagonal(self) -> Tensor | None:
         first, second = self.first.known_diagonal(), self.second.known_diagonal()
@@ -217,6 +233,9 @@ class Sum(LinearOperator):
     def known_trace(self) -> float | None:
         first, second = self.first.known_trace(), self.second.known_trace()
         return None if first is None or second is None else first + second
+
+    def why_no_trace(self) -> str:
+        return self.first.why_no_trace() or self.second.why_no_trace()
 
     def control(self) -> LinearOperator | None:
         first, second = _near(self.first), _near(self.second)
@@ -249,6 +268,15 @@ class Scaled(LinearOperator):
     def known_trace(self) -> float | None:
         trace = self.inner.known_trace()
         return None if trace is None else self.factor * trace
+
+    def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
+        found = self.inner.sampled_trace(tol, seed)
+        if found is None:
+            return None
+        return replace(found, value=self.factor * found.value, stderr=abs(self.factor) * found.stderr)
+
+    def why_no_trace(self) -> str:
+        return self.inner.why_no_trace()
 
     def control(self) -> LinearOperator | None:
         near = self.inner.control()
@@ -300,7 +328,8 @@ class BlockDiagonal(LinearOperator):
         names = [name for group in groups.values() for name in group]
         require(len(set(names)) == len(names), "blocks", "not overlap", "a parameter that is in two blocks")
         self.inner = inner
-        self.blocks = {label: inner.restrict(list(group)) for label, group in groups.items()}
+        # by a callable, for a name may hold what a glob takes for a pattern
+        self.blocks = {label: inner.restrict(frozenset(group).__contains__) for label, group in groups.items()}
         self._indices = {label: space.indices(group).to(inner.device) for label, group in groups.items()}
 
     def _apply(self, block: Tensor) -> Tensor:
@@ -326,6 +355,12 @@ class BlockDiagonal(LinearOperator):
                 return None
             out[self._indices[label]] = part.to(out)
         return out
+
+
+def require_operator(operator: Any) -> None:
+    """Raise unless it is an operator; a matrix or a problem is one call away from one."""
+    require(isinstance(operator, LinearOperator), "operator", "be a LinearOperator", operator,
+            "wrap a matrix with lh.operator(matrix), a problem with lh.hessian(problem)", TypeError)  # fmt: skip
 
 
 def _near(operator: LinearOperator) -> LinearOperator | None:

@@ -1,17 +1,20 @@
 """Traces and diagonals of Gauss–Newton matrices in closed form, layer by layer.
 
-With M_i = Σ_k c_ik s_ik s_ikᵀ at the output, tr (1/n) Σ_i J_iᵀM_iJ_i = (1/n) Σ_ik c_ik ‖J_iᵀ s_ik‖², and J_iᵀ s_ik is the
-gradient of s_ikᵀ z_i: for a linear layer the outer product of the signal δ that comes back and the input a that came in, so
-that its squared norm is ‖δ‖²‖a‖² and no per-sample gradient is formed. Convolutions and batch-norm in eval mode have forms
-alike; any other parameter goes through per-sample gradients.
+With M_i = Σ_k c_ik s_ik s_ikᵀ at the output, tr (1/n) Σ_i J_iᵀM_iJ_i = (1/n) Σ_ik c_ik ‖J_iᵀ s_ik‖², and J_iᵀ s_ik is
+the gradient of s_ikᵀ z_i: for a linear layer the outer product of the signal δ that comes back and the input a that
+came in, so that its squared norm is ‖δ‖²‖a‖² and no per-sample gradient is formed. Convolutions and batch-norm in eval
+mode have forms alike; any other parameter goes through per-sample gradients. All of it holds where samples do not mix,
+in the model and in the loss; where they do, there are no factors.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,9 +24,11 @@ from torch.autograd.graph import get_gradient_edge
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
+from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, take
-from lambdahat.operators.linearise import empirical_residuals, monte_carlo_residuals, twice_differentiable
+from lambdahat.operators.linearise import graph_nodes, twice_differentiable
+from lambdahat.operators.output_factors import Factors, samples_separate, tolerance
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Status, student_quantile
 
@@ -35,83 +40,62 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 Squares = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Factors:
-    """``make(output, batch)`` gives S (K, B, …) and signs (K, B) with Σ_k c_k s_k s_kᵀ = M for each sample; K = ``count``."""
-
-    count: int
-    make: Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
+Inspect = Callable[[Batch, Tensor], None]  # looks at the output of each part of the data, with its graph
 
 
 @dataclass
 class _Call:
-    """One use of a layer in the forward pass."""
+    """One use of a layer in the forward pass: what entered (normalised, for batch-norm) and the edge it left by."""
 
     layer: nn.Module
     entered: Tensor
     left: Any
 
 
-def exact_factors(problem: Problem, kind: str, samples: int = 1, seed: int = 0) -> Factors | None:
-    """Factors of M for the Hessian of the loss at the output, or of the sampled Fishers; None where there are none."""
-    if problem.loss_function is None or problem.norm == "train":  # batch statistics couple the samples
-        return None
-    first = take(problem.batches.first(), torch.zeros(1, dtype=torch.long, device=problem.device))
-    with torch.no_grad():
-        output = problem.output(problem.named(problem.vector), first)
-    if not isinstance(output, Tensor) or output.ndim < 1:
-        return None
-    if kind != "hessian":
-        residuals = (
-            empirical_residuals(problem) if kind == "empirical" else monte_carlo_residuals(problem, samples, seed)
-        )
-
-        def drawn(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-            stacked = torch.stack([draw[0] for draw in residuals(output, batch)])
-            return stacked, torch.full(
-                stacked.shape[:2], 1.0 / len(stacked), dtype=stacked.dtype, device=stacked.device
-            )
-
-        return Factors(samples if kind == "monte_carlo" else 1, drawn)
-    closed = problem.loss_function.factors(output, problem.target(first))
-    if closed is not None:
-        return Factors(len(closed), lambda output, batch: _closed(problem, output, batch))
-    if output.ndim == 2 and problem.loss_function.product(output, problem.target(first)) is None:
-        return Factors(output.shape[1], lambda output, batch: _by_eigenvectors(problem, output, batch))
-    return None
-
-
-def trace_of(problem: Problem, leaves: dict[str, Tensor], factors: Factors) -> float:
+def trace_of(problem: Problem, leaves: dict[str, Tensor], factors: Factors, inspect: Inspect | None = None) -> float:
     """tr (1/n) Σ_i J_iᵀ M_i J_i, exactly."""
-    return float(sum(part.sum() for part in _accumulate(problem, leaves, factors, False).values()))
+    layered = _trusted_layers(problem, leaves, factors)
+    return float(sum(_accumulate(problem, leaves, factors, layered, False, inspect).values()))
 
 
-def diagonal_of(problem: Problem, leaves: dict[str, Tensor], factors: Factors) -> Tensor:
+def diagonal_of(
+    problem: Problem, leaves: dict[str, Tensor], factors: Factors, inspect: Inspect | None = None
+) -> Tensor:
     """diag (1/n) Σ_i J_iᵀ M_i J_i, exactly, (P,) in float64."""
-    squares = _accumulate(problem, leaves, factors, True)
+    layered = _trusted_layers(problem, leaves, factors)
+    squares = _accumulate(problem, leaves, factors, layered, True, inspect)
     return torch.cat([squares[name].reshape(-1) for name in problem.space.names])
 
 
-def sampled_trace(problem: Problem, leaves: dict[str, Tensor], tol: float, seed: int) -> Estimate:
+def sampled_trace(
+    problem: Problem, leaves: dict[str, Tensor], tol: float, seed: int, inspect: Inspect | None = None
+) -> Estimate | None:
     """The trace with one random factor a sample in place of all, E[s sᵀ] = M, in independent rounds over the data.
 
     Rounds are added until the 95 % interval is within ``tol`` of the value; the error is that between rounds.
+    None where samples mix.
     """
     loss = problem.loss_function
     assert loss is not None
+    if not samples_separate(problem):
+        return None
+
+    def factors(index: int) -> Factors:
+        def drawn(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+            stream = generator(seed, "sampled trace", index, batch.index)
+            factor = loss.random_factor(output, problem.target(batch), stream)
+            return factor.unsqueeze(0), factor.new_ones(1, len(factor))
+
+        return Factors(1, drawn)
+
+    layered = _trusted_layers(problem, leaves, factors(0))
     rounds: list[float] = []
     while True:
         target = MIN_ROUNDS if not rounds else 2 * len(rounds)
         for index in range(len(rounds), target):
-
-            def drawn(output: Tensor, batch: Batch, index: int = index) -> tuple[Tensor, Tensor]:
-                stream = generator(seed, "sampled trace", index, batch.index)
-                factor = loss.random_factor(output, problem.target(batch), stream)
-                return factor.unsqueeze(0), factor.new_ones(1, len(factor))
-
-            rounds.append(trace_of(problem, leaves, Factors(1, drawn)))
+            squares = _accumulate(problem, leaves, factors(index), layered, False, None if rounds else inspect)
+            rounds.append(float(sum(squares.values())))
+            report("sampled trace", len(rounds))
         values = torch.tensor(rounds, dtype=torch.float64)
         mean, stderr = float(values.mean()), float(values.std() / math.sqrt(len(values)))
         close = student_quantile(0.95, len(values) - 1) * stderr <= tol * abs(mean)
@@ -120,117 +104,118 @@ def sampled_trace(problem: Problem, leaves: dict[str, Tensor], tol: float, seed:
             return Estimate(mean, stderr, 0, status, len(values) - 1)
 
 
-def _closed(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    assert problem.loss_function is not None
-    factors = problem.loss_function.factors(output, problem.target(batch))
-    assert factors is not None
-    return factors, factors.new_ones(factors.shape[:2])
-
-
-def _by_eigenvectors(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Signed factors √|λ|·v of the loss's Hessian at each sample's output, for a loss without a closed form."""
-    point = output.detach().requires_grad_()
-    (slope,) = torch.autograd.grad(problem.output_loss(point, batch), point, create_graph=True)
-    eye = torch.eye(output.shape[1], dtype=output.dtype, device=output.device)
-    rows = [torch.zeros_like(output)] * len(eye)
-    if slope.requires_grad:
-        rows = [torch.autograd.grad(slope, point, e.expand_as(output), retain_graph=True)[0] for e in eye]
-    values, vectors = torch.linalg.eigh(torch.stack(rows, dim=1).double() * batch.size)
-    factors = (vectors * values.abs().sqrt().unsqueeze(1)).permute(2, 0, 1)
-    return factors.to(output.dtype), values.sign().T.to(output.dtype)
-
-
-def _accumulate(problem: Problem, leaves: dict[str, Tensor], factors: Factors, diagonal: bool) -> Squares:
+def _accumulate(
+    problem: Problem,
+    leaves: dict[str, Tensor],
+    factors: Factors,
+    layered: set[str],
+    diagonal: bool,
+    inspect: Inspect | None,
+) -> Squares:
     """Σ_b (w_b/B) Σ_ik c_ik (J_iᵀ s_ik)², summed over each parameter's elements unless ``diagonal``."""
-    with twice_differentiable():
-        return _accumulate_plainly(problem, leaves, factors, diagonal)
-
-
-def _accumulate_plainly(problem: Problem, leaves: dict[str, Tensor], factors: Factors, diagonal: bool) -> Squares:
-    layered = _trusted_layers(problem, leaves, factors)
     total = {
         name: torch.zeros(leaf.shape if diagonal else (), dtype=torch.float64, device=leaf.device)
         for name, leaf in leaves.items()
     }
-    for weight, batch in problem.weighted():
-        for part in _chunks(problem, batch, factors.count):
-            squares = _layered_squares(problem, leaves, part, factors, layered, diagonal)
-            rest = [name for name in leaves if name not in layered]
+    with twice_differentiable():
+        for part, share in _parts(problem, factors):
+            squares: Squares = {}
+            if layered or inspect is not None:
+                output, calls = _recorded(problem, leaves, part)
+                if inspect is not None:
+                    inspect(part, output)
+                squares = _layered_squares(leaves, part, output, calls, factors, layered, diagonal)
+            rest = [name for name in leaves if name not in squares]
             if rest:
                 squares |= _sample_squares(problem, leaves, part, factors, rest, diagonal)
             for name, square in squares.items():
-                total[name].add_(square.double(), alpha=weight / batch.size)
+                total[name].add_(square.double(), alpha=share)
     return total
 
 
-def _chunks(problem: Problem, batch: Batch, count: int) -> Iterator[Batch]:
-    """A batch in parts small enough for their back-propagated signals; whole where the batch itself matters."""
-    size = batch.size if problem.norm == "train" else CHUNK.get(problem.device.type, 256)
-    if size >= batch.size:
-        yield batch
-        return
-    for start in range(0, batch.size, size):
-        where = torch.arange(start, min(start + size, batch.size), device=problem.device)
-        yield take(batch, where)
+def _parts(problem: Problem, factors: Factors) -> Iterator[tuple[Batch, float]]:
+    """The data in parts small enough for their back-propagated signals, each with the weight of one of its samples."""
+    loss = problem.loss_function
+    assert loss is not None
+    most = CHUNK.get(problem.device.type, 256)
+    count = 0
+    for weight, batch in problem.weighted():
+        if batch.size <= most or not factors.parts:
+            yield batch, weight / batch.size
+            continue
+        terms = loss.terms(problem.target(batch), batch.size)
+        for where in torch.arange(batch.size, device=problem.device).split(most):
+            count -= 1  # a place of its own, that no batch has
+            part = replace(take(batch, where), index=count)
+            yield part, weight * loss.terms(problem.target(part), part.size) / terms / part.size
 
 
 def _trusted_layers(problem: Problem, leaves: dict[str, Tensor], factors: Factors) -> set[str]:
     """The parameters whose layer form agrees with per-sample gradients on a few samples of the first batch.
 
-    Agreement in numbers guards against everything a look at modules cannot see: weights used outside their layer, inputs whose
-    first dimension is not the batch, layers called twice.
+    Agreement in numbers guards against everything a look at modules cannot see: hooks that change what a layer gives,
+    inputs whose first dimension is not the batch.
     """
-    if problem.norm == "train":  # a sample's gradient is not its own: only J as a whole is known
-        return set()
     first = problem.batches.first()
     few = take(first, torch.arange(min(PROBE, first.size), device=problem.device))
-    layered = _layered_squares(problem, leaves, few, factors, None, False)
-    if not layered:
-        return set()
-    exact = _sample_squares(problem, leaves, few, factors, list(layered), False)
-    tolerance = 1e3 * torch.finfo(problem.dtype).eps
+    with twice_differentiable():
+        output, calls = _recorded(problem, leaves, few)
+        layered = _layered_squares(leaves, few, output, calls, factors, None, False)
+        exact = _sample_squares(problem, leaves, few, factors, list(layered), False) if layered else {}
+    allowed = tolerance(problem)
     return {
         name for name, square in layered.items()
-        if abs(float(square - exact[name])) <= tolerance * max(abs(float(exact[name])), 1e-300)
+        if abs(float(square - exact[name])) <= allowed * max(abs(float(exact[name])), 1e-300)
     }  # fmt: skip
 
 
+def _recorded(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> tuple[Tensor, dict[str, list[_Call]]]:
+    """The output for a batch and the uses of its layers, by the layer's name."""
+    with _recording(problem, leaves) as calls:
+        output: Tensor = problem.output(leaves, batch)
+    return output, calls
+
+
 def _layered_squares(
-    problem: Problem,
     leaves: dict[str, Tensor],
     batch: Batch,
+    output: Tensor,
+    calls: dict[str, list[_Call]],
     factors: Factors,
     wanted: set[str] | None,
     diagonal: bool,
 ) -> Squares:
-    """The squares of the parameters of layers that have a closed form."""
-    if wanted is not None and not wanted:
-        return {}
-    with _recording(problem, leaves) as calls:
-        output = problem.output(leaves, batch)
-    once = {prefix: uses[0] for prefix, uses in calls.items() if len(uses) == 1}
+    """The squares of the parameters that enter once, through a layer that has a closed form and the batch first."""
+    uses = _uses(output)
+    fit = {name for name, leaf in leaves.items() if uses[id(leaf)] == 1 and (wanted is None or name in wanted)}
     once = {
-        prefix: call for prefix, call in once.items()
-        if call.entered.shape[0] == batch.size and (wanted is None or _names(prefix, call.layer, leaves) & wanted)
+        prefix: found[0] for prefix, found in calls.items()
+        if len(found) == 1 and len(found[0].entered) == batch.size and _names(prefix, found[0].layer, leaves) & fit
     }  # fmt: skip
-    if not once or not output.requires_grad:
+    if not once:
         return {}
     signals, signs = factors.make(output.detach(), batch)
     squares: Squares = {}
+    edges = [call.left for call in once.values()]
     for start in range(0, len(signals), step := _step(signals, once)):
         part = slice(start, start + step)
-        edges = [call.left for call in once.values()]
         back = _signals(output, edges, signals[part])
         for (prefix, call), delta in zip(once.items(), back, strict=True):
             for key, square in _squares(call.layer, call.entered, delta, signs[part], diagonal).items():
                 name = f"{prefix}.{key}" if prefix else key
-                if name in leaves and (wanted is None or name in wanted):
+                if name in fit:
                     squares[name] = squares[name] + square if name in squares else square
     return squares
 
 
+def _uses(output: Tensor) -> Counter[int]:
+    """How often each leaf enters the graph of the output."""
+    children = (child for node in graph_nodes([output]) for child, _ in node.next_functions)
+    return Counter(id(child.variable) for child in children if type(child).__name__ == "AccumulateGrad")
+
+
 def _signals(output: Tensor, edges: list[Any], seeds: Tensor) -> list[Tensor]:
-    """δ (K, B, …) at each edge, for each of K seeds at the output: batched where autograd can, else one by one."""
+    """δ (K, B, …) at each edge, for each of K seeds at the output."""
     columns = [torch.autograd.grad(output, edges, seed, retain_graph=True) for seed in seeds]
     return [torch.stack(parts) for parts in zip(*columns, strict=True)]
 
@@ -255,9 +240,10 @@ def _recording(problem: Problem, leaves: dict[str, Tensor]) -> Iterator[dict[str
 
         def note(layer: nn.Module, entered: Any, left: Tensor, prefix: str = prefix) -> None:
             # the edge, not the tensor: a later in-place operation changes what the tensor is
-            edge = get_gradient_edge(left) if left.requires_grad else None
-            if edge is not None:
-                calls.setdefault(prefix, []).append(_Call(layer, entered[0].detach(), edge))
+            if left.requires_grad:
+                value = entered[0].detach()
+                value = _standardised(layer, value) if isinstance(layer, BATCH_NORMS) else value
+                calls.setdefault(prefix, []).append(_Call(layer, value, get_gradient_edge(left)))
 
         handles.append(layer.register_forward_hook(note))
     try:
@@ -282,7 +268,7 @@ def _squares(layer: nn.Module, entered: Tensor, delta: Tensor, signs: Tensor, di
     if isinstance(layer, CONVOLUTIONS):
         patches = _patches(layer, entered)
         return _shared_squares(patches, delta.flatten(3), signs, layer.groups, tuple(layer.weight.shape), diagonal)
-    return _norm_squares(layer, entered, delta, signs, diagonal)
+    return _norm_squares(entered, delta, signs, diagonal)
 
 
 def _linear_squares(entered: Tensor, delta: Tensor, signs: Tensor, diagonal: bool) -> Squares:
@@ -312,16 +298,19 @@ def _shared_squares(
     return {"weight": (sizes * signs).sum(), "bias": torch.einsum("kbo,kbo,kb->", bias, bias, signs)}
 
 
-def _norm_squares(layer: nn.Module, entered: Tensor, delta: Tensor, signs: Tensor, diagonal: bool) -> Squares:
-    """Batch-norm with running statistics, z = γ·x̂ + β."""
-    assert isinstance(layer.running_mean, Tensor) and isinstance(layer.running_var, Tensor)
+def _standardised(layer: nn.Module, entered: Tensor) -> Tensor:
+    """x̂ = (x − mean)/√(var + ε) by the running statistics in use during the call, which may not be the layer's own."""
+    mean, variance = layer.running_mean, layer.running_var
+    assert isinstance(mean, Tensor)
+    assert isinstance(variance, Tensor)
     spread = [1, -1] + [1] * (entered.ndim - 2)
-    mean = layer.running_mean.to(entered).reshape(spread)
-    root = (layer.running_var.to(entered) + layer.eps).sqrt().reshape(spread)  # type: ignore[operator]
-    scaled = (entered - mean) / root
-    positions = tuple(range(3, delta.ndim))
-    weight = (delta * scaled).sum(dim=positions) if positions else delta * scaled
-    bias = delta.sum(dim=positions) if positions else delta
+    root = (variance.to(entered) + layer.eps).sqrt()  # type: ignore[operator]
+    return (entered - mean.to(entered).reshape(spread)) / root.reshape(spread)
+
+
+def _norm_squares(scaled: Tensor, delta: Tensor, signs: Tensor, diagonal: bool) -> Squares:
+    """Batch-norm with running statistics, z = γ·x̂ + β."""
+    weight, bias = (part.reshape(*delta.shape[:3], -1).sum(dim=3) for part in (delta * scaled, delta))
     form = "kbo,kb->o" if diagonal else "kbo,kb->"
     return {
         "weight": torch.einsum(form, weight.square(), signs),
@@ -334,7 +323,7 @@ def _patches(layer: nn.Module, entered: Tensor) -> Tensor:
     assert isinstance(layer, CONVOLUTIONS)
     sizes, steps, holes = layer.kernel_size, layer.stride, layer.dilation
     if isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
-        return F.unfold(entered, sizes, holes, layer.padding, steps)  # type: ignore[arg-type]
+        return F.unfold(entered, sizes, holes, layer.padding, steps)
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     padded = F.pad(entered, layer._reversed_padding_repeated_twice, mode=mode)
     dims = len(sizes)
@@ -348,26 +337,17 @@ def _patches(layer: nn.Module, entered: Tensor) -> Tensor:
 def _sample_squares(
     problem: Problem, leaves: dict[str, Tensor], batch: Batch, factors: Factors, names: list[str], diagonal: bool
 ) -> Squares:
-    """The squares of any parameters, from per-sample gradients by vmap, a few samples at a time."""
-    if problem.norm == "train":
-        return _coupled_squares(problem, leaves, batch, factors, names, diagonal)
-    fixed = {name: leaf.detach() for name, leaf in leaves.items()}
-    chosen = {name: fixed[name] for name in names}
+    """The squares of any parameters, from per-sample gradients, a few samples at a time."""
     with torch.no_grad():
-        output = problem.output(fixed, batch)
+        output = problem.output(leaves, batch)
     signals, signs = factors.make(output.detach(), batch)
-
-    def along(parameters: dict[str, Tensor], sample: Any, signal: Tensor) -> Tensor:
-        single = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, sample)
-        return (problem.output({**fixed, **parameters}, Batch(single, 1)) * signal.unsqueeze(0)).sum()
-
-    gradients = vmap(grad(along), in_dims=(None, 0, 0))
-    rows = max(1, SIGNAL_BYTES // (sum(tensor.numel() for tensor in chosen.values()) * output.element_size()))
+    gradients = _sample_gradients(problem, leaves, names)
+    rows = max(1, SIGNAL_BYTES // (sum(leaves[name].numel() for name in names) * output.element_size()))
     squares: Squares = {}
     for start in range(0, batch.size, rows):
         part = take(batch, torch.arange(start, min(start + rows, batch.size), device=problem.device))
         for signal, sign in zip(signals, signs, strict=True):
-            found = gradients(chosen, part.data, signal[start : start + rows])
+            found = gradients(part, signal[start : start + rows])
             for name, tensor in found.items():
                 weighted = torch.einsum("b...,b->...", tensor.square(), sign[start : start + rows])
                 square = weighted if diagonal else weighted.sum()
@@ -375,21 +355,31 @@ def _sample_squares(
     return squares
 
 
-def _coupled_squares(
-    problem: Problem, leaves: dict[str, Tensor], batch: Batch, factors: Factors, names: list[str], diagonal: bool
-) -> Squares:
-    """The same where batch statistics couple the samples: one backward pass for every factor of every sample."""
-    output = problem.output(leaves, batch)
-    signals, signs = factors.make(output.detach(), batch)
-    chosen = [leaves[name] for name in names]
-    squares: Squares = {}
-    for signal, sign in zip(signals, signs, strict=True):
-        for i in range(batch.size):
-            seed = torch.zeros_like(output)
-            seed[i] = signal[i]
-            found = torch.autograd.grad(output, chosen, seed, retain_graph=True, materialize_grads=True)
-            for name, tensor in zip(names, found, strict=True):
-                weighted = sign[i] * tensor.square()
-                square = weighted if diagonal else weighted.sum()
-                squares[name] = squares[name] + square if name in squares else square
-    return squares
+def _sample_gradients(
+    problem: Problem, leaves: dict[str, Tensor], names: list[str]
+) -> Callable[[Batch, Tensor], dict[str, Tensor]]:
+    """(samples, signals (b, …)) ↦ J_iᵀ s_i of every sample (b, …) by parameter: by vmap where the model takes it."""
+    fixed = {name: leaf.detach() for name, leaf in leaves.items()}
+    chosen = {name: fixed[name] for name in names}
+
+    def along(parameters: dict[str, Tensor], sample: Any, signal: Tensor) -> Tensor:
+        single = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, sample)
+        output: Tensor = problem.output({**fixed, **parameters}, Batch(single, 1))
+        return (output * signal.unsqueeze(0)).sum()
+
+    def one(sample: Batch, signal: Tensor) -> tuple[Tensor, ...]:
+        inputs = [leaves[name] for name in names]
+        output = problem.output(leaves, sample)
+        return torch.autograd.grad(output, inputs, signal.unsqueeze(0), materialize_grads=True)
+
+    def gradients(part: Batch, signals: Tensor) -> dict[str, Tensor]:
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="There is a performance drop")
+                return vmap(grad(along), in_dims=(None, 0, 0))(chosen, part.data, signals)  # type: ignore[no-any-return]
+        except RuntimeError:  # an operation that vmap does not take
+            where = torch.arange(part.size, device=problem.device).split(1)
+            each = [one(take(part, i), signal) for i, signal in zip(where, signals, strict=True)]
+            return {name: torch.stack(parts) for name, parts in zip(names, zip(*each, strict=True), strict=True)}
+
+    return gradients

@@ -1,7 +1,7 @@
 """The curvature of a problem: Hessian, Gauss–Newton, Fishers and gradient covariance as operators.
 
 Every operator is the mean over the data set at the parameters the problem had when it was made: the same batches in
-the same order at every product. What a product needs of a batch (the graph of its gradient) is kept within a memory budget.
+the same order at every product. What a product needs of a batch (the graph of its gradient) is kept within a budget.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,11 +19,14 @@ from lambdahat._check import require, require_choice, require_count
 from lambdahat.batches import Batch, free_memory
 from lambdahat.operators import linearise
 from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.closed_form import Factors, diagonal_of, exact_factors, sampled_trace, trace_of
-from lambdahat.operators.piecewise import curved_because
+from lambdahat.operators.closed_form import Inspect, diagonal_of, sampled_trace, trace_of
+from lambdahat.operators.output_factors import Factors, exact_factors, why_no_factors
+from lambdahat.operators.piecewise import curved_because, objection
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate
 from lambdahat.space import Pattern
+
+T = TypeVar("T")
 
 GRAPH_FRACTION = 0.4
 MANY_FACTORS = 128
@@ -131,14 +135,12 @@ class _Products:
             return self._apply(rows)
 
     def _apply(self, rows: Tensor) -> Tensor:
-        if len(rows) == 1 or not self.vmaps:
+        if len(rows) == 1:
+            return self._single(rows[0]).unsqueeze(0)
+        if not self.vmaps or self._may_replay():
             return torch.stack([self._single(row) for row in rows])
-        if self._may_replay():
-            return torch.stack([self._single(row) for row in rows])
-        chunks = []
-        for chunk in rows.split(self._block()):
-            chunks.append(self._block_product(chunk) if self.vmaps and len(chunk) > 1 else self._apply(chunk))
-        return torch.cat(chunks)
+        chunks = rows.split(self._block())
+        return torch.cat([self._block_product(chunk) if len(chunk) > 1 else self._apply(chunk) for chunk in chunks])
 
     def _single(self, row: Tensor) -> Tensor:
         if self._may_replay():
@@ -206,10 +208,10 @@ class _Products:
     def _build_and_weigh(self, batch: Batch) -> tuple[linearise.Product, int]:
         """A product and the bytes it keeps or, where nothing is kept, those a pass of the model takes."""
         if self.mode == "reverse":
-            return _saved_bytes(lambda: self._build(batch))
+            return linearise.saved_bytes(lambda: self._build(batch))
         if self.mode == "samples":
             return self._build(batch), batch.size * self.problem.num_parameters * self.dtype.itemsize
-        _, size = _saved_bytes(lambda: self.problem.batch_loss(self.leaves, batch))
+        _, size = linearise.saved_bytes(lambda: self.problem.batch_loss(self.leaves, batch))
         return self._build(batch), size
 
     def _fastest_unkept(self) -> str:
@@ -274,25 +276,11 @@ class _Products:
         return replay
 
 
-def _saved_bytes(run: Callable[[], Any]) -> tuple[Any, int]:
-    """What ``run`` gives and the bytes its autograd graph saved, each storage once."""
-    seen: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        seen[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        result = run()
-    return result, sum(seen.values())
-
-
 class Hessian(Curvature):
     """∂²L/∂θ². Its trace and diagonal are those of the Gauss–Newton matrix where the network is piecewise linear."""
 
     def __init__(self, problem: Problem, mode: str = "auto", memory: int | None = None) -> None:
-        modes = {
+        modes: dict[str, linearise.Builder] = {
             "reverse": linearise.hessian_reverse,
             "forward": linearise.hessian_forward,
             "finite": linearise.hessian_finite,
@@ -311,13 +299,28 @@ class Hessian(Curvature):
         return self._curved
 
     def known_trace(self) -> float | None:
-        return None if self.curved_because() else self._gauss_newton().known_trace()
+        return self._as_gauss_newton(lambda near, inspect: near.known_trace(inspect))
 
     def known_diagonal(self) -> Tensor | None:
-        return None if self.curved_because() else self._gauss_newton().known_diagonal()
+        return self._as_gauss_newton(lambda near, inspect: near.known_diagonal(inspect))
 
     def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
-        return None if self.curved_because() else self._gauss_newton().sampled_trace(tol, seed)
+        return self._as_gauss_newton(lambda near, inspect: near.sampled_trace(tol, seed, inspect))
+
+    def why_no_trace(self) -> str:
+        return self.curved_because() or self._gauss_newton().why_no_trace()
+
+    def _as_gauss_newton(self, ask: Callable[[GaussNewton, Inspect], T | None]) -> T | None:
+        """What the Gauss–Newton matrix answers, where no part of the data shows an output that is curved."""
+        if self.curved_because():
+            return None
+
+        def inspect(batch: Batch, output: Tensor) -> None:
+            self._curved = self._curved or objection(self.problem, near._leaves, batch, output)
+
+        near = self._gauss_newton()
+        answer = ask(near, inspect)
+        return None if self._curved else answer
 
     def control(self) -> LinearOperator | None:
         if self.problem.loss_function is None:
@@ -350,22 +353,31 @@ class GaussNewton(Curvature):
         }
         super().__init__(problem, modes, mode, memory, psd=psd)
         self._recipe = (make_map, factors, mode, memory, psd)
-        self.factors = factors(self.problem)
+
+    @cached_property
+    def factors(self) -> Factors | None:
+        """The factors of M_i, where there are such."""
+        return self._recipe[1](self.problem)
 
     def _like(self, problem: Problem) -> GaussNewton:
         return GaussNewton(problem, *self._recipe)
 
-    def known_trace(self) -> float | None:
-        return None if self.factors is None else trace_of(self.problem, self._leaves, self.factors)
+    def known_trace(self, inspect: Inspect | None = None) -> float | None:
+        return None if self.factors is None else trace_of(self.problem, self._leaves, self.factors, inspect)
 
-    def known_diagonal(self) -> Tensor | None:
-        return None if self.factors is None else diagonal_of(self.problem, self._leaves, self.factors).to(self.dtype)
+    def known_diagonal(self, inspect: Inspect | None = None) -> Tensor | None:
+        if self.factors is None:
+            return None
+        return diagonal_of(self.problem, self._leaves, self.factors, inspect).to(self.dtype)
 
-    def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
+    def sampled_trace(self, tol: float, seed: int, inspect: Inspect | None = None) -> Estimate | None:
         few = self.factors is not None and self.factors.count <= MANY_FACTORS
         if few or self.problem.loss_function is None or not self.problem.loss_function.likelihood:
             return None
-        return sampled_trace(self.problem, self._leaves, tol, seed)
+        return sampled_trace(self.problem, self._leaves, tol, seed, inspect)
+
+    def why_no_trace(self) -> str:
+        return "" if self.factors is not None else why_no_factors(self.problem)
 
 
 class Covariance(Curvature):
@@ -385,8 +397,10 @@ class Covariance(Curvature):
         self._options = (centred, mode, memory)
         self.centred = centred
         self._mean = self.problem.gradient().to(self.dtype) if centred else None
-        has_output = problem.loss_function is not None
-        self._factors = exact_factors(self.problem, "empirical") if has_output else None
+
+    @cached_property
+    def _factors(self) -> Factors | None:
+        return exact_factors(self.problem, "empirical")
 
     def _like(self, problem: Problem) -> Covariance:
         return Covariance(problem, *self._options)
@@ -438,8 +452,8 @@ def fisher(
 ) -> Curvature:
     """The Fisher information E[∇log p ∇log pᵀ] of the model's predictive distribution at the data's inputs.
 
-    ``kind``: "exact" (expectation in closed form; the Gauss–Newton matrix for these losses), "monte_carlo" (``samples`` targets a
-    sample, drawn once) or "empirical" (the data's own targets: the uncentred gradient covariance).
+    ``kind``: "exact" (expectation in closed form; the Gauss–Newton matrix for these losses), "monte_carlo"
+    (``samples`` targets a sample, drawn once) or "empirical" (the data's own targets: the uncentred covariance).
     """
     _require_problem(problem)
     require_choice(kind, "kind", ("exact", "monte_carlo", "empirical"))

@@ -13,7 +13,7 @@ from torch import Tensor
 from lambdahat._check import require, require_choice, require_count
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.kronecker_factors import Fisher, find_layers, moments, second_moments
-from lambdahat.problem import Problem
+from lambdahat.problem import Problem, require_problem
 
 KINDS = ("exact", "monte_carlo", "empirical")
 
@@ -206,6 +206,7 @@ def kfac(problem: Problem, *, kind: str = "exact", correction: bool = False, sam
     pass per output; "monte_carlo" from ``samples`` labels a data point drawn from the model; "empirical" from the
     data's own labels. ``correction=True`` gives EKFAC. Later training does not change the operator.
     """
+    require_problem(problem)
     require_choice(kind, "kind", KINDS)
     require_count(samples, "samples")
     require_count(seed, "seed", least=0)

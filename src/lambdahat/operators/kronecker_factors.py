@@ -23,7 +23,8 @@ from lambdahat._check import require
 from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, take
-from lambdahat.problem import Parameters, Problem
+from lambdahat.evaluators import Parameters
+from lambdahat.problem import Problem
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 CHUNK_ELEMENTS = 1 << 24

@@ -1,7 +1,7 @@
 """Products of one batch with a vector: what is kept between products, and how each mode makes them.
 
 A *product* is built once for a batch at fixed parameters and then called with tangents, one tensor per parameter, or
-with a block of them along a leading dimension. Building runs the model; calling a kept product runs only backward passes.
+with a block of them along a leading dimension. Building runs the model; calling a kept product is backward passes only.
 """
 
 from __future__ import annotations
@@ -30,28 +30,46 @@ OutputMap = Callable[[list[Tensor]], list[Tensor]]
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Attention by the plain kernel: the fused ones have no second derivative, no forward mode and no batching rule."""
+    """Gradients on, and attention by the plain kernel: the fused ones have no second derivative and no forward mode."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH):
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def require_graph(tensors: Sequence[Tensor]) -> None:
-    """Raise where a node of the graph has no derivative: autograd would take it for a constant and say nothing."""
-    seen: set[Any] = set()
+def graph_nodes(tensors: Sequence[Tensor]) -> Iterator[Any]:
+    """Every node of the autograd graph of some tensors, once."""
+    seen: set[Any] = {None}
     stack: list[Any] = [tensor.grad_fn for tensor in tensors]
     while stack:
         node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if type(node).__name__ in ("Error", "NotImplemented"):
-            raise NotImplementedError("an operation of the model can be differentiated only once")
-        stack.extend(child for child, _ in node.next_functions)
+        if node not in seen:
+            seen.add(node)
+            stack.extend(child for child, _ in node.next_functions)
+            yield node
+
+
+def require_graph(tensors: Sequence[Tensor]) -> None:
+    """Raise where a node of the graph has no derivative: autograd would take it for a constant and say nothing."""
+    if any(type(node).__name__ in ("Error", "NotImplemented") for node in graph_nodes(tensors)):
+        raise NotImplementedError("an operation of the model can be differentiated only once")
+
+
+def saved_bytes(run: Callable[[], Any]) -> tuple[Any, int]:
+    """What ``run`` gives and the bytes its autograd graph saved, each storage once."""
+    seen: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        result = run()
+    return result, sum(seen.values())
 
 
 def leaves_of(problem: Problem, theta: Tensor) -> dict[str, Tensor]:
@@ -209,8 +227,8 @@ def hessian_map(problem: Problem) -> Callable[[Any, Batch], OutputMap]:
         value = problem.output_loss(tree_unflatten(points, spec), batch)
         slopes = torch.autograd.grad(value, live, create_graph=True, materialize_grads=True)
         curved = [i for i, slope in enumerate(slopes) if slope.requires_grad]
-        require(bool(curved), "loss", "be curved in the model's output for a Gauss–Newton product", "one that is linear in it",
-                'return logits from the model and use "cross_entropy"')  # fmt: skip
+        require(bool(curved), "loss", "be curved in the model's output for a Gauss–Newton product",
+                "one that is linear in it", 'return logits from the model and use "cross_entropy"')  # fmt: skip
         return lambda u: _pull([slopes[i] for i in curved], live, [u[i] for i in curved], False)
 
     return make

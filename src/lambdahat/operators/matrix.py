@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._check import require
+from lambdahat._check import describe, require
 from lambdahat._rng import generator
 from lambdahat.operators.base import LinearOperator
 
@@ -65,6 +65,8 @@ def operator(matrix: Any, *, symmetric: bool | None = None, psd: bool = False) -
         return matrix
     if _is_scipy_operator(matrix):
         _require_square(matrix)
+        _require_real(matrix.dtype)
+        _require_psd_fits(psd, symmetric is not False)
         result = FromScipy(matrix, symmetric=True if symmetric is None else symmetric, psd=psd)
         if result.symmetric:
             _require_symmetric_products(result)
@@ -76,6 +78,7 @@ def operator(matrix: Any, *, symmetric: bool | None = None, psd: bool = False) -
         found = _asymmetry(tensor) <= 1e-5 * _largest(tensor)
         require(found or symmetric is None, "matrix", "be symmetric as declared", "an asymmetric one")
         symmetric = found
+    _require_psd_fits(psd, symmetric)
     return Matrix(tensor, symmetric=symmetric, psd=psd)
 
 
@@ -83,6 +86,7 @@ def _as_tensor(matrix: Any) -> Tensor:
     import scipy.sparse
 
     if scipy.sparse.issparse(matrix):
+        _require_real(matrix.dtype)
         csr = matrix.tocsr()
         csr.sum_duplicates()
         data = torch.as_tensor(csr.data if csr.data.dtype == np.float32 else csr.data.astype(np.float64))
@@ -90,12 +94,27 @@ def _as_tensor(matrix: Any) -> Tensor:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
             return torch.sparse_csr_tensor(*parts, data, size=csr.shape, check_invariants=True)
-    tensor = matrix.detach() if isinstance(matrix, Tensor) else torch.as_tensor(np.require(matrix, requirements="W"))
+    try:
+        array = matrix if isinstance(matrix, Tensor) else np.require(matrix, requirements="W")
+        tensor = torch.as_tensor(array).detach()
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"matrix must be a square array of numbers, got {describe(matrix)}; "
+                        "for a problem call lh.hessian(problem)") from error  # fmt: skip
     tensor = tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor
     require(tensor.dtype != torch.bool and not tensor.is_complex(), "matrix", "be real", str(tensor.dtype))
     if tensor.is_floating_point() and tensor.dtype in (torch.float32, torch.float64):
         return tensor
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.float64)
+
+
+def _require_real(dtype: Any) -> None:
+    complex_ = dtype is not None and np.issubdtype(dtype, np.complexfloating)
+    require(not complex_, "matrix", "be real", str(dtype))
+
+
+def _require_psd_fits(psd: bool, symmetric: bool) -> None:
+    fits = symmetric or not psd
+    require(fits, "matrix", "be symmetric to be positive semi-definite", "one that is not", "pass psd=False")
 
 
 def _is_scipy_operator(matrix: Any) -> bool:
@@ -134,5 +153,5 @@ def _require_symmetric_products(result: LinearOperator) -> None:
     gram = block.T @ (result @ block)
     result.matvecs = 0
     off = float((gram - gram.T).abs().max())
-    require(off <= 1e-4 * float(gram.abs().max()) + 1e-300, "matrix", "be symmetric", f"uᵀAv and vᵀAu that differ by {off:.2g}",
-            "pass symmetric=False")  # fmt: skip
+    alike = off <= 1e-4 * float(gram.abs().max()) + 1e-300
+    require(alike, "matrix", "be symmetric", f"uᵀAv and vᵀAu that differ by {off:.2g}", "pass symmetric=False")

@@ -1,0 +1,141 @@
+"""Factors of the loss's curvature at the output: per sample i, M_i = Σ_k c_ik s_ik s_ikᵀ with c = ±1.
+
+There are such where every sample has an output of its own, the same alone as among others, and the loss is a mean over
+samples: a model that normalises by its batch or a root of a mean square has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lambdahat._rng import generator
+from lambdahat.batches import Batch, take
+from lambdahat.losses import Custom
+from lambdahat.operators.linearise import empirical_residuals, monte_carlo_residuals, twice_differentiable
+from lambdahat.problem import Problem
+
+SEVERAL = 4
+WIDEST_CUSTOM = 256
+
+
+@dataclass(frozen=True)
+class Factors:
+    """``make(output, batch)`` gives S (K, B, …) and signs c (K, B) with Σ_k c_k s_k s_kᵀ = M; K = ``count``.
+
+    ``parts``: whether part of a batch has the factors it has within the whole, up to the share of terms that count.
+    """
+
+    count: int
+    make: Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
+    parts: bool = True
+
+
+def exact_factors(problem: Problem, kind: str, samples: int = 1, seed: int = 0) -> Factors | None:
+    """Factors of M for the Hessian of the loss at the output, or of the sampled Fishers; None where there are none."""
+    loss = problem.loss_function
+    if loss is None or not samples_separate(problem):
+        return None
+    if kind != "hessian":
+        residuals = (
+            empirical_residuals(problem) if kind == "empirical" else monte_carlo_residuals(problem, samples, seed)
+        )
+
+        def drawn(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+            stacked = torch.stack([draw[0] for draw in residuals(output, batch)])
+            return stacked, stacked.new_full(stacked.shape[:2], 1.0 / len(stacked))
+
+        return Factors(samples if kind == "monte_carlo" else 1, drawn, parts=False)
+    batch = _several(problem)
+    with torch.no_grad(), twice_differentiable():
+        output = problem.output(problem.named(problem.vector), batch)
+    closed = loss.factors(output, problem.target(batch))
+    if closed is not None:
+        return Factors(len(closed), lambda output, batch: _closed(problem, output, batch))
+    width = output[0].numel()
+    known = loss.product(output, problem.target(batch)) is not None
+    if known or width > WIDEST_CUSTOM or not _loss_separates(problem, output, batch):
+        return None
+    return Factors(
+        width, lambda output, batch: _by_eigenvectors(problem, output, batch), parts=not isinstance(loss, Custom)
+    )
+
+
+def samples_separate(problem: Problem) -> bool:
+    """Whether the output of a sample is one row of one tensor, the same alone as among others."""
+    if problem.norm == "train":
+        return False
+    batch = _several(problem)
+    parameters, singles = problem.named(problem.vector), torch.arange(batch.size, device=problem.device).split(1)
+    try:
+        with torch.no_grad(), twice_differentiable():
+            together = problem.output(parameters, batch)
+            alone = [problem.output(parameters, take(batch, i)) for i in singles]
+    except (RuntimeError, ValueError, IndexError):  # a model for one batch size only
+        return False
+    one_each = isinstance(together, Tensor) and together.ndim > 0 and all(len(z) == 1 for z in alone)
+    if not one_each or together.shape != (joined := torch.cat(alone)).shape:
+        return False
+    return bool((joined - together).abs().max() <= tolerance(problem) * together.abs().max())
+
+
+def why_no_factors(problem: Problem) -> str:
+    """The reason, for a problem for which ``exact_factors`` finds none."""
+    return "the loss has no factors at this output" if samples_separate(problem) else "samples mix in the model"
+
+
+def _several(problem: Problem) -> Batch:
+    """A few samples of the first batch that has more than one."""
+    batch = next((batch for batch in problem.batches if batch.size > 1), problem.batches.first())
+    return take(batch, torch.arange(min(batch.size, SEVERAL), device=problem.device))
+
+
+def tolerance(problem: Problem) -> float:
+    """How far apart, relative, two ways to one number may come out in the arithmetic in use."""
+    eps = torch.finfo(problem.dtype).eps
+    if problem.device.type == "cuda" and problem.dtype == torch.float32:
+        short = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+        eps = 2.0**-11 if short else eps
+    return float(min(10 * eps**0.7, 0.1))
+
+
+def _closed(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    assert problem.loss_function is not None
+    factors = problem.loss_function.factors(output, problem.target(batch))
+    assert factors is not None
+    return factors, factors.new_ones(factors.shape[:2])
+
+
+def _by_eigenvectors(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Signed factors √|λ|·v of the loss's Hessian at each sample's output, for a loss without a closed form."""
+    values, vectors = torch.linalg.eigh(_loss_blocks(problem, output, batch)[0].double() * batch.size)
+    factors = (vectors * values.abs().sqrt().unsqueeze(1)).permute(2, 0, 1)
+    return factors.to(output.dtype).reshape(-1, *output.shape), values.sign().T.to(output.dtype)
+
+
+def _loss_blocks(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """∂²L_batch/∂z_i² (B, D, D) with the rows of all samples together, and the product with ∂²L_batch/∂z² itself."""
+    point = output.detach().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(problem.output_loss(point, batch), point, create_graph=True)
+
+    def product(u: Tensor) -> Tensor:
+        if not slope.requires_grad:
+            return torch.zeros_like(u)
+        return torch.autograd.grad(slope, point, u, retain_graph=True, materialize_grads=True)[0]
+
+    eye = torch.eye(output[0].numel(), dtype=output.dtype, device=output.device)
+    rows = [product(e.reshape(output.shape[1:]).expand_as(output)).reshape(len(output), -1) for e in eye]
+    return torch.stack(rows, dim=1), product
+
+
+def _loss_separates(problem: Problem, output: Tensor, batch: Batch) -> bool:
+    """Whether the loss is a sum over samples, as a root of a mean or a contrastive loss is not."""
+    blocks, product = _loss_blocks(problem, output, batch)
+    draw = torch.randn(output.shape, generator=generator(0, "loss separates"), dtype=torch.float64).to(output)
+    apart = torch.einsum("bij,bj->bi", blocks, draw.reshape(len(output), -1)).reshape(output.shape)
+    together = product(draw)
+    return bool((apart - together).abs().max() <= tolerance(problem) * together.abs().max())

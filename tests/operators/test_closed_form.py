@@ -1,0 +1,477 @@
+"""Traces and diagonals without products, against dense matrices in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import stats
+from torch import Tensor, nn
+
+from lambdahat.estimators.traces import trace
+from lambdahat.operators import closed_form, fisher, ggn, gradient_covariance, hessian
+from lambdahat.operators.closed_form import diagonal_of, sampled_trace, trace_of
+from lambdahat.operators.linearise import leaves_of
+from lambdahat.operators.output_factors import exact_factors, samples_separate
+from lambdahat.problem import Problem
+from lambdahat.results import Status
+from tests.cases import network
+from tests.operators.contract import relative
+from tests.operators.test_piecewise import Net
+from tests.oracles import dense_ggn, dense_hessian, dense_second_moment
+
+
+def flat(*layers: nn.Module, width: int) -> nn.Module:
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width, 3))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.embed(x).sum(dim=1)))
+
+
+def time_first(m: Any, x: Tensor) -> Tensor:
+    return m.b(torch.tanh(m.a(x.transpose(0, 1))).mean(dim=0))
+
+
+def written(m: Any, x: Tensor) -> Tensor:
+    h, out = m.a(x), torch.zeros(len(x), 5, dtype=x.dtype)
+    out[:, :2], out[:, 2:] = h[:, :2], h[:, 2:].tanh()  # in place, which vmap refuses
+    return m.b(out) * m.w
+
+
+TOKENS = "tokens"
+# name: model, shape of one input, the parameters that must go by their layer's closed form
+MODELS: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
+    "linear": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), (4,), "all"),
+    "no bias": (lambda: nn.Sequential(nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)), (4,), "all"),
+    "linear on sequences": (lambda: flat(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2), width=10), (5, 4), "all"),
+    "linear on 4-D": (lambda: flat(nn.Linear(2, 3), nn.Tanh(), width=36), (3, 4, 2), "all"),
+    "conv1d": (
+        lambda: flat(nn.Conv1d(2, 4, 3, stride=2, padding=1, dilation=2, groups=2), nn.Tanh(), width=16),
+        (2, 9),
+        "all",
+    ),
+    "conv2d": (
+        lambda: flat(
+            nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 0)),
+            nn.ReLU(True),
+            nn.Conv2d(3, 2, 2, bias=False),
+            width=8,
+        ),
+        (2, 5, 4),
+        "all",
+    ),
+    "conv2d dilated, grouped": (
+        lambda: flat(nn.Conv2d(4, 4, 3, dilation=2, groups=4), nn.Tanh(), width=16),
+        (4, 6, 6),
+        "all",
+    ),
+    "conv3d": (
+        lambda: flat(nn.Conv3d(2, 2, 2, dilation=(1, 2, 1), groups=2), nn.Tanh(), width=16),
+        (2, 3, 4, 3),
+        "all",
+    ),
+    "same padding": (
+        lambda: flat(nn.Conv2d(1, 2, (3, 5), padding="same", dilation=2), nn.Tanh(), width=32),
+        (1, 4, 4),
+        "all",
+    ),
+    "valid padding": (lambda: flat(nn.Conv1d(1, 2, 3, padding="valid"), nn.Tanh(), width=8), (1, 6), "all"),
+    "circular padding": (
+        lambda: flat(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), nn.Tanh(), width=32),
+        (1, 4, 4),
+        "all",
+    ),
+    "reflect padding": (
+        lambda: flat(nn.Conv1d(1, 2, 3, padding=2, padding_mode="reflect"), nn.Tanh(), width=16),
+        (1, 6),
+        "all",
+    ),
+    "transposed": (lambda: flat(nn.ConvTranspose2d(1, 2, 2, stride=2), nn.Tanh(), width=64), (1, 2, 4), "3.weight"),
+    "batch-norm 1d": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)),
+        (4,),
+        "all",
+    ),
+    "batch-norm 1d on series": (lambda: flat(nn.BatchNorm1d(2), nn.Tanh(), width=8), (2, 4), "all"),
+    "batch-norm 2d": (
+        lambda: flat(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.AvgPool2d(2), width=12),
+        (2, 6, 6),
+        "all",
+    ),
+    "PReLU": (lambda: nn.Sequential(nn.Linear(4, 5), nn.PReLU(5), nn.Linear(5, 3)), (4,), "2.weight"),
+    "embedding": (
+        lambda: nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 3)),
+        TOKENS,
+        "4.weight",
+    ),
+    "layer norm": (lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3)), (4,), "0.weight"),
+    "tied": (Tied, TOKENS, "none"),
+    "called twice": (
+        lambda: Net(lambda m, x: m.b(torch.tanh(m.a(torch.tanh(m.a(x))))), a=nn.Linear(4, 4), b=nn.Linear(4, 3)),
+        (4,),
+        "b.weight",
+    ),
+    "called in parallel": (
+        lambda: Net(lambda m, x: m.b(torch.tanh(m.a(x)) - m.a(x * x)), a=nn.Linear(4, 4), b=nn.Linear(4, 3)),
+        (4,),
+        "b.weight",
+    ),
+    "used outside its layer": (
+        lambda: Net(lambda m, x: m.b(torch.tanh(m.a(x)) @ m.a.weight), a=nn.Linear(4, 4), b=nn.Linear(4, 3)),
+        (4,),
+        "a.bias",
+    ),
+    "used outside, unseen": (
+        lambda: Net(
+            lambda m, x: m.b(torch.tanh(m.a(x))) + F.relu(x - 50) @ m.b.weight.T, a=nn.Linear(4, 4), b=nn.Linear(4, 3)
+        ),
+        (4,),
+        "a.weight",
+    ),
+    "no layers": (lambda: Net(lambda m, x: torch.tanh(x @ m.w), w=nn.Parameter(torch.randn(4, 3))), (4,), "none"),
+    **{
+        f"time first, {steps} steps": (
+            lambda: Net(time_first, a=nn.Linear(4, 4), b=nn.Linear(4, 3)),
+            (steps, 4),
+            "b.weight",
+        )
+        for steps in (2, 3, 4, 5)
+    },
+    "no vmap": (
+        lambda: Net(written, a=nn.Linear(4, 5), b=nn.Linear(5, 3), w=nn.Parameter(torch.randn(3))),
+        (4,),
+        "b.weight",
+    ),
+}
+
+
+def problem_of(
+    make: Callable[[], nn.Module], shape: Any, loss: Any = "cross_entropy", samples: int = 9, **options: Any
+) -> Problem:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = make().double()
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+                nn.init.normal_(module.running_mean)
+                nn.init.uniform_(module.running_var, 0.5, 2.0)
+        x = torch.randint(5, (samples, 3)) if shape == TOKENS else torch.randn(samples, *shape, dtype=torch.float64)
+        y = torch.randint(3, (samples,)) if loss == "cross_entropy" else torch.rand(samples, 3, dtype=torch.float64)
+    return Problem(model, loss, (x, y), **{"batch_size": 4, **options})
+
+
+def agree(problem: Problem, dense: Tensor, kind: str = "hessian", tolerance: float = 1e-10, **options: Any) -> None:
+    leaves = leaves_of(problem, problem.vector)
+    factors = exact_factors(problem, kind, **options)
+    scale = float(dense.diagonal().abs().sum())
+    assert abs(trace_of(problem, leaves, factors) - float(dense.trace())) <= tolerance * scale
+    assert relative(diagonal_of(problem, leaves, factors), dense.diagonal()) <= tolerance
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_trace_and_diagonal_are_those_of_the_dense_matrix(name: str) -> None:
+    make, shape, layered = MODELS[name]
+    problem = problem_of(make, shape)
+    agree(problem, dense_ggn(problem))
+    factors = exact_factors(problem, "hessian")
+    found = closed_form._trusted_layers(problem, leaves_of(problem, problem.vector), factors)
+    expected = set(problem.space.names) if layered == "all" else set() if layered == "none" else {layered}
+    assert found == expected if layered in ("all", "none") else expected <= found < set(problem.space.names)
+
+
+@pytest.mark.parametrize("name", ["linear", "conv2d", "batch-norm 2d", "tied", "time first, 4 steps"])
+@pytest.mark.parametrize("kind", ["empirical", "monte_carlo"])
+def test_sampled_fishers(name: str, kind: str) -> None:
+    problem = problem_of(*MODELS[name][:2])
+    if kind == "empirical":
+        agree(problem, dense_second_moment(problem), kind)
+        assert gradient_covariance(problem).known_trace() == pytest.approx(
+            float(dense_second_moment(problem).trace() - problem.gradient().square().sum()), rel=1e-9
+        )
+    else:
+        agree(problem, fisher(problem, "monte_carlo", samples=3, seed=2).dense(), kind, samples=3, seed=2)
+
+
+@pytest.mark.parametrize("pattern", ["2.weight", "0.*", ["0.bias", "2.bias"]])
+def test_some_parameters(pattern: Any) -> None:
+    problem = problem_of(*MODELS["linear"][:2], parameters=pattern)
+    agree(problem, dense_ggn(problem))
+    whole = problem_of(*MODELS["linear"][:2])
+    part = ggn(whole).restrict(pattern)
+    assert relative(part.known_diagonal(), dense_ggn(problem).diagonal()) < 1e-10
+    assert (
+        hessian(whole).restrict("2.weight").known_trace()
+        == pytest.approx(  # tanh is below the last layer
+            float(dense_hessian(problem_of(*MODELS["linear"][:2], parameters="2.weight")).trace()), rel=1e-10
+        )
+    )
+
+
+def wavy(output: Tensor, target: Tensor) -> Tensor:
+    return torch.sin(3 * (output - target)).sum(dim=-1).mean()
+
+
+def mixed_products(output: Tensor, target: Tensor) -> Tensor:
+    return ((output - target).prod(dim=1) + output.square().sum(dim=1)).mean()
+
+
+@pytest.mark.parametrize("loss", ["mse", "bce_with_logits", F.huber_loss, nn.SmoothL1Loss(), wavy, mixed_products])
+def test_other_losses(loss: Any) -> None:
+    problem = problem_of(*MODELS["linear"][:2], loss=loss)
+    agree(problem, dense_ggn(problem))
+    assert ggn(problem).psd == isinstance(loss, str)
+
+
+def test_weighted_classes_and_label_smoothing() -> None:
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2]).double(), label_smoothing=0.1)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    x, y = torch.randn(9, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 2, 1, 0, 0, 2, 1])
+    problem = Problem(model, loss, (x, y), batch_size=5)
+    agree(problem, dense_ggn(problem))
+
+
+def test_one_number_a_sample() -> None:
+    model = Net(lambda m, x: m.b(torch.tanh(m.a(x))).squeeze(1), a=nn.Linear(4, 5), b=nn.Linear(5, 1)).double()
+    x, y = torch.randn(9, 4, dtype=torch.float64), torch.randn(9, dtype=torch.float64)
+    for loss in ("mse", F.huber_loss):
+        problem = Problem(model, loss, (x, y), batch_size=4)
+        agree(problem, dense_ggn(problem))
+
+
+def test_gaussian_nll_of_one_tensor() -> None:
+    problem = problem_of(lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 6)), (4,), loss="gaussian_nll")
+    agree(problem, dense_ggn(problem))
+    assert not ggn(problem).psd
+
+
+def root_mean_square(output: Tensor, target: Tensor) -> Tensor:
+    return F.mse_loss(output, target).sqrt()
+
+
+def test_losses_that_mix_samples_have_no_factors() -> None:
+    problem = problem_of(*MODELS["linear"][:2], loss=root_mean_square)
+    operator = ggn(problem)
+    assert operator.factors is None
+    assert operator.known_trace() is None
+    assert relative(operator.dense(), dense_ggn(problem)) < 1e-9
+    with pytest.raises(ValueError, match="the loss has no factors at this output"):
+        trace(operator, method="exact")
+
+
+def centred(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    return m.b(F.relu(h - h.mean(dim=0)))
+
+
+@pytest.mark.parametrize("case", ["own statistics", "train mode", "fixed batch", "two outputs"])
+def test_models_that_mix_samples_have_no_factors(case: str) -> None:
+    rules = {"own statistics": centred, "fixed batch": lambda m, x: m.b(F.relu(m.a(x.reshape(4, 4))))}
+    if case in rules:
+        rule = rules[case]
+        problem = problem_of(lambda: Net(rule, a=nn.Linear(4, 5), b=nn.Linear(5, 3)), (4,), samples=8)
+    elif case == "train mode":
+        problem = network("batch-norm", norm="train")
+    else:
+        problem = problem_of(
+            lambda: Net(lambda m, x: (m.a(x), m.a(x).exp()), a=nn.Linear(4, 3)), (4,), loss="gaussian_nll"
+        )
+    assert not samples_separate(problem)
+    assert ggn(problem).known_trace() is None
+    assert hessian(problem).known_trace() is None
+    assert ggn(problem).sampled_trace(0.1, 0) is None
+    dense = float(dense_hessian(problem).trace())
+    found = trace(hessian(problem), tol=0.05)
+    assert abs(found.value - dense) <= max(4 * found.stderr, 1e-9 * abs(dense))
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "custom", "empirical", "monte_carlo", "sequences"])
+def test_batches_larger_than_a_chunk(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if loss == "sequences":
+        problem = sequences(classes=4, batch_size=5)
+        kinds = {"kind": "empirical"}
+        dense = dense_second_moment_in_batch(problem)
+    else:
+        given = F.huber_loss if loss == "custom" else "cross_entropy"
+        problem = problem_of(*MODELS["conv2d"][:2], loss=given, samples=11, batch_size=7)
+        kinds = {"kind": loss if loss in ("empirical", "monte_carlo") else "hessian"}
+        dense = {"empirical": dense_second_moment, "monte_carlo": lambda p: fisher(p, "monte_carlo").dense()}.get(
+            loss, dense_ggn
+        )(problem)
+    monkeypatch.setitem(closed_form.CHUNK, "cpu", 3)
+    agree(problem, dense, **kinds)
+
+
+def test_ignored_targets_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(11, 4, dtype=torch.float64)
+    y = torch.tensor([0, -100, -100, -100, 1, 2, -100, 0, 1, 2, 2])
+    problem = Problem(MODELS["linear"][0]().double(), "cross_entropy", (x, y), batch_size=8)
+    agree(problem, dense_ggn(problem))
+    monkeypatch.setitem(closed_form.CHUNK, "cpu", 3)
+    agree(problem, dense_ggn(problem))
+
+
+def test_factors_go_back_in_steps_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of(*MODELS["conv2d"][:2])
+    dense = dense_ggn(problem)
+    monkeypatch.setattr(closed_form, "SIGNAL_BYTES", 1)
+    agree(problem, dense)
+
+
+def test_first_batch_of_one_sample_with_time_first() -> None:
+    """A layout that cannot be told from the usual one on the first batch alone."""
+    model = Net(lambda m, x: m.b(torch.tanh(m.a(x.transpose(0, 1))).mean(dim=0)), a=nn.Linear(4, 4), b=nn.Linear(4, 3))
+    x, y = torch.randn(7, 1, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    problem = Problem(model.double(), "cross_entropy", [(x[:1], y[:1]), (x[1:], y[1:])])
+    agree(problem, dense_ggn(problem))
+
+
+def test_statistics_that_are_not_the_model_s_own() -> None:
+    problem = problem_of(*MODELS["batch-norm 2d"][:2]).refresh_statistics()
+    agree(problem, dense_ggn(problem))
+    leaves = leaves_of(problem, problem.vector)
+    trusted = closed_form._trusted_layers(problem, leaves, exact_factors(problem, "hessian"))
+    assert {"1.weight", "1.bias"} <= trusted
+
+
+def test_hooks_that_change_a_layer_s_output() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    model[0].register_forward_hook(lambda layer, given, out: 2 * out)
+    x, y = torch.randn(9, 4, dtype=torch.float64), torch.randint(3, (9,))
+    problem = Problem(model, "cross_entropy", (x, y), batch_size=4)
+    agree(problem, dense_ggn(problem))
+
+
+class TestExactTraceOfTheHessian:
+    @pytest.mark.parametrize("name", ["mlp", "lenet", "batch-norm"])
+    @pytest.mark.parametrize("loss", ["cross_entropy", "mse", "bce_with_logits"])
+    def test_relu_networks(self, name: str, loss: str) -> None:
+        problem = network(name, loss)
+        found = trace(hessian(problem), method="exact")
+        assert found.value == pytest.approx(float(dense_hessian(problem).trace()), rel=1e-10)
+        assert (found.stderr, found.cost) == (0.0, 0)
+        assert relative(hessian(problem).known_diagonal(), dense_hessian(problem).diagonal()) < 1e-10
+
+    @pytest.mark.parametrize(
+        ("make", "reason"),
+        [
+            (lambda: problem_of(*MODELS["linear"][:2]), "Tanh is not piecewise linear"),
+            (lambda: problem_of(*MODELS["layer norm"][:2]), "NativeLayerNorm is not piecewise linear"),
+            (lambda: network("tied"), "first.weight enters twice on one path"),
+            (lambda: network("batch-norm", norm="train"), "1 normalises by the statistics of its batch"),
+            (
+                lambda: Problem.from_function(lambda p: p["w"].square().sum(), {"w": torch.ones(3)}),
+                "no separate model output",
+            ),
+        ],
+    )
+    def test_elsewhere_refused_with_the_reason(self, make: Callable[[], Problem], reason: str) -> None:
+        operator = hessian(make())
+        for damped in (operator, 2 * operator, operator + operator):
+            with pytest.raises(ValueError, match=f"method must not be 'exact' .*{reason}.* method='auto'"):
+                trace(damped, method="exact")
+
+    def test_branches_that_the_first_samples_do_not_take(self) -> None:
+        def branching(m: Any, x: Tensor) -> Tensor:
+            h = m.a(x)
+            return m.b(torch.tanh(h) if bool((x > 40).any()) else F.relu(h))
+
+        x, y = torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,))
+        x[-1, 0] = 50.0
+        problem = Problem(
+            Net(branching, a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double(), "cross_entropy", (x, y), batch_size=2
+        )
+        operator = hessian(problem)
+        assert operator.curved_because() == ""
+        assert operator.known_trace() is None
+        assert operator.curved_because() == "Tanh is not piecewise linear"
+        assert hessian(problem).known_diagonal() is None
+
+
+def sequences(classes: int = 6, batch_size: int = 4, samples: int = 10) -> Problem:
+    """Logits (B, T, V) with targets (B, T), some of them left out."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Embedding(6, 3), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, classes)).double()
+        x, y = torch.randint(6, (samples, 3)), torch.randint(classes, (samples, 3))
+        y[torch.rand(samples, 3) < 0.3] = -100
+        y[:, 0] = 0
+    return Problem(model, "cross_entropy", (x, y), batch_size=batch_size)
+
+
+def dense_second_moment_in_batch(problem: Problem) -> Tensor:
+    """(1/n) Σ_i g_i g_iᵀ with g_i the share of sample i in its batch's loss, times the batch's size."""
+    theta = problem.vector.requires_grad_()
+    total = torch.zeros(problem.num_parameters, problem.num_parameters, dtype=torch.float64)
+    for weight, batch in problem.weighted():
+        output, target = problem.output(problem.named(theta), batch), problem.target(batch)
+        terms = F.cross_entropy(output.movedim(-1, 1), target, reduction="none").sum(dim=1) / (target != -100).sum()
+        for term in terms:
+            (g,) = torch.autograd.grad(term * batch.size, theta, retain_graph=True)
+            total += weight / batch.size * torch.outer(g, g)
+    return total
+
+
+def many_classes() -> Problem:
+    with torch.random.fork_rng():
+        torch.manual_seed(6)
+        model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 140)).double()
+        x, y = torch.randn(10, 3, dtype=torch.float64), torch.randint(140, (10,))
+    return Problem(model, "cross_entropy", (x, y), batch_size=6)
+
+
+class TestSampledTrace:
+    """Over 100 seeds the errors in their own standard errors have mean 0 and variance 1."""
+
+    @pytest.mark.parametrize(("make", "chunk"), [(many_classes, 256), (sequences, 3)])
+    def test_error_is_true(self, make: Callable[[], Problem], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        problem = make()
+        exact = float(dense_ggn(problem).trace())
+        monkeypatch.setitem(closed_form.CHUNK, "cpu", chunk)
+        leaves = leaves_of(problem, problem.vector)
+        scores = []
+        for seed in range(100):
+            found = sampled_trace(problem, leaves, 0.2, seed)
+            chance = stats.t.cdf((found.value - exact) / found.stderr, found.dof)
+            scores.append(float(stats.norm.ppf(chance)))
+        z = torch.tensor(scores)
+        assert abs(float(z.mean())) < 4 / math.sqrt(100)
+        assert 0.6 < float(z.var()) < 1.6  # 4 standard deviations of a variance of 100 normal scores
+
+    def test_tolerance_and_budget(self) -> None:
+        problem = sequences()
+        leaves = leaves_of(problem, problem.vector)
+        found = sampled_trace(problem, leaves, 0.05, 0)
+        low, high = found.interval(0.95)
+        assert found.status is Status.CONVERGED
+        assert high - low <= 2 * 0.05 * found.value
+        tight = sampled_trace(problem, leaves, 1e-4, 0)
+        assert tight.status is Status.BUDGET_SPENT
+        assert tight.dof == closed_form.MAX_ROUNDS - 1
+
+    @pytest.mark.parametrize("make", [many_classes, sequences])
+    def test_auto_uses_it(self, make: Callable[[], Problem]) -> None:
+        problem = make()
+        exact = float(dense_hessian(problem).trace())
+        for operator in (hessian(problem), ggn(problem), 2.0 * hessian(problem)):
+            found = trace(operator, tol=0.1)
+            factor = 2.0 if operator.__class__.__name__ == "Scaled" else 1.0
+            assert 0 < found.stderr
+            assert abs(found.value - factor * exact) < 4 * found.stderr
+            assert (found.cost, operator.matvecs) == (0, 0)
+        if make is many_classes:
+            assert trace(hessian(problem), method="exact").value == pytest.approx(exact, rel=1e-10)
+
+    def test_few_classes_are_exact(self) -> None:
+        assert ggn(network("mlp")).sampled_trace(0.1, 0) is None
+        assert trace(hessian(network("mlp"))).stderr == 0.0

@@ -1,0 +1,470 @@
+"""The mean loss of a model over data as a function of one vector, against plain torch; and the model as it was."""
+
+from __future__ import annotations
+
+import copy
+from collections import UserDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+from torch.utils.data import DataLoader, TensorDataset
+
+import lambdahat as lh
+from lambdahat import batches as batches_module
+from lambdahat._rng import generator
+from lambdahat.problem import Problem
+from tests.cases import Block, LanguageModel, Tied, sentences
+from tests.oracles import dense_hessian
+
+N, D, C = 11, 4, 3
+RNG = generator(0, "test problem")
+X = torch.randn(N, D, generator=RNG, dtype=torch.float64)
+Y = torch.randint(0, C, (N,), generator=RNG)
+Z = torch.randn(N, C, generator=RNG, dtype=torch.float64)
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return make().double()
+
+
+def mlp() -> nn.Module:
+    return seeded(lambda: nn.Sequential(nn.Linear(D, 5), nn.Tanh(), nn.Linear(5, C)))
+
+
+def batchnorm() -> nn.Module:
+    """With dropout, batch-norm of odd statistics and a frozen parameter, in train mode."""
+    model = seeded(
+        lambda: nn.Sequential(nn.Linear(D, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, C))
+    )
+    model[1].running_mean += 0.3
+    model[1].running_var *= 2.0
+    model[0].bias.requires_grad_(False)
+    return model.train()
+
+
+def plain(model: nn.Module, loss: Callable[[Any, Any], Tensor], x: Any, y: Any) -> tuple[float, Tensor]:
+    """Loss and gradient of one whole batch, by torch alone."""
+    chosen = [p for p in model.parameters() if p.requires_grad]
+    value = loss(model(x), y)
+    grads = torch.autograd.grad(value, chosen)
+    return float(value.detach()), parameters_to_vector(grads)
+
+
+def agrees(problem: Problem, expected: tuple[float, Tensor]) -> None:
+    assert problem.loss() == pytest.approx(expected[0], rel=1e-12)
+    assert torch.allclose(problem.gradient(), expected[1], rtol=1e-11, atol=1e-13)
+
+
+# Data, losses and parameters
+
+FORMS: dict[str, tuple[Any, int | None]] = {
+    "tensors": ((X, Y), None),
+    "tensors in uneven batches": ((X, Y), 4),
+    "one sample a batch": ((X, Y), 1),
+    "Dataset": (TensorDataset(X, Y), 4),
+    "DataLoader": (DataLoader(TensorDataset(X, Y), batch_size=3), None),
+    "list of uneven batches": ([(X[:1], Y[:1]), (X[1:8], Y[1:8]), (X[8:], Y[8:])], None),
+    "dict of tensors": ({"input": X, "labels": Y}, 4),
+    "list of dicts": ([{"input": X[:7], "target": Y[:7]}, {"input": X[7:], "target": Y[7:]}], None),
+    "mappings that are no dicts": ([UserDict(input=X[:7], labels=Y[:7]), UserDict(input=X[7:], labels=Y[7:])], None),
+}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("form", FORMS)
+def test_loss_and_gradient_over_any_form_of_data(form, kept, monkeypatch):
+    if not kept:
+        monkeypatch.setattr(batches_module, "CACHE_FRACTION", 0.0)
+    data, batch_size = FORMS[form]
+    model = mlp()
+    problem = Problem(model, "cross_entropy", data, batch_size=batch_size)
+    assert (problem.num_samples, problem.num_parameters) == (N, sum(p.numel() for p in model.parameters()))
+    assert sum(problem.weights) == pytest.approx(1.0)
+    agrees(problem, plain(model, F.cross_entropy, X, Y))
+
+
+LOSSES = {
+    "name": ("mse", F.mse_loss, Z),
+    "module": (nn.MSELoss(), F.mse_loss, Z),
+    "function": (F.mse_loss, F.mse_loss, Z),
+    "bce": ("bce_with_logits", F.binary_cross_entropy_with_logits, (Z > 0).double()),
+    "other module": (nn.SmoothL1Loss(), F.smooth_l1_loss, Z),
+    "callable": (lambda z, y: (z - y).abs().pow(3).mean(), lambda z, y: (z - y).abs().pow(3).mean(), Z),
+    "label smoothing": (nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(label_smoothing=0.1), Y),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_by_name_module_and_function(name):
+    loss, same, target = LOSSES[name]
+    model = mlp()
+    agrees(Problem(model, loss, (X, target), batch_size=4), plain(model, same, X, target))
+
+
+def test_nll_of_log_softmax():
+    model = nn.Sequential(mlp(), nn.LogSoftmax(dim=1))
+    agrees(Problem(model, "nll", (X, Y), batch_size=4), plain(model, F.nll_loss, X, Y))
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.spread = nn.Linear(D, C), nn.Linear(D, C)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.mean(x), self.spread(x).exp()
+
+
+def test_several_outputs():
+    model = seeded(TwoHeads)
+    expected = plain(model, lambda z, y: F.gaussian_nll_loss(z[0], y, z[1]), X, Z)
+    agrees(Problem(model, "gaussian_nll", (X, Z), batch_size=4), expected)
+    agrees(Problem(model, lambda z, y: F.gaussian_nll_loss(z[0], y, z[1]), (X, Z), batch_size=4), expected)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(D + C, C)
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        return self.body(torch.cat([x, z], dim=1))
+
+
+def test_several_inputs_come_before_the_target():
+    model = seeded(TwoInputs)
+    value = F.cross_entropy(model(X, Z), Y)
+    assert Problem(model, "cross_entropy", (X, Z, Y), batch_size=4).loss() == pytest.approx(
+        float(value.detach()), rel=1e-12
+    )
+    columns = {"x": X, "z": Z, "label": Y}
+    assert Problem(model, "cross_entropy", columns, batch_size=4).loss() == pytest.approx(
+        float(value.detach()), rel=1e-12
+    )
+
+
+def test_one_tensor_is_its_own_target():
+    model = seeded(lambda: nn.Linear(D, D))
+    agrees(Problem(model, "mse", X, batch_size=4), plain(model, F.mse_loss, X, X))
+
+
+@pytest.mark.parametrize("loss", ["model", "cross_entropy"])
+def test_models_that_return_logits_and_loss(loss):
+    """Batches weigh by the labels that count, those that are not −100; with a model's own loss, by samples."""
+    model, columns = seeded(LanguageModel), sentences()
+    problem = Problem(model, loss, columns, batch_size=None if loss == "model" else 2)
+    value = model(**columns).loss
+    grads = torch.autograd.grad(value, list(model.parameters()))
+    agrees(problem, (float(value.detach()), parameters_to_vector(grads)))
+    assert problem.num_parameters == 7 * 4 + 20  # tied weights once
+
+
+def test_a_batch_without_a_label_that_counts_weighs_nothing():
+    columns = sentences()
+    columns["labels"][:2] = -100
+    model = seeded(LanguageModel)
+    problem = Problem(model, "cross_entropy", columns, batch_size=2)
+    assert problem.weights[0] == 0.0
+    value = model(**columns).loss
+    agrees(problem, (float(value.detach()), parameters_to_vector(torch.autograd.grad(value, list(model.parameters())))))
+    v = torch.ones(problem.num_parameters, dtype=torch.float64)
+    assert torch.allclose(lh.hessian(problem) @ v, dense_hessian(problem) @ v, atol=1e-12)
+    assert bool(torch.isfinite(lh.ggn(problem) @ v).all())
+
+
+def test_a_real_transformer():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.GPT2LMHeadModel(config).double()
+    ids = torch.randint(0, 11, (4, 6), generator=generator(0, "ids"))
+    columns = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    value = model.eval()(**columns).loss
+    assert Problem(model, "model", columns).loss() == pytest.approx(float(value.detach()), rel=1e-10)
+
+
+def test_from_function_with_data():
+    params = {"w": X[0].clone(), "b": torch.zeros((), dtype=torch.float64)}
+
+    def loss_fn(p: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, y = batch
+        return (x @ p["w"] + p["b"] - y).square().mean()
+
+    problem = Problem.from_function(loss_fn, params, (X, Z[:, 0]), batch_size=4)
+    residual = X @ params["w"] - Z[:, 0]
+    assert problem.num_samples == N
+    assert problem.space.shapes == ((4,), ())
+    agrees(problem, (float(residual.square().mean()), torch.cat([2 * X.T @ residual, 2 * residual.sum()[None]]) / N))
+
+
+def test_from_function_without_data():
+    problem = Problem.from_function(lambda p: p["a"].pow(4).sum(), {"a": torch.tensor([1.0, -2.0])}, num_samples=50)
+    assert problem.num_samples == 50
+    assert problem.loss() == 17.0
+    assert torch.equal(problem.gradient(), torch.tensor([4.0, -32.0]))
+    assert Problem.from_function(lambda p: p["a"].sum() ** 2, {"a": torch.ones(2)}).num_samples == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        (None, ["0.weight", "0.bias", "2.weight", "2.bias"]),
+        ("2.*", ["2.weight", "2.bias"]),
+        (["*.bias"], ["0.bias", "2.bias"]),
+        (lambda name: name.startswith("0"), ["0.weight", "0.bias"]),
+    ],
+)
+def test_parameters_are_chosen_by_name(pattern, names):
+    model = mlp()
+    problem = Problem(model, "cross_entropy", (X, Y), parameters=pattern)
+    assert list(problem.space.names) == names
+    named = dict(model.named_parameters())
+    expected = torch.autograd.grad(F.cross_entropy(model(X), Y), [named[name] for name in names])
+    assert torch.allclose(problem.gradient(), parameters_to_vector(expected), rtol=1e-11)
+    assert torch.equal(problem.vector, parameters_to_vector([named[name] for name in names]).detach())
+
+
+@pytest.mark.parametrize("name", ["first.weight", "second.weight"])
+def test_tied_weights_are_one_parameter_under_any_of_their_names(name):
+    model = seeded(Tied)
+    x = torch.cat([X, X[:, :1]], dim=1)
+    problem = Problem(model, "cross_entropy", (x, Y), parameters=name)
+    assert problem.space.names == ("first.weight",)
+    (expected,) = torch.autograd.grad(F.cross_entropy(model(x), Y), [model.first.weight])
+    assert torch.allclose(problem.gradient(), expected.flatten(), rtol=1e-11)
+    whole = Problem(model, "cross_entropy", (x, Y))
+    assert whole.num_parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_frozen_parameters_are_constants():
+    model = mlp()
+    model[0].requires_grad_(False)
+    problem = Problem(model, "cross_entropy", (X, Y), batch_size=4)
+    assert problem.space.names == ("2.weight", "2.bias")
+    agrees(problem, plain(model, F.cross_entropy, X, Y))
+
+
+def test_buffers_are_constants():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(D, C)
+            self.register_buffer("scale", torch.tensor(3.0, dtype=torch.float64))
+            self.register_buffer("table", torch.arange(C), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale * self.body(x)[:, self.table]
+
+    model = seeded(Scaled)
+    problem = Problem(model, "cross_entropy", (X, Y), dtype=torch.float64)
+    assert problem.num_parameters == D * C + C
+    agrees(problem, plain(model, F.cross_entropy, X, Y))
+
+
+def test_parametrized_weights_and_pruning_hooks():
+    model = seeded(
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(D, 5)), nn.Tanh(), nn.Linear(5, C))
+    )
+    agrees(Problem(model, "cross_entropy", (X, Y), batch_size=4), plain(model, F.cross_entropy, X, Y))
+
+
+# dtype and device
+
+
+def test_dtype_casts_model_and_data():
+    model = mlp().float()
+    problem = Problem(model, "cross_entropy", (X, Y), dtype=torch.float64)
+    assert (problem.dtype, problem.vector.dtype, problem.gradient().dtype) == (torch.float64,) * 3
+    agrees(problem, plain(copy.deepcopy(model).double(), F.cross_entropy, X, Y))
+    assert model[0].weight.dtype == torch.float32
+
+
+def test_bfloat16_models():
+    model = mlp().bfloat16()
+    problem = Problem(model, "cross_entropy", (X.bfloat16(), Y), batch_size=4)
+    expected = plain(copy.deepcopy(model).double(), F.cross_entropy, X.bfloat16().double(), Y)
+    assert (problem.dtype, problem.gradient().dtype) == (torch.bfloat16, torch.bfloat16)
+    assert problem.loss() == pytest.approx(expected[0], rel=2e-2)
+    assert float((problem.gradient().double() - expected[1]).norm() / expected[1].norm()) < 3e-2
+
+
+def test_mixed_models_keep_each_dtype():
+    model = nn.Sequential(nn.Linear(D, 5), nn.Linear(5, C).double())
+    model[1].register_forward_pre_hook(lambda _, args: (args[0].double(),))
+    problem = Problem(model, "cross_entropy", (X.float(), Y))
+    assert problem.dtype == torch.float64
+    assert {name: t.dtype for name, t in problem.named(problem.vector).items()} == {
+        "0.weight": torch.float32, "0.bias": torch.float32, "1.weight": torch.float64, "1.bias": torch.float64
+    }  # fmt: skip
+
+
+def test_attention_in_single_precision_is_deterministic():
+    """In eval mode without a graph torch takes another attention kernel, of other rounding."""
+    model = seeded(Block).float()
+    x = torch.randn(5, 3, 6, generator=generator(0, "attention"))
+    assert Problem(model, "cross_entropy", (x, Y[:5])).num_samples == 5
+
+
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.enable_grad])
+def test_gradients_are_there_under_no_grad(guard):
+    model = mlp()
+    expected = plain(model, F.cross_entropy, X, Y)
+    with guard():
+        agrees(Problem(model, "cross_entropy", (X, Y)), expected)
+
+
+# Norm layers
+
+
+def test_eval_uses_running_statistics_and_switches_dropout_off():
+    model = batchnorm()
+    agrees(
+        Problem(model, "cross_entropy", (X, Y), batch_size=4), plain(copy.deepcopy(model).eval(), F.cross_entropy, X, Y)
+    )
+
+
+def test_train_uses_the_statistics_of_each_fixed_batch():
+    model = batchnorm()
+    problem = Problem(model, "cross_entropy", (X, Y), batch_size=4, norm="train")
+    by_hand = copy.deepcopy(model)
+    by_hand[3].eval()
+    total, gradient = 0.0, torch.zeros(problem.num_parameters, dtype=torch.float64)
+    for start in (0, 4, 8):
+        x, y = X[start : start + 4], Y[start : start + 4]
+        value, part = plain(by_hand, F.cross_entropy, x, y)
+        total += len(x) / N * value
+        gradient += len(x) / N * part
+    for _ in range(2):  # nothing drifts from call to call
+        agrees(problem, (total, gradient))
+
+
+def test_frozen_holds_the_layers_own_parameters():
+    model = batchnorm()
+    problem = Problem(model, "cross_entropy", (X, Y), norm="frozen")
+    assert problem.space.names == ("0.weight", "4.weight", "4.bias")
+    whole = Problem(model, "cross_entropy", (X, Y))
+    assert problem.loss() == whole.loss()
+    assert torch.allclose(problem.gradient(), whole.gradient()[whole.space.indices(problem.space.names)])
+
+
+def test_refreshed_statistics_are_those_of_update_bn():
+    model = batchnorm()
+    loader = DataLoader(TensorDataset(X, Y), batch_size=4)
+    problem = Problem(model, "cross_entropy", loader).refresh_statistics()
+    twin = copy.deepcopy(model)
+    torch.optim.swa_utils.update_bn(loader, twin)
+    agrees(problem, plain(twin.eval(), F.cross_entropy, X, Y))
+    constants = problem._evaluate.constants
+    for name, buffer in twin.named_buffers():
+        assert torch.allclose(constants[name].double(), buffer.double(), rtol=1e-12), name
+
+
+def test_refresh_needs_a_model():
+    with pytest.raises(ValueError, match="the problem must have a model, got one made by from_function"):
+        Problem.from_function(lambda p: p["a"] ** 2, {"a": torch.ones(())}).refresh_statistics()
+
+
+def test_instance_norm_needs_no_statistics():
+    model = seeded(
+        lambda: nn.Sequential(nn.Conv1d(1, 2, 2), nn.InstanceNorm1d(2, affine=True), nn.Flatten(), nn.Linear(6, C))
+    )
+    agrees(Problem(model, "cross_entropy", (X[:, None], Y), batch_size=4), plain(model, F.cross_entropy, X[:, None], Y))
+
+
+# Other points, other data, fewer parameters
+
+
+def test_at_another_point():
+    model = mlp()
+    problem = Problem(model, "cross_entropy", (X, Y), batch_size=4)
+    theta = problem.vector + 0.1
+    other = problem.at(theta)
+    assert other.loss() == problem.loss(theta) != problem.loss()
+    assert torch.equal(other.gradient(), problem.gradient(theta))
+    assert torch.equal(other.vector, theta)
+    theta.zero_()
+    assert float(other.vector.abs().sum()) > 0  # a copy
+    bias = problem.at({"2.bias": torch.full((C,), 9.0)})
+    assert torch.equal(bias.vector[:-C], problem.vector[:-C])
+    assert torch.equal(bias.vector[-C:], torch.full((C,), 9.0, dtype=torch.float64))
+
+
+def test_vector_follows_the_model_and_operators_do_not():
+    model = mlp()
+    problem = Problem(model, "cross_entropy", (X, Y))
+    H, v = lh.hessian(problem), torch.ones(problem.num_parameters, dtype=torch.float64)
+    before, product = problem.vector, H @ v
+    with torch.no_grad():
+        model[0].weight.mul_(2.0)
+    assert torch.equal(problem.vector[:20], 2 * before[:20])
+    assert torch.equal(H @ v, product)
+
+
+@pytest.mark.parametrize(("mode", "memory"), [("reverse", None), ("reverse", 0), ("forward", None)])
+def test_operators_do_not_follow_the_statistics_or_the_rest_of_the_model(mode, memory):
+    """Batch-norm in eval mode reads its statistics again in every backward pass."""
+    model = batchnorm()
+    problem = Problem(model, "cross_entropy", (X, Y), parameters="0.*")
+    H, v = lh.hessian(problem, mode=mode, memory=memory), torch.ones(problem.num_parameters, dtype=torch.float64)
+    before, trace = H @ v, lh.ggn(problem)
+    known, loss = trace.known_trace(), problem.loss()
+    model(X + 3.0)  # in train mode: new statistics
+    with torch.no_grad():
+        model[4].weight.mul_(2.0)
+    assert problem.loss() != loss  # the problem follows
+    assert torch.equal(H @ v, before)
+    assert trace.known_trace() == known
+
+
+def test_vector_is_a_copy():
+    problem = Problem(mlp(), "cross_entropy", (X, Y))
+    problem.vector.zero_()
+    assert float(problem.vector.abs().sum()) > 0
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_restrict_holds_the_rest_constant(moved):
+    problem = Problem(mlp(), "cross_entropy", (X, Y), batch_size=4)
+    problem = problem.at(problem.vector + 0.1) if moved else problem
+    part = problem.restrict("2.*")
+    where = problem.space.indices(part.space.names)
+    assert part.loss() == pytest.approx(problem.loss(), rel=1e-14)
+    assert torch.allclose(part.gradient(), problem.gradient()[where], rtol=1e-12)
+    assert torch.allclose(dense_hessian(part), dense_hessian(problem)[where][:, where], atol=1e-13)
+
+
+def test_restrict_a_function():
+    problem = Problem.from_function(lambda p: (p["a"] * p["b"]).sum(), {"a": torch.ones(2), "b": torch.full((2,), 3.0)})
+    assert torch.equal(problem.restrict("b").gradient(), torch.ones(2))
+
+
+def test_subsample_is_a_random_part_of_the_data():
+    problem = Problem(mlp(), "cross_entropy", (X, Y), batch_size=4)
+    part, again, other = problem.subsample(6, seed=1), problem.subsample(6, seed=1), problem.subsample(6, seed=2)
+    rows = torch.cat([batch.data[0] for batch in part.batches])
+    assert len(rows) == part.num_samples == 6
+    assert len({tuple(row.tolist()) for row in rows} & {tuple(row.tolist()) for row in X}) == 6
+    assert part.loss() == again.loss() != other.loss()
+    assert problem.subsample(N).loss() == pytest.approx(problem.loss(), rel=1e-14)
+    assert problem.subsample(7, batch_size=5).batches.sizes == [5, 2]
+
+
+def test_on_other_data():
+    model = mlp()
+    problem = Problem(model, "cross_entropy", (X, Y))
+    agrees(problem.on((X[:5], Y[:5]), batch_size=2), plain(model, F.cross_entropy, X[:5], Y[:5]))
+    moved = problem.at(problem.vector + 1.0).on((X[:5], Y[:5]))
+    assert torch.equal(moved.vector, problem.vector + 1.0)
+    assert problem.num_samples == N
+
+
+def test_repr_says_what_it_is():
+    assert repr(Problem(mlp(), "cross_entropy", (X, Y))) == "Problem(P=43, n=11, float64, cpu)"
