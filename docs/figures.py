@@ -95,9 +95,8 @@ def trace_layers() -> Any:
     """Each layer's share of the trace, Hessian and Gauss–Newton, for a smooth activation."""
     problem = digits_problem("tanh")
     axes, width = new_axes(3.2), 0.38
-    for shift, (name, operator), colour in zip(
-        (-0.5, 0.5), {"Hessian": lh.hessian(problem), "Gauss–Newton": lh.ggn(problem)}.items(), (BLUE, AMBER), strict=True
-    ):
+    bars = (-0.5, "Hessian", lh.hessian(problem), BLUE), (0.5, "Gauss–Newton", lh.ggn(problem), AMBER)
+    for shift, name, operator, colour in bars:
         layers = lh.trace_per_layer(operator, tol=0.05, seed=0)
         half = [float(e.interval(0.95)[1]) - float(e) for e in layers.values()]
         where = np.arange(len(layers)) + shift * width
@@ -159,9 +158,9 @@ def sharpness() -> Any:
         for name, value in found.items():
             readings.setdefault(name, []).append(value)
     axes, middle = new_axes(), len(scales) // 2
-    looks = zip((VERMILION, AMBER, BLUE, GREEN, GREY), ("o", "s", "o", "^", "x"), ("-", "-", "-", "--", ":"), strict=True)
-    for (name, values), (colour, mark, line) in zip(readings.items(), looks, strict=True):
-        axes.loglog(scales, np.array(values) / values[middle], color=colour, marker=mark, linestyle=line, label=name)
+    looks = (VERMILION, "o-"), (AMBER, "s-"), (BLUE, "o-"), (GREEN, "^--"), (GREY, "x:")
+    for (name, values), (colour, look) in zip(readings.items(), looks, strict=True):
+        axes.loglog(scales, np.array(values) / values[middle], look, color=colour, label=name)
     axes.set_xticks([0.25, 0.5, 1, 2, 4], ["¼", "½", "1", "2", "4"])
     axes.set_yticks([1, 3, 10], ["1", "3", "10"])
     axes.minorticks_off()

@@ -137,7 +137,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def network(name: str, loss: str = "cross_entropy", samples: int = 11, **options: Any) -> Problem:
-    """One of ``NETWORKS`` in float64 with random weights and data, in batches of 4; batch-norm statistics are not trivial."""
+    """One of ``NETWORKS`` in float64, random weights, data and batch-norm statistics, in batches of 4."""
     make, shape = NETWORKS[name]
     with torch.random.fork_rng():
         torch.manual_seed(7)

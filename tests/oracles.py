@@ -15,8 +15,8 @@ from lambdahat.problem import Problem
 def dense_hessian(problem: Problem) -> Tensor:
     """∂²L/∂θ² (P, P), one row at a time by plain autograd.
 
-    Not by ``torch.func.hessian``: on torch 2.13 its nested vmap gives rows of batch-norm (train) and layer-norm weights that
-    finite differences contradict.
+    Not by ``torch.func.hessian``: on torch 2.13 its nested vmap gives rows of batch-norm (train) and layer-norm
+    weights that finite differences contradict.
     """
     theta = problem.vector.requires_grad_()
     with sdpa_kernel(SDPBackend.MATH):

@@ -184,8 +184,7 @@ def test_trace_and_diagonal_are_those_of_the_dense_matrix(name: str) -> None:
     make, shape, layered = MODELS[name]
     problem = problem_of(make, shape)
     agree(problem, dense_ggn(problem))
-    factors = exact_factors(problem, "hessian")
-    found = closed_form._trusted_layers(problem, leaves_of(problem, problem.vector), factors)
+    found = closed_form._trusted_layers(problem, leaves_of(problem, problem.vector))
     expected = set(problem.space.names) if layered == "all" else set() if layered == "none" else {layered}
     assert found == expected if layered in ("all", "none") else expected <= found < set(problem.space.names)
 
@@ -340,7 +339,7 @@ def test_statistics_that_are_not_the_model_s_own() -> None:
     problem = problem_of(*MODELS["batch-norm 2d"][:2]).refresh_statistics()
     agree(problem, dense_ggn(problem))
     leaves = leaves_of(problem, problem.vector)
-    trusted = closed_form._trusted_layers(problem, leaves, exact_factors(problem, "hessian"))
+    trusted = closed_form._trusted_layers(problem, leaves)
     assert {"1.weight", "1.bias"} <= trusted
 
 
@@ -430,6 +429,16 @@ def many_classes() -> Problem:
     return Problem(model, "cross_entropy", (x, y), batch_size=6)
 
 
+def segmentation() -> Problem:
+    """Logits (B, V, H, W) with targets (B, H, W)."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 3, 1)).double()
+        x, y = torch.randn(6, 1, 4, 5, dtype=torch.float64), torch.randint(3, (6, 4, 5))
+        y[2, :3] = -100
+    return Problem(model, "cross_entropy", (x, y), batch_size=4)
+
+
 class TestSampledTrace:
     """Over 100 seeds the errors in their own standard errors have mean 0 and variance 1."""
 
@@ -459,7 +468,7 @@ class TestSampledTrace:
         assert tight.status is Status.BUDGET_SPENT
         assert tight.dof == closed_form.MAX_ROUNDS - 1
 
-    @pytest.mark.parametrize("make", [many_classes, sequences])
+    @pytest.mark.parametrize("make", [many_classes, sequences, segmentation])
     def test_auto_uses_it(self, make: Callable[[], Problem]) -> None:
         problem = make()
         exact = float(dense_hessian(problem).trace())

@@ -51,7 +51,7 @@ def bare(forward: Callable[[Any, Tensor], Tensor], *shape: int, **layers: Any) -
 
 
 def write_halves(m: Any, x: Tensor) -> Tensor:
-    out = torch.zeros(len(x), 5, dtype=x.dtype)
+    out = torch.zeros(len(x), 5, dtype=x.dtype, device=x.device)
     out[:, :2] = m.a(x)[:, :2]
     out[:, 2:] = m.a(x)[:, 2:].relu()
     return m.b(out)
@@ -444,3 +444,15 @@ def test_batch_norm_in_train_mode() -> None:
     assert curved_because(problem) == "1 normalises by the statistics of its batch"
     full, near = traces(problem)
     assert not math.isclose(full, near, rel_tol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", [*LINEAR, *CURVED])
+def test_the_names_of_nodes_are_known_on_the_gpu(name: str, dtype: torch.dtype) -> None:
+    make, shape, *_ = LINEAR.get(name) or CURVED[name]
+    problem = problem_of(make, shape, dtype=dtype, device="cuda")
+    assert bool(curved_because(problem)) == (name in CURVED)
+    if name in LINEAR:
+        here = hessian(problem_of(make, shape)).known_trace()
+        assert hessian(problem).known_trace() == pytest.approx(here, rel=1e-9 if dtype is torch.float64 else 5e-3)

@@ -18,6 +18,7 @@ from lambdahat.operators.base import LinearOperator, require_operator
 
 BREAKDOWN = 10.0  # β below this many roundings of the spectral scale ends a Krylov space
 GEMV_RUN = 4096
+FEW = 8
 CHUNK = 1 << 20  # elements per float64 copy
 
 
@@ -113,12 +114,18 @@ class Krylov:
         measured = float(self.drift[j] / self.beta[j])
         if float(self.drift[j - 1]) == 0.0:
             measured = (self.rounding * measured) ** 0.5
-        return measured <= 0.1 * self.rounding**0.5
+        return bool(measured <= 0.1 * self.rounding**0.5)
 
     def _orthogonalise(self, w: Tensor, count: int) -> Tensor:
         """w − QQᵀw in place over the first ``count`` vectors; returns Qᵀw."""
-        overlaps = _overlaps(self.rows[:count], w)
-        w.addmv_(self.rows[:count].T, overlaps.to(w.dtype), alpha=-1)
+        rows = self.rows[:count]
+        if w.is_cuda and count < FEW:  # cuBLAS takes seconds for a matrix of two or three rows of 10⁷
+            overlaps = torch.stack([torch.dot(row, w) for row in rows])
+            for row, overlap in zip(rows, overlaps, strict=True):
+                w.addcmul_(row, overlap, value=-1)
+            return overlaps
+        overlaps = _overlaps(rows, w)
+        w.addmv_(rows.T, overlaps.to(w.dtype), alpha=-1)
         return overlaps
 
     def broke_down(self) -> bool:
@@ -214,10 +221,12 @@ def dot(first: Tensor, second: Tensor) -> Tensor:
 def norm(vector: Tensor) -> Tensor:
     """‖v‖ of a vector (P,), summed in float64 over short runs."""
     if vector.is_cuda or vector.dtype == torch.float64:
-        return torch.linalg.vector_norm(vector, dtype=torch.float64)
+        whole: Tensor = torch.linalg.vector_norm(vector, dtype=torch.float64)
+        return whole
     head = vector[: vector.numel() // GEMV_RUN * GEMV_RUN].view(-1, GEMV_RUN)
     runs = torch.linalg.vector_norm(head, dim=1), torch.linalg.vector_norm(vector[head.numel() :]).reshape(1)
-    return torch.linalg.vector_norm(torch.cat(runs), dtype=torch.float64)
+    joined: Tensor = torch.linalg.vector_norm(torch.cat(runs), dtype=torch.float64)
+    return joined
 
 
 def sum_of(vector: Tensor) -> Tensor:
@@ -266,9 +275,9 @@ def lanczos(
 ) -> Lanczos:
     """``depth`` steps from ``start`` (P,) with full reorthogonalisation; fewer when an invariant subspace is met.
 
-    One product a step. Golub and Van Loan, Algorithm 10.3.1, with classical Gram–Schmidt against all of Q at every step,
-    or on a CPU at every other step while the overlaps measured stay below a tenth of √ε. Progress is reported for
-    ``task``, as part of ``progress`` = (products done before, total).
+    One product a step. Golub and Van Loan, Algorithm 10.3.1, with classical Gram–Schmidt against all of Q at every
+    step, or on a CPU at every other step while the overlaps measured stay below a tenth of √ε. Progress is reported
+    for ``task``, as part of ``progress`` = (products done before, total).
     """
     require_symmetric(operator, task)
     require_count(depth, "depth", 1, operator.dim, "at this size op.dense() is exact")

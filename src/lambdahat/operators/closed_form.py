@@ -54,7 +54,7 @@ class _Call:
 
 def trace_of(problem: Problem, leaves: dict[str, Tensor], factors: Factors, inspect: Inspect | None = None) -> float:
     """tr (1/n) Σ_i J_iᵀ M_i J_i, exactly."""
-    layered = _trusted_layers(problem, leaves, factors)
+    layered = _trusted_layers(problem, leaves)
     return float(sum(_accumulate(problem, leaves, factors, layered, False, inspect).values()))
 
 
@@ -62,7 +62,7 @@ def diagonal_of(
     problem: Problem, leaves: dict[str, Tensor], factors: Factors, inspect: Inspect | None = None
 ) -> Tensor:
     """diag (1/n) Σ_i J_iᵀ M_i J_i, exactly, (P,) in float64."""
-    layered = _trusted_layers(problem, leaves, factors)
+    layered = _trusted_layers(problem, leaves)
     squares = _accumulate(problem, leaves, factors, layered, True, inspect)
     return torch.cat([squares[name].reshape(-1) for name in problem.space.names])
 
@@ -88,7 +88,7 @@ def sampled_trace(
 
         return Factors(1, drawn)
 
-    layered = _trusted_layers(problem, leaves, factors(0))
+    layered = _trusted_layers(problem, leaves)
     rounds: list[float] = []
     while True:
         target = MIN_ROUNDS if not rounds else 2 * len(rounds)
@@ -150,18 +150,23 @@ def _parts(problem: Problem, factors: Factors) -> Iterator[tuple[Batch, float]]:
             yield part, weight * loss.terms(problem.target(part), part.size) / terms / part.size
 
 
-def _trusted_layers(problem: Problem, leaves: dict[str, Tensor], factors: Factors) -> set[str]:
-    """The parameters whose layer form agrees with per-sample gradients on a few samples of the first batch.
+def _trusted_layers(problem: Problem, leaves: dict[str, Tensor]) -> set[str]:
+    """The parameters whose layer form agrees with per-sample gradients, for a random signal from a few samples.
 
     Agreement in numbers guards against everything a look at modules cannot see: hooks that change what a layer gives,
     inputs whose first dimension is not the batch.
     """
+
+    def drawn(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        noise = torch.randn(output.shape, generator=generator(0, "trusted layers"), dtype=torch.float64).to(output)
+        return noise.unsqueeze(0), noise.new_ones(1, len(noise))
+
     first = problem.batches.first()
     few = take(first, torch.arange(min(PROBE, first.size), device=problem.device))
     with twice_differentiable():
         output, calls = _recorded(problem, leaves, few)
-        layered = _layered_squares(leaves, few, output, calls, factors, None, False)
-        exact = _sample_squares(problem, leaves, few, factors, list(layered), False) if layered else {}
+        layered = _layered_squares(leaves, few, output, calls, Factors(1, drawn), None, False)
+        exact = _sample_squares(problem, leaves, few, Factors(1, drawn), list(layered), False) if layered else {}
     allowed = tolerance(problem)
     return {
         name for name, square in layered.items()

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from lambdahat._check import require
 from lambdahat._rng import generator
 from lambdahat.batches import Batch
+from lambdahat.operators.convolution import PlainConvolutions
 from lambdahat.problem import Problem
 
 Tangents = Sequence[Tensor]
@@ -30,14 +31,20 @@ OutputMap = Callable[[list[Tensor]], list[Tensor]]
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Gradients on, and attention by the plain kernel: the fused ones have no second derivative and no forward mode."""
-    fast = torch.backends.mha.get_fastpath_enabled()
+    """What the passes of an operator run under: gradients on, and kernels that have second derivatives.
+
+    Attention goes by the plain kernel: the fused ones have no second derivative, no forward mode and no batching rule.
+    The same shapes come back at every product, so that cuDNN's search for the fastest convolution pays.
+    """
+    fast, search = torch.backends.mha.get_fastpath_enabled(), torch.backends.cudnn.benchmark
     torch.backends.mha.set_fastpath_enabled(False)
+    torch.backends.cudnn.benchmark = True
     try:
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.cudnn.benchmark = search
 
 
 def graph_nodes(tensors: Sequence[Tensor]) -> Iterator[Any]:
@@ -46,10 +53,11 @@ def graph_nodes(tensors: Sequence[Tensor]) -> Iterator[Any]:
     stack: list[Any] = [tensor.grad_fn for tensor in tensors]
     while stack:
         node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            stack.extend(child for child, _ in node.next_functions)
-            yield node
+        if node in seen:
+            continue
+        seen.add(node)
+        yield node
+        stack.extend(child for child, _ in node.next_functions)
 
 
 def require_graph(tensors: Sequence[Tensor]) -> None:
@@ -80,7 +88,9 @@ def leaves_of(problem: Problem, theta: Tensor) -> dict[str, Tensor]:
 def hessian_reverse(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
     """Reverse over reverse: keeps the graph of ∇L, so that each Hv = ∂(∇L·v)/∂θ is one backward pass through it."""
     parameters = list(leaves.values())
-    grads = torch.autograd.grad(problem.batch_loss(leaves, batch), parameters, create_graph=True, allow_unused=True)
+    with PlainConvolutions():
+        loss = problem.batch_loss(leaves, batch)
+    grads = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
     live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
     kept = [grads[i] for i in live]
     require_graph(kept)
@@ -145,7 +155,8 @@ def gauss_newton_reverse(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
 
     def build(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
         parameters = list(leaves.values())
-        outputs, multiply = _outputs(problem, leaves, batch, make_map)
+        with PlainConvolutions():
+            outputs, multiply = _outputs(problem, leaves, batch, make_map)
         seeds = [torch.zeros_like(z, requires_grad=True) for z in outputs]
         grads = torch.autograd.grad(outputs, parameters, seeds, create_graph=True, allow_unused=True)
         live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]

@@ -59,7 +59,7 @@ def operator(matrix: Any, *, symmetric: bool | None = None, psd: bool = False) -
 
     >>> A = operator([[2.0, 1.0], [1.0, 3.0]])
     >>> A @ torch.tensor([1.0, 0.0])
-    tensor([2., 1.])
+    tensor([2., 1.], dtype=torch.float64)
     """
     if isinstance(matrix, LinearOperator):
         return matrix

@@ -196,16 +196,16 @@ def _bend(output: Tensor, leaves: dict[str, Tensor], normalised: int | None) -> 
 
     mix = draw(output)
     mix = mix if normalised is None else mix - mix.mean(dim=normalised, keepdim=True)
-    slopes = torch.autograd.grad(output, list(leaves.values()), mix, create_graph=True, allow_unused=True)
-    for (name, leaf), slope in zip(leaves.items(), slopes, strict=True):
-        if slope is None or not slope.requires_grad:
-            continue
-        direction = draw(leaf)
-        try:
+    try:
+        slopes = torch.autograd.grad(output, list(leaves.values()), mix, create_graph=True, allow_unused=True)
+        for (name, leaf), slope in zip(leaves.items(), slopes, strict=True):
+            if slope is None or not slope.requires_grad:
+                continue
+            direction = draw(leaf)
             (bend,) = torch.autograd.grad(slope, leaf, direction, retain_graph=True, allow_unused=True)
-        except (RuntimeError, NotImplementedError):  # an operation that can be differentiated only once
-            return ""
-        allowed = torch.finfo(leaf.dtype).eps * slope.norm() * direction.norm()
-        if bend is not None and bool(bend.norm() > allowed):
-            return f"its second derivative in {name} does not vanish"
+            allowed = torch.finfo(leaf.dtype).eps * slope.norm() * direction.norm()
+            if bend is not None and bool(bend.norm() > allowed):
+                return f"its second derivative in {name} does not vanish"
+    except (RuntimeError, NotImplementedError):  # an operation that can be differentiated only once
+        pass
     return ""
