@@ -450,6 +450,8 @@ def test_batch_norm_in_train_mode() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", [*LINEAR, *CURVED])
 def test_the_names_of_nodes_are_known_on_the_gpu(name: str, dtype: torch.dtype) -> None:
+    if name == "recurrent ReLU":
+        pytest.skip("cuDNN has no backward pass of a recurrent layer in eval mode")
     make, shape, *_ = LINEAR.get(name) or CURVED[name]
     problem = problem_of(make, shape, dtype=dtype, device="cuda")
     assert bool(curved_because(problem)) == (name in CURVED)
