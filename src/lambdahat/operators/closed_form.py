@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +32,8 @@ from lambdahat.operators.output_factors import Factors, samples_separate, tolera
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Status, student_quantile
 
-CHUNK = {"cpu": 256, "cuda": 2048}
+CHUNK = {"cpu": 512, "cuda": 2048}  # samples sent through together at the most …
+CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 30}  # … and the signals that come back for them, which a cache should hold
 PROBE = 3
 MIN_ROUNDS, MAX_ROUNDS = 8, 256
 SIGNAL_BYTES = 512 << 20
@@ -50,6 +51,7 @@ class _Call:
     layer: nn.Module
     entered: Tensor
     left: Any
+    width: int
 
 
 def trace_of(problem: Problem, leaves: dict[str, Tensor], factors: Factors, inspect: Inspect | None = None) -> float:
@@ -118,7 +120,7 @@ def _accumulate(
         for name, leaf in leaves.items()
     }
     with twice_differentiable():
-        for part, share in _parts(problem, factors):
+        for part, share in _parts(problem, factors, _chunk(problem, leaves, factors)):
             squares: Squares = {}
             if layered or inspect is not None:
                 output, calls = _recorded(problem, leaves, part)
@@ -133,11 +135,21 @@ def _accumulate(
     return total
 
 
-def _parts(problem: Problem, factors: Factors) -> Iterator[tuple[Batch, float]]:
+def _chunk(problem: Problem, leaves: dict[str, Tensor], factors: Factors) -> int:
+    """How many samples to send through together."""
+    _, calls = _recorded(
+        problem, leaves, take(problem.batches.first(), torch.zeros(1, dtype=torch.long, device=problem.device))
+    )
+    width = sum(call.width for found in calls.values() for call in found)
+    kind = problem.device.type if problem.device.type in CHUNK else "cpu"
+    room = CHUNK_BYTES[kind] // max(1, factors.count * width * problem.dtype.itemsize)
+    return max(1, min(CHUNK[kind], room))
+
+
+def _parts(problem: Problem, factors: Factors, most: int) -> Iterator[tuple[Batch, float]]:
     """The data in parts small enough for their back-propagated signals, each with the weight of one of its samples."""
     loss = problem.loss_function
     assert loss is not None
-    most = CHUNK.get(problem.device.type, 256)
     count = 0
     for weight, batch in problem.weighted():
         if batch.size <= most or not factors.parts:
@@ -205,8 +217,8 @@ def _layered_squares(
     for start in range(0, len(signals), step := _step(signals, once)):
         part = slice(start, start + step)
         back = _signals(output, edges, signals[part])
-        for (prefix, call), delta in zip(once.items(), back, strict=True):
-            for key, square in _squares(call.layer, call.entered, delta, signs[part], diagonal).items():
+        for (prefix, call), deltas in zip(once.items(), back, strict=True):
+            for key, square in _squares(call.layer, call.entered, deltas, signs[part], diagonal).items():
                 name = f"{prefix}.{key}" if prefix else key
                 if name in fit:
                     squares[name] = squares[name] + square if name in squares else square
@@ -219,10 +231,10 @@ def _uses(output: Tensor) -> Counter[int]:
     return Counter(id(child.variable) for child in children if type(child).__name__ == "AccumulateGrad")
 
 
-def _signals(output: Tensor, edges: list[Any], seeds: Tensor) -> list[Tensor]:
-    """δ (K, B, …) at each edge, for each of K seeds at the output."""
+def _signals(output: Tensor, edges: list[Any], seeds: Tensor) -> list[tuple[Tensor, ...]]:
+    """δ (B, …) at each edge, for each of K seeds at the output."""
     columns = [torch.autograd.grad(output, edges, seed, retain_graph=True) for seed in seeds]
-    return [torch.stack(parts) for parts in zip(*columns, strict=True)]
+    return list(zip(*columns, strict=True))
 
 
 def _step(signals: Tensor, calls: dict[str, _Call]) -> int:
@@ -248,7 +260,7 @@ def _recording(problem: Problem, leaves: dict[str, Tensor]) -> Iterator[dict[str
             if left.requires_grad:
                 value = entered[0].detach()
                 value = _standardised(layer, value) if isinstance(layer, BATCH_NORMS) else value
-                calls.setdefault(prefix, []).append(_Call(layer, value, get_gradient_edge(left)))
+                calls.setdefault(prefix, []).append(_Call(layer, value, get_gradient_edge(left), left.numel()))
 
         handles.append(layer.register_forward_hook(note))
     try:
@@ -263,44 +275,50 @@ def _names(prefix: str, layer: nn.Module, leaves: dict[str, Tensor]) -> set[str]
     return {name for name in own if name in leaves}
 
 
-def _squares(layer: nn.Module, entered: Tensor, delta: Tensor, signs: Tensor, diagonal: bool) -> Squares:
-    """Σ_ik c_ik (J_iᵀ s_ik)² of a layer's parameters from its input (B, …), signals (K, B, …) and signs (K, B)."""
+def _squares(layer: nn.Module, entered: Tensor, deltas: Sequence[Tensor], signs: Tensor, diagonal: bool) -> Squares:
+    """Σ_ik c_ik (J_iᵀ s_ik)² of a layer's parameters from its input (B, …), K signals (B, …) and signs (K, B)."""
     if isinstance(layer, nn.Linear) and entered.ndim == 2:
-        return _linear_squares(entered, delta, signs, diagonal)
+        return _linear_squares(entered, deltas, signs, diagonal)
     if isinstance(layer, nn.Linear):
-        middle = entered.flatten(1, -2).transpose(1, 2), delta.flatten(2, -2).transpose(2, 3)
-        return _shared_squares(*middle, signs, 1, tuple(layer.weight.shape), diagonal)
+        a, ds = entered.flatten(1, -2).transpose(1, 2), [d.flatten(1, -2).transpose(1, 2) for d in deltas]
+        return _shared_squares(a, ds, signs, 1, tuple(layer.weight.shape), diagonal)
     if isinstance(layer, CONVOLUTIONS):
-        patches = _patches(layer, entered)
-        return _shared_squares(patches, delta.flatten(3), signs, layer.groups, tuple(layer.weight.shape), diagonal)
-    return _norm_squares(entered, delta, signs, diagonal)
+        patches, ds = _patches(layer, entered), [d.flatten(2) for d in deltas]
+        return _shared_squares(patches, ds, signs, layer.groups, tuple(layer.weight.shape), diagonal)
+    return _norm_squares(entered, torch.stack(tuple(deltas)), signs, diagonal)
 
 
-def _linear_squares(entered: Tensor, delta: Tensor, signs: Tensor, diagonal: bool) -> Squares:
+def _linear_squares(entered: Tensor, deltas: Sequence[Tensor], signs: Tensor, diagonal: bool) -> Squares:
     """One position a sample: (δaᵀ)² = δ²(a²)ᵀ."""
     if diagonal:
-        squares = torch.einsum("kbo,kb->bo", delta.square(), signs)
+        squares = sum(d.square() * sign.unsqueeze(1) for d, sign in zip(deltas, signs, strict=True))
+        assert isinstance(squares, Tensor)
         return {"weight": squares.T @ entered.square(), "bias": squares.sum(dim=0)}
-    sizes = torch.einsum("kbo,kbo,kb->b", delta, delta, signs)
-    return {"weight": (sizes * entered.square().sum(dim=1)).sum(), "bias": sizes.sum()}
+    lengths = torch.stack([torch.linalg.vector_norm(d, dim=1) for d in deltas])
+    sizes = (lengths.square() * signs).sum(dim=0)
+    return {"weight": sizes @ torch.linalg.vector_norm(entered, dim=1).square(), "bias": sizes.sum()}
 
 
 def _shared_squares(
-    entered: Tensor, delta: Tensor, signs: Tensor, groups: int, shape: tuple[int, ...], diagonal: bool
+    entered: Tensor, deltas: Sequence[Tensor], signs: Tensor, groups: int, shape: tuple[int, ...], diagonal: bool
 ) -> Squares:
-    """A weight shared over L positions: G_ik = Σ_l δ_l a_lᵀ from a (B, g·I, L) and δ (K, B, g·O, L)."""
-    count, size, width, length = delta.shape
-    a = entered.reshape(size, groups, -1, length)
-    d = delta.reshape(count, size, groups, width // groups, length)
-    stacked = d.permute(1, 2, 0, 3, 4).reshape(size * groups, -1, length)
-    per_sample = torch.bmm(stacked, a.reshape(size * groups, -1, length).transpose(1, 2))
-    per_sample = per_sample.reshape(size, groups, count, width // groups, -1)
-    bias = delta.sum(dim=3)
+    """A weight shared over L positions: G_ik = Σ_l δ_l a_lᵀ from a (B, g·I, L) and K signals (B, g·O, L).
+
+    A row of ones beside a gives the bias's gradient in the same product.
+    """
+    count, (size, width, length) = len(deltas), deltas[0].shape
+    a = F.pad(entered.reshape(size * groups, -1, length), (0, 0, 0, 1), value=1.0)
+    d = torch.empty(size * groups, count, width // groups, length, dtype=a.dtype, device=a.device)
+    for k, delta in enumerate(deltas):
+        d[:, k] = delta.reshape(size * groups, width // groups, length)
+    per_sample = torch.bmm(d.flatten(1, 2), a.transpose(1, 2)).reshape(size, groups, count, width // groups, -1)
+    weight, bias = per_sample[..., :-1], per_sample[..., -1]
     if diagonal:
-        weight = torch.einsum("bgkoi,kb->goi", per_sample.square(), signs).reshape(shape)
-        return {"weight": weight, "bias": torch.einsum("kbo,kb->o", bias.square(), signs)}
-    sizes = torch.einsum("bgkoi,bgkoi->kb", per_sample, per_sample)
-    return {"weight": (sizes * signs).sum(), "bias": torch.einsum("kbo,kbo,kb->", bias, bias, signs)}
+        squares = torch.einsum("bgkoi,kb->goi", weight.square(), signs).reshape(shape)
+        return {"weight": squares, "bias": torch.einsum("bgko,kb->go", bias.square(), signs).flatten()}
+    sizes = torch.linalg.vector_norm(weight, dim=(3, 4)).square().sum(dim=1)
+    offsets = torch.linalg.vector_norm(bias, dim=3).square().sum(dim=1)
+    return {"weight": (sizes * signs.T).sum(), "bias": (offsets * signs.T).sum()}
 
 
 def _standardised(layer: nn.Module, entered: Tensor) -> Tensor:
