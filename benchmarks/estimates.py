@@ -21,7 +21,7 @@ from timing import GRADIENT, arguments, compare, report, rows, setting
 K = 10
 
 
-def measure(case: Case, depth: int, repeats: int) -> list[dict]:
+def measure(case: Case, depth: int, repeats: int, ours_only: bool) -> list[dict]:
     print(case.describe())
     exact_trace, exact_top = trace(case), top_eigenvalues(case, K)
     print(f"reference: trace {exact_trace:.6g}, largest eigenvalues {exact_top[:3].tolist()} …")
@@ -36,7 +36,8 @@ def measure(case: Case, depth: int, repeats: int) -> list[dict]:
 
     table = []
     for work, options in (("trace", {}), ("top_eigenvalues", {"k": K}), ("density", {"depth": depth})):
-        peers = [peer for peer in (Lambdahat(), *PEERS) if getattr(peer, work) is not None and peer.available()]
+        others = () if ours_only else PEERS
+        peers = [peer for peer in (Lambdahat(), *others) if getattr(peer, work) is not None and peer.available()]
         errors: dict[str, float] = {}
 
         def run(peer, work=work, options=options, errors=errors):
@@ -69,7 +70,9 @@ def memory_in_fresh_process(name: str, samples: int, batch_size: int, device: st
 
 
 def main() -> None:
-    args = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--ours", action="store_true", help="leave out the peers, which take minutes")
+    args = parser.parse_args()
     described = setting(args)
     samples, depth, repeats = (128, 20, 1) if args.quick else (2048, 100, 3)
     table = []
@@ -81,8 +84,8 @@ def main() -> None:
             vectors = depth * case.num_parameters * 4 / 2**20
             print(f"{name}: Lanczos of depth {depth} adds {mib:.0f} MiB; {depth} float32 vectors are {vectors:.0f} MiB")
             described[f"{name} Lanczos MiB"] = round(mib)
-        table += measure(case, depth, repeats)
-    report("Estimates", described, table, args.json)
+        table += measure(case, depth, repeats, args.ours)
+        report(f"Estimates, up to {name}", described, table, args.json)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 GRADIENT = "one gradient"
+PATIENCE = 4.0
 
 
 def arguments(question: str) -> argparse.ArgumentParser:
@@ -65,13 +66,18 @@ def seconds(task: Callable[[], Any], number: int = 1) -> float:
 def compare(tasks: Mapping[str, Callable[[], Any]], repeats: int, sample_s: float = 0.05) -> dict[str, float]:
     """Median seconds per call. Each round runs every task once, so that drift of the machine falls on all alike.
 
-    The first call warms up; a second, of short tasks, sets how many calls fill a sample of ``sample_s``. A task that
-    raises is left out, with the reason printed.
+    The first call warms up; a second, of short tasks, sets how many calls fill a sample of ``sample_s``. A first call
+    of more than ``PATIENCE`` seconds is the only sample of its task. A task that raises is left out, with the reason
+    printed.
     """
     numbers: dict[str, int] = {}
+    once: dict[str, float] = {}
     for name, task in tasks.items():
         try:
             first = seconds(task)
+            if first > PATIENCE:
+                once[name] = first
+                continue
             numbers[name] = 1 if first > 2 else max(1, math.ceil(sample_s / seconds(task)))
         except Exception as error:  # a peer may break in any way
             print(f"{name}: skipped, {type(error).__name__}: {error}")
@@ -79,7 +85,11 @@ def compare(tasks: Mapping[str, Callable[[], Any]], repeats: int, sample_s: floa
     for _ in range(repeats):
         for name, number in numbers.items():
             samples[name].append(seconds(tasks[name], number))
-    return {name: statistics.median(values) for name, values in samples.items()}
+    return {
+        name: statistics.median(samples[name]) if name in samples else once[name]
+        for name in tasks
+        if name in samples or name in once
+    }
 
 
 def rows(case: str, work: str, times: Mapping[str, float], **extra: Mapping[str, Any]) -> list[dict[str, Any]]:

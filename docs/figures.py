@@ -1,10 +1,12 @@
 """Draw the figures of the documentation: ``python docs/figures.py [folder]``.
 
-Everything is measured here, on a small network trained on the digits that come with the package, with fixed seeds.
+Everything is measured here, on a small network trained on the digits that come with the package, with fixed seeds;
+but for the coverage of intervals, which ``benchmarks/coverage.py`` measures.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable
@@ -193,6 +195,30 @@ def batch_norm() -> Any:
     return axes
 
 
+def coverage() -> Any:
+    """How often intervals hold the truth, from what ``benchmarks/coverage.py`` measured."""
+    stored = json.loads((FOLDER.parents[1] / "benchmarks" / "results" / "coverage.json").read_text(encoding="utf-8"))
+    seeds = stored["setting"]["seeds"]
+    axes = new_axes(3.4)
+    axes.axvspan(90, 99, color=GREEN, alpha=0.12, linewidth=0, label="90 to 99 %, what is asked")
+    axes.axvline(95, color=GREY, linewidth=1, linestyle="--")
+    looks = {"trace of H": (BLUE, "o"), "Frobenius norm of H": (VERMILION, "s"), "log det(GGN + δI)": (AMBER, "^")}
+    networks = list(dict.fromkeys(row["network"] for row in stored["rows"]))
+    for place, (estimate, (colour, mark)) in enumerate(looks.items()):
+        rows = [row for row in stored["rows"] if row["estimate"] == estimate]
+        share = np.array([row["coverage"] for row in rows])
+        error = 100 * np.sqrt(share * (1 - share) / seeds)
+        where = np.array([networks.index(row["network"]) for row in rows]) + 0.2 * (place - 1)
+        axes.errorbar(100 * share, where, xerr=error, fmt=mark, color=colour, capsize=3, label=estimate)
+    axes.set_yticks(range(len(networks)), networks)
+    axes.set_ylim(len(networks) - 0.5, -0.5)
+    axes.set_xlim(86, 101)
+    axes.set_xlabel("intervals that hold the exact answer, %")
+    axes.legend(frameon=False, fontsize="small", loc="upper left")
+    axes.set_title(f"95 % intervals over {seeds} seeds, ± 1 s.e.", fontsize="medium")
+    return axes
+
+
 FIGURES: dict[str, Callable[[], Any]] = {
     "spectrum": spectrum,
     "density": density,
@@ -201,6 +227,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "landscape-plane": landscape_plane,
     "trace-methods": trace_methods,
     "trace-layers": trace_layers,
+    "coverage": coverage,
     "variance": variance,
     "sharpness": sharpness,
     "batch-norm": batch_norm,

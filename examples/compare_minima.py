@@ -4,7 +4,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import lambdahat as lh
-from lambdahat.estimators.landscapes import towards
 
 x, y = lh.data.digits()
 
@@ -20,7 +19,7 @@ def train(seed: int, rate: float) -> torch.nn.Sequential:
 
 
 first, second = (lh.Problem(train(seed, rate), "cross_entropy", (x, y)) for seed, rate in ((0, 0.5), (1, 0.05)))
-line = lh.landscape(first, towards(first, second), distance=(0, 1), points=11)
+line = lh.landscape(first, lh.towards(first, second), distance=(0, 1), points=11)
 print(f"loss on the line: {', '.join(f'{float(value):.2f}' for value in line.loss)}")
 
 weights = {name: tensor.clone() for name, tensor in first.named(first.vector).items()}

@@ -142,6 +142,7 @@ REFUSED = {
     "an empty Dataset": (TensorDataset(X[:0], Y[:0]), None, ValueError, "data must hold at least one sample"),
     "an empty loader": (DataLoader(TensorDataset(X[:0], Y[:0])), None, ValueError,
         "data must hold at least one sample"),
+    "an empty batch": ([(X, Y), (X[:0], Y[:0])], None, ValueError, "batch 1 of the data must hold .* an empty batch"),
     "uneven columns": ((X, Y[:5]), None, ValueError, r"same first dimension, got first dimensions \[5, 10\]"),
     "no tensors": ([("a", "b")], None, ValueError, "data must have one tensor or more.*a batch without tensors"),
     "numbers": ([1, 2, 3], None, TypeError, "data must be a list of batches .* first entry is 1; torch.as_tensor"),

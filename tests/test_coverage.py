@@ -6,7 +6,11 @@ counted. Add a network as a row of ``ESTIMATES`` or ``PROBLEMS``.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,3 +90,14 @@ def test_intervals_cover(name: str, problem: str, tol: float, matrices: dict[str
     if counted < 100:
         pytest.skip(f"{200 - counted} of 200 answers are exact: products enough for the dense diagonal were cheaper")
     assert 0.90 <= held / counted <= 0.99, f"{held} of {counted}"
+
+
+@pytest.mark.slow
+def test_intervals_cover_on_three_trained_networks(tmp_path: Path) -> None:
+    """Trace and Frobenius norm of H and log det(GGN + δI), 200 seeds each, by the benchmark that the docs show."""
+    script = Path(__file__).parents[1] / "benchmarks" / "coverage.py"
+    subprocess.run([sys.executable, str(script), "--threads", "1", "--json", str(tmp_path / "c.json")], check=True)
+    rows = json.loads((tmp_path / "c.json").read_text())["rows"]
+    assert len(rows) == 9
+    for row in rows:
+        assert 0.90 <= row["coverage"] <= 0.99, row

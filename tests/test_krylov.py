@@ -125,7 +125,7 @@ def test_conjugate_gradients_solve(dim, columns, seed, least):
 def test_conjugate_gradients_take_as_many_products_as_there_are_distinct_eigenvalues():
     A = operator(with_eigenvalues([1.0] * 20 + [3.0] * 20 + [10.0] * 20))
     found = conjugate_gradients(A, torch.ones(60, dtype=torch.float64), tol=1e-10)
-    assert found.cost == A.matvecs == 3
+    assert found.cost == A.matvecs == 3 + 1  # one for the true residual
 
 
 def test_a_perfect_preconditioner_needs_one_product():
@@ -190,3 +190,21 @@ def test_lanczos_agrees_between_devices():
     first, second = lanczos(here, start, 40).ritz(), lanczos(there, start.cuda(), 40).ritz()
     for one, other in zip(first, second, strict=True):
         assert torch.allclose(one, other, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_default_tolerance_of_an_inverse_is_within_reach_of_its_dtype(dtype):
+    values = torch.linspace(1.0, 100.0, 300, dtype=dtype)
+    A, rhs = operator(torch.diag(values), psd=True), torch.ones(300, dtype=dtype)
+    found = inverse(A) @ rhs
+    torch.testing.assert_close(found, rhs / values, rtol=1e-3 if dtype == torch.float32 else 1e-7, atol=0.0)
+
+
+def test_the_residual_of_conjugate_gradients_is_the_true_one():
+    values = torch.logspace(0, 5, 400, dtype=torch.float32)
+    A, rhs = operator(torch.diag(values), psd=True), torch.ones(400)
+    before = A.matvecs
+    found = conjugate_gradients(A, rhs, tol=1e-7)
+    assert found.cost == A.matvecs - before
+    true = (rhs.double() - values.double() * found.solution.double()).norm() / rhs.double().norm()
+    assert float(found.residuals) == pytest.approx(float(true), rel=0.3)

@@ -155,9 +155,9 @@ def test_gaussian_nll_takes_pairs_and_tensors(form):
         (nn.GaussianNLLLoss(), losses.GaussianNLL), (F.gaussian_nll_loss, losses.GaussianNLL),
         (losses.MeanSquare(), losses.MeanSquare),
         # what the closed forms do not cover is taken as it is
-        (nn.CrossEntropyLoss(label_smoothing=0.1), losses.Custom),
-        (nn.CrossEntropyLoss(weight=torch.ones(3)), losses.Custom),
-        (nn.CrossEntropyLoss(ignore_index=0), losses.Custom),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), losses.WeightedCrossEntropy),
+        (nn.CrossEntropyLoss(weight=torch.ones(3)), losses.WeightedCrossEntropy),
+        (nn.CrossEntropyLoss(ignore_index=0), losses.WeightedCrossEntropy),
         (nn.BCEWithLogitsLoss(pos_weight=torch.ones(1)), losses.Custom), (nn.GaussianNLLLoss(full=True), losses.Custom),
         (nn.SmoothL1Loss(), losses.Custom), (nn.KLDivLoss(reduction="batchmean"), losses.Custom),
         (lambda z, y: (z - y).abs().mean(), losses.Custom), (functools.partial(F.huber_loss, delta=2.0), losses.Custom),
@@ -217,3 +217,46 @@ def test_checks_name_what_does_not_fit(name, output, target, message):
 def test_checks_pass_what_fits(case):
     name, output, target = CASES[case]
     make_loss(name).check(output, target)
+
+
+WEIGHTED = {
+    "weights": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)),
+    "ignore_index": nn.CrossEntropyLoss(ignore_index=1),
+    "weights, smoothed": nn.CrossEntropyLoss(
+        weight=torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64), label_smoothing=0.2, ignore_index=0
+    ),
+    "nll": nn.NLLLoss(weight=torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_weighted_batches_add_up_to_the_whole_mean(name):
+    loss = make_loss(WEIGHTED[name])
+    output, target = normal(9, 3).log_softmax(1), torch.tensor([0, 1, 2, 2, 1, 0, 0, 2, 1])
+    assert torch.allclose(loss.value(output, target), WEIGHTED[name](output, target), rtol=1e-12)
+    parts = [(loss.terms(y, len(y)), loss.value(z, y)) for z, y in zip(output.split(4), target.split(4), strict=True)]
+    mean = sum(terms * value for terms, value in parts) / sum(terms for terms, _ in parts)
+    assert torch.allclose(mean, WEIGHTED[name](output, target), rtol=1e-12)
+
+
+def test_a_weighted_batch_without_a_target_that_counts_is_no_loss():
+    loss = make_loss(nn.CrossEntropyLoss(ignore_index=1))
+    assert float(loss.value(normal(3, 3), torch.ones(3, dtype=torch.long))) == 0.0
+
+
+def test_class_weights_are_taken_in_the_precision_of_the_output():
+    module = nn.CrossEntropyLoss(weight=torch.ones(3))
+    assert make_loss(module).value(normal(4, 3), labels(3, 4)).dtype == torch.float64
+    assert module.weight.dtype == torch.float32
+
+
+def test_the_dimension_of_the_classes_is_decided_by_a_batch_that_shows_it():
+    clear, square = (normal(2, 2, 3), labels(3, 2, 2)), (normal(2, 3, 3), labels(3, 2, 3))
+    loss = make_loss("cross_entropy").settled([square, clear])
+    expected = F.cross_entropy(square[0].movedim(-1, 1), square[1])
+    assert torch.allclose(loss.value(*square), expected)
+    with pytest.raises(ValueError, match="same dimension in every batch"):
+        loss.value(normal(2, 3, 2), labels(3, 2, 2))
+    with pytest.raises(ValueError, match=r"both fit the targets; move the classes to dimension 1 .* or flatten"):
+        make_loss("cross_entropy").settled([square])
+    assert torch.allclose(make_loss(F.cross_entropy).settled([square]).value(*square), F.cross_entropy(*square))

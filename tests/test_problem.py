@@ -157,9 +157,9 @@ def test_one_tensor_is_its_own_target():
 
 @pytest.mark.parametrize("loss", ["model", "cross_entropy"])
 def test_models_that_return_logits_and_loss(loss):
-    """Batches weigh by the labels that count, those that are not −100; with a model's own loss, by samples."""
+    """Batches weigh by the labels that count, those that are not −100."""
     model, columns = seeded(LanguageModel), sentences()
-    problem = Problem(model, loss, columns, batch_size=None if loss == "model" else 2)
+    problem = Problem(model, loss, columns, batch_size=2)
     value = model(**columns).loss
     grads = torch.autograd.grad(value, list(model.parameters()))
     agrees(problem, (float(value.detach()), parameters_to_vector(grads)))
@@ -468,3 +468,48 @@ def test_on_other_data():
 
 def test_repr_says_what_it_is():
     assert repr(Problem(mlp(), "cross_entropy", (X, Y))) == "Problem(P=43, n=11, float64, cpu)"
+
+
+def test_statistics_follow_the_model_in_another_precision_too():
+    model = batchnorm().float()
+    problem = Problem(model, "cross_entropy", (X, Y), dtype=torch.float64)
+    held = problem.at(problem.vector)
+    before = problem.loss()
+    model(X.float() + 3.0)  # in train mode: new statistics
+    assert problem.loss() == Problem(model, "cross_entropy", (X, Y), dtype=torch.float64).loss() != before
+    assert held.loss() == before
+
+
+def test_logits_with_as_many_steps_as_classes_are_read_like_the_others():
+    """(B, T, C) with T = C in the first batch only."""
+    model = seeded(lambda: nn.Linear(D, C))
+    batches = [
+        (torch.randn(2, steps, D, generator=RNG).double(), torch.randint(0, C, (2, steps), generator=RNG))
+        for steps in (3, 5)
+    ]
+    problem = Problem(model, "cross_entropy", batches)
+    total = sum(F.cross_entropy(model(x).movedim(-1, 1), y, reduction="sum") for x, y in batches)
+    assert problem.loss() == pytest.approx(float(total.detach()) / 16, rel=1e-12)
+    with pytest.raises(ValueError, match="show which dimension holds the classes"):
+        Problem(model, "cross_entropy", batches[:1])
+
+
+@pytest.mark.parametrize("loss", ["weighted", "model"])
+def test_batch_size_does_not_change_the_numbers(loss):
+    if loss == "model":
+        model, data, loss = seeded(LanguageModel), sentences(), "model"
+    else:
+        model, data = mlp(), (X, Y)
+        loss = nn.CrossEntropyLoss(weight=torch.tensor([0.1, 1.0, 5.0]).double(), ignore_index=0)
+    whole, cut = Problem(model, loss, data), Problem(model, loss, data, batch_size=2)
+    assert cut.loss() == pytest.approx(whole.loss(), rel=1e-12)
+    assert torch.allclose(cut.gradient(), whole.gradient(), rtol=1e-10, atol=1e-12)
+
+
+def test_other_data_with_batch_statistics_need_a_batch_size():
+    problem = Problem(batchnorm(), "cross_entropy", (X, Y), norm="train", batch_size=4)
+    with pytest.raises(ValueError, match='batch_size must be given with norm="train"'):
+        problem.subsample(6)
+    with pytest.raises(ValueError, match='batch_size must be given with norm="train"'):
+        problem.on((X, Y))
+    assert problem.subsample(8, batch_size=4).batches.sizes == problem.on((X[:8], Y[:8]), 4).batches.sizes == [4, 4]

@@ -84,7 +84,7 @@ WORK: dict[str, Callable[[Problem], Any]] = {
     "part": lambda p: lh.hessian(p).restrict("4.*").dense(),
     "ggn": lambda p: lh.ggn(p) @ p.vector,
     "known trace": lambda p: lh.ggn(p).known_trace(),
-    "subsample": lambda p: p.subsample(5).loss(),
+    "subsample": lambda p: p.subsample(5, batch_size=5).loss(),
     "refresh": lambda p: p.refresh_statistics().loss(),
     "spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=5),
 }  # fmt: skip

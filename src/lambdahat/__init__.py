@@ -9,12 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lambdahat._progress import progress
-from lambdahat.estimators.degeneracy import rank_bound
+from lambdahat.estimators.degeneracy import RankBound, rank_bound
 from lambdahat.estimators.diagonals import diagonal
 from lambdahat.estimators.eigen import eigenpairs, power_iteration, spectral_norm
-from lambdahat.estimators.landscapes import landscape
+from lambdahat.estimators.flatness import (
+    Overlap,
+    RelativeSharpness,
+    Sharpness,
+    fisher_rao_norm,
+    gradient_overlap,
+    relative_sharpness,
+    sharpness,
+)
+from lambdahat.estimators.landscapes import landscape, random_direction, towards
 from lambdahat.estimators.norms import frobenius_norm
-from lambdahat.estimators.sharpness import fisher_rao_norm, gradient_overlap, relative_sharpness, sharpness
 from lambdahat.estimators.spectra import logdet, moments, spectrum, trace_function
 from lambdahat.estimators.traces import trace, trace_per_layer
 from lambdahat.estimators.variances import variance
@@ -22,10 +30,21 @@ from lambdahat.krylov import inverse
 from lambdahat.measuring import measure
 from lambdahat.operators.base import LinearOperator, identity
 from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
-from lambdahat.operators.kronecker import ekfac, kfac
+from lambdahat.operators.kronecker import KFAC, ekfac, kfac
 from lambdahat.operators.matrix import operator
 from lambdahat.problem import Problem
-from lambdahat.results import Density, Eigenpairs, Estimate, Landscape, Measurement, Result, Spectrum, Status
+from lambdahat.results import (
+    Density,
+    Eigenpairs,
+    Estimate,
+    Landscape,
+    Measurement,
+    Moments,
+    Result,
+    Spectrum,
+    Status,
+    Variance,
+)
 
 if TYPE_CHECKING:
     from lambdahat import data, models
@@ -34,16 +53,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "KFAC",
     "Density",
     "Eigenpairs",
     "Estimate",
     "Landscape",
     "LinearOperator",
     "Measurement",
+    "Moments",
+    "Overlap",
     "Problem",
+    "RankBound",
+    "RelativeSharpness",
     "Result",
+    "Sharpness",
     "Spectrum",
     "Status",
+    "Variance",
     "data",
     "diagonal",
     "eigenpairs",
@@ -67,11 +93,13 @@ __all__ = [
     "plot",
     "power_iteration",
     "progress",
+    "random_direction",
     "rank_bound",
     "relative_sharpness",
     "sharpness",
     "spectral_norm",
     "spectrum",
+    "towards",
     "trace",
     "trace_function",
     "trace_per_layer",

@@ -21,7 +21,11 @@ def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> 
     >>> bool(torch.equal(torch.rand(2, generator=generator(0, "a")), torch.rand(2, generator=generator(0, "b"))))
     False
     """
+    return torch.Generator(device=device).manual_seed(derived_seed(seed, *names))
+
+
+def derived_seed(seed: int, *names: object) -> int:
+    """The seed of the stream ``(seed, *names)``, for a function that takes a seed and names its streams itself."""
     require_count(seed, "seed", least=0)
     text = "\x1f".join([str(seed), *(str(name) for name in names)])
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return torch.Generator(device=device).manual_seed(int.from_bytes(digest, "little") >> 1)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

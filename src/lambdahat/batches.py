@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from lambdahat._check import describe, require, require_count
@@ -56,13 +56,15 @@ class Batches:
         room = CACHE_FRACTION * free_memory(device)
         for index, raw in enumerate(passes()):
             batch = self._place(raw, index)
+            require(batch.size > 0, f"batch {index} of the data", "hold at least one sample", "an empty batch",
+                    "leave empty batches out")  # fmt: skip
             self.sizes.append(batch.size)
             room -= _bytes(batch.data)
             if room < 0:
                 self._kept = None
             if self._kept is not None:
                 self._kept.append(batch)
-        require(sum(self.sizes) > 0, "data", "hold at least one sample", "an empty data set")
+        require(bool(self.sizes), "data", "hold at least one sample", "an empty data set")
 
     @property
     def num_samples(self) -> int:
@@ -127,13 +129,30 @@ def take(batch: Batch, indices: Tensor) -> Batch:
     return Batch(tree_map(pick, batch.data), len(indices))
 
 
+def rows_of(batch: Batch) -> tuple[list[Tensor], Callable[..., Batch]]:
+    """The tensors of a batch that have a row for each sample, and what makes a batch of one sample of a row of each.
+
+    All else in the batch (numbers, strings, tensors without dimensions) is the same for every sample.
+    """
+    flat, spec = tree_flatten(batch.data)
+    columns = [i for i, leaf in enumerate(flat) if isinstance(leaf, Tensor) and leaf.ndim]
+
+    def single(*rows: Tensor) -> Batch:
+        data = list(flat)
+        for i, row in zip(columns, rows, strict=True):
+            data[i] = row.unsqueeze(0)
+        return Batch(tree_unflatten(data, spec), 1)
+
+    return [flat[i] for i in columns], single
+
+
 def concatenate(parts: Sequence[Any]) -> Any:
     """Batches of one structure as one batch."""
     leaves = [tree_flatten(part)[0] for part in parts]
     spec = tree_flatten(parts[0])[1]
     columns = list(zip(*leaves, strict=True))
     joined = [torch.cat(c) if isinstance(c[0], Tensor) and c[0].ndim else c[0] for c in columns]
-    return torch.utils._pytree.tree_unflatten(joined, spec)
+    return tree_unflatten(joined, spec)
 
 
 def make_batches(data: Any, batch_size: int | None, default: int, device: torch.device, dtype: Any) -> Batches:

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from lambdahat._check import require
 from lambdahat.batches import Batch
-from lambdahat.losses import Loss
+from lambdahat.losses import IGNORE, Loss
 
 Parameters = Mapping[str, Tensor]
 TARGET_KEYS = ("labels", "label", "targets", "target")
@@ -21,14 +21,27 @@ TARGET_KEYS = ("labels", "label", "targets", "target")
 class Evaluator:
     """How a loss is computed from named parameters and a batch: by a model and a loss, or by one function."""
 
-    def __init__(self, model: nn.Module, loss: Loss, norm: str, constants: dict[str, Tensor], model_loss: bool) -> None:
-        self.model, self.loss, self.norm, self.constants, self.model_loss = model, loss, norm, constants, model_loss
+    def __init__(
+        self, model: nn.Module, loss: Loss, norm: str, constants: Callable[[], dict[str, Tensor]], model_loss: bool
+    ) -> None:
+        self.model, self.loss, self.norm, self._constants, self.model_loss = model, loss, norm, constants, model_loss
         self._written: frozenset[str] | None = None  # the buffers that a forward pass writes to: it gets copies
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """What is not in the vector, as it is now: it follows the model until ``with_constants`` or ``apart``."""
+        return self._constants()
 
     def with_constants(self, constants: dict[str, Tensor]) -> Evaluator:
         """The same with other values of what is not in the vector."""
         other = copy.copy(self)
-        other.constants = constants
+        other._constants = lambda: constants
+        return other
+
+    def with_loss(self, loss: Loss) -> Evaluator:
+        """The same with another loss of the output."""
+        other = copy.copy(self)
+        other.loss = loss
         return other
 
     def apart(self) -> Evaluator:
@@ -53,10 +66,11 @@ class Evaluator:
         """What the model gives for a batch; logits where it gives an object that holds them."""
         args, kwargs, _ = self.split(batch)
         names = dict(self.model.named_buffers()) if self._written is None else self._written
-        copies = {name: self.constants[name].clone() for name in names}
-        output = functional_call(self.model, {**self.constants, **copies, **parameters}, args, kwargs)
+        constants = self.constants
+        copies = {name: constants[name].clone() for name in names}
+        output = functional_call(self.model, {**constants, **copies, **parameters}, args, kwargs)
         if self._written is None:
-            same = {name for name, new in copies.items() if _unwritten(new, self.constants[name])}
+            same = {name for name, new in copies.items() if _unwritten(new, constants[name])}
             self._written = frozenset(copies) - same
         return output if self.model_loss else getattr(output, "logits", output)
 
@@ -74,8 +88,16 @@ class Evaluator:
         return self.loss_of(self.output(parameters, batch), batch)
 
     def terms(self, batch: Batch) -> float:
-        """The weight of a batch before normalisation."""
-        return float(batch.size) if self.model_loss else self.loss.terms(self.split(batch)[2], batch.size)
+        """The weight of a batch before normalisation; for a model's own loss, the labels that are not −100.
+
+        A causal model shifts its labels, so that the first of each sequence is counted here and not there.
+        """
+        if not self.model_loss:
+            return self.loss.terms(self.split(batch)[2], batch.size)
+        labels = batch.data.get("labels") if isinstance(batch.data, Mapping) else None
+        if not isinstance(labels, Tensor) or labels.ndim == 0 or labels.is_floating_point():
+            return float(batch.size)
+        return float(labels.ne(IGNORE).sum())
 
 
 def _unwritten(after: Tensor, before: Tensor) -> bool:

@@ -8,9 +8,11 @@ with E[s sᵀ] = M.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -57,10 +59,32 @@ class CrossEntropy(Loss):
     """Softmax cross-entropy, −log p_y with p = softmax(z): M = diag(p) − ppᵀ, over T positions M/T each.
 
     Classes are dimension 1, as in torch, or the last dimension where only that fits the targets (language models).
-    Targets of −100 are left out of the mean.
+    ``settled`` decides which for a whole data set. ``torch_order``: where both fit, dimension 1. Targets of −100 are
+    left out of the mean.
     """
 
     name, convex, likelihood = "cross_entropy", True, True
+
+    def __init__(self, torch_order: bool = False) -> None:
+        self.torch_order = torch_order
+        self.classes: int | None = None  # the dimension, 1 or −1, once it is decided
+
+    def settled(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> CrossEntropy:
+        """The same with the dimension of the classes decided by the first (output, target) that leaves one choice."""
+        if self.classes is not None:
+            return self
+        other, shape = copy.copy(self), torch.Size()
+        for output, target in pairs:
+            fitting, shape = self._fitting(output, target), output.shape
+            if len(fitting) == 1:
+                other.classes = fitting[0]
+                return other
+        require(self.torch_order, "the model's output", "show which dimension holds the classes",
+                f"logits {tuple(shape)}, where dimension 1 and the last both fit the targets",
+                "move the classes to dimension 1 and pass loss=torch.nn.functional.cross_entropy, which takes them "
+                "there, or flatten to logits (batch, classes)")  # fmt: skip
+        other.classes = 1
+        return other
 
     def value(self, output: Tensor, target: Tensor) -> Tensor:
         logits = self._classes_first(output, target)
@@ -125,17 +149,19 @@ class CrossEntropy(Loss):
     def _classes_first(self, output: Tensor, target: Tensor) -> Tensor:
         require(isinstance(output, Tensor) and output.ndim >= 2, "the model's output",
                 "be logits (batch, classes) for cross_entropy", output)  # fmt: skip
-        shape = tuple(target.shape)
-        if target.is_floating_point() or shape == (output.shape[0], *output.shape[2:]):
-            return output
-        fits = shape == tuple(output.shape[:-1])
-        require(
-            fits,
-            "targets",
-            f"have shape {(output.shape[0], *output.shape[2:])} for logits {tuple(output.shape)}",
-            target,
-        )
-        return output.movedim(-1, 1)
+        fitting = self._fitting(output, target)
+        require(self.classes is None or self.classes in fitting, "logits", "hold the classes in the same dimension in "
+                "every batch", f"{tuple(output.shape)} for targets {tuple(target.shape)}")  # fmt: skip
+        return output if (self.classes or fitting[0]) == 1 else output.movedim(-1, 1)
+
+    def _fitting(self, output: Tensor, target: Tensor) -> tuple[int, ...]:
+        """The dimensions, 1 or −1, that may hold the classes."""
+        shape, first = tuple(target.shape), (output.shape[0], *output.shape[2:])
+        if target.is_floating_point() or (output.ndim == 2 and shape == first):
+            return (1,)
+        fitting = tuple(dim for dim, fits in ((1, first), (-1, tuple(output.shape[:-1]))) if shape == fits)
+        require(bool(fitting), "targets", f"have shape {first} for logits {tuple(output.shape)}", target)
+        return fitting
 
     def _scale(self, logits: Tensor, target: Tensor) -> Tensor:
         """√(B/terms) where a position counts and 0 where it is left out, shaped to multiply logits (B, C, …)."""
@@ -263,6 +289,35 @@ class Custom(Loss):
         return self.function(output, target)
 
 
+class WeightedCrossEntropy(Custom):
+    """torch's cross-entropy or NLL with options: Σ w_y ℓ / Σ w_y over the targets y that are not ``ignore_index``.
+
+    With label smoothing torch divides by the same Σ w_y. Probabilities as targets are averaged over the batch.
+    """
+
+    def __init__(self, module: nn.CrossEntropyLoss | nn.NLLLoss) -> None:
+        super().__init__(module)
+        self.weight, self.ignored = module.weight, module.ignore_index
+        smoothed = partial(F.cross_entropy, label_smoothing=getattr(module, "label_smoothing", 0.0))
+        self.total = smoothed if isinstance(module, nn.CrossEntropyLoss) else F.nll_loss
+
+    def value(self, output: Tensor, target: Tensor) -> Tensor:
+        if target.is_floating_point():
+            return self.function(output, target)
+        weight, mass = None if self.weight is None else self.weight.to(output), self._mass(target)
+        total = self.total(output, target, weight=weight, ignore_index=self.ignored, reduction="sum")
+        return total / torch.where(mass > 0, mass, 1.0).to(output)  # 0, not NaN, where no target counts
+
+    def terms(self, target: Tensor, size: int) -> float:
+        return float(size) if target.is_floating_point() else float(self._mass(target))
+
+    def _mass(self, target: Tensor) -> Tensor:
+        kept = target != self.ignored
+        if self.weight is None:
+            return kept.sum().double()
+        return (self.weight.to(target.device).double()[target.where(kept, 0)] * kept).sum()
+
+
 NAMED: dict[str, type[Loss]] = {
     kind.name: kind for kind in (CrossEntropy, MeanSquare, BinaryCrossEntropy, GaussianNLL, NegativeLogLikelihood)
 }
@@ -284,14 +339,15 @@ def make_loss(loss: Any) -> Loss:
     require(callable(loss), "loss", f"be one of {', '.join(NAMED)}, a module or a callable", loss, "", TypeError)
     for function, kind in _FUNCTIONS.items():
         if loss is function:  # a callable need not be hashable
-            return kind()
+            return kind(torch_order=True) if issubclass(kind, CrossEntropy) else kind()
     reduction = getattr(loss, "reduction", "mean")
     require(reduction in ("mean", "batchmean"), "loss", "average over the batch", f"reduction={reduction!r}",
             'use reduction="mean": every quantity here is of the mean loss')  # fmt: skip
     if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
         plain = loss.weight is None and loss.ignore_index == IGNORE and not getattr(loss, "label_smoothing", 0.0)
-        if plain:
-            return CrossEntropy() if isinstance(loss, nn.CrossEntropyLoss) else NegativeLogLikelihood()
+        if not plain:
+            return WeightedCrossEntropy(loss)
+        return (CrossEntropy if isinstance(loss, nn.CrossEntropyLoss) else NegativeLogLikelihood)(torch_order=True)
     if isinstance(loss, nn.MSELoss):
         return MeanSquare()
     if isinstance(loss, nn.GaussianNLLLoss) and not loss.full and loss.eps == 1e-6:

@@ -22,8 +22,8 @@ from lambdahat._check import require, require_choice, require_count
 from lambdahat._progress import report
 from lambdahat.estimators.diagonals import diagonal
 from lambdahat.estimators.eigen import eigenpairs, spectral_norm
+from lambdahat.estimators.flatness import fisher_rao_norm, gradient_overlap, relative_sharpness, sharpness
 from lambdahat.estimators.norms import frobenius_norm
-from lambdahat.estimators.sharpness import fisher_rao_norm, gradient_overlap, relative_sharpness, sharpness
 from lambdahat.estimators.spectra import spectrum
 from lambdahat.estimators.traces import trace
 from lambdahat.estimators.variances import variance

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -16,7 +17,7 @@ from lambdahat._check import describe, require, require_choice, require_count
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, Batches, concatenate, make_batches, rng_untouched, take
 from lambdahat.evaluators import Evaluator, FunctionEvaluator, Parameters
-from lambdahat.losses import Custom, GaussianNLL, Loss, make_loss
+from lambdahat.losses import CrossEntropy, Custom, GaussianNLL, Loss, make_loss
 from lambdahat.space import Pattern, Space, matcher
 
 DEFAULT_BATCH = {"cpu": 1024, "cuda": 8192}
@@ -35,8 +36,8 @@ class Problem:
     statistics, "train" the statistics of each fixed batch, "frozen" running statistics with the layers' own parameters
     held constant. Dropout is off.
 
-    The model is never changed. Parameters are shared with it, so ``vector`` follows later training; operators copy
-    it when they are made.
+    The model is never changed. Parameters and buffers are shared with it, so ``vector`` and the statistics follow later
+    training, also with ``dtype`` or ``device``; operators copy them when they are made.
     """
 
     def __init__(
@@ -62,14 +63,14 @@ class Problem:
         constants = {name: tensor for name, tensor in _named_tensors(model).items() if name not in chosen}
         own_loss = loss == "model"
         self._evaluate: Evaluator | FunctionEvaluator = Evaluator(
-            model, make_loss("cross_entropy" if own_loss else loss), norm, self._placed(constants), own_loss
+            model, make_loss("cross_entropy" if own_loss else loss), norm, partial(self._placed, constants), own_loss
         )
         self._parameters: dict[str, Tensor] = chosen
         self._theta: Tensor | None = None
         self.norm = norm
         default = DEFAULT_BATCH.get(self.device.type, 1024)
-        if norm == "train" and batch_size is None and not _brings_batches(data):
-            raise ValueError('batch_size must be given with norm="train": batch statistics depend on it')
+        if not _brings_batches(data):
+            _require_batch_size(norm, batch_size)
         self.batches = make_batches(data, batch_size, default, self.device, dtype)
         self._finish()
 
@@ -195,8 +196,9 @@ class Problem:
         return other
 
     def subsample(self, count: int, seed: int = 0, batch_size: int | None = None) -> Problem:
-        """The same problem on ``count`` samples drawn without replacement."""
+        """The same problem on ``count`` samples drawn without replacement; norm="train" needs ``batch_size``."""
         require_count(count, "count", 1, self.num_samples)
+        _require_batch_size(self.norm, batch_size)
         chosen = torch.randperm(self.num_samples, generator=generator(seed, "subsample"))[:count].sort().values
         return self.on(self.batches.subset(chosen, batch_size))
 
@@ -205,6 +207,8 @@ class Problem:
         other = copy.copy(self)
         default = DEFAULT_BATCH.get(self.device.type, 1024)
         ready = isinstance(data, Batches)
+        if not _brings_batches(data):
+            _require_batch_size(self.norm, batch_size)
         other.batches = data if ready else make_batches(data, batch_size, default, self.device, self._cast)
         other._finish()
         return other
@@ -297,6 +301,13 @@ class Problem:
         require(bool(torch.isfinite(theta).all()), "theta", "be finite", "NaN or infinity in it")
         return theta.detach().to(self.device, self.dtype)
 
+    def _settle(self, loss: CrossEntropy, parameters: Parameters, first: Tensor) -> None:
+        """Decide once which dimension holds the classes, from the first batch that shows it."""
+        with torch.no_grad():
+            outputs = (self.output(parameters, batch) if i else first for i, batch in enumerate(self.batches))
+            pairs = zip(outputs, map(self.target, self.batches), strict=True)
+            self._evaluate = self._with_model("cross_entropy").with_loss(loss.settled(pairs))
+
     def _with_model(self, what: str) -> Evaluator:
         known = isinstance(self._evaluate, Evaluator) and not self._evaluate.model_loss
         require(known, "the problem", "be made of a model and a loss of its output",
@@ -388,6 +399,11 @@ def _brings_batches(data: Any) -> bool:
     return own or (isinstance(data, list | tuple) and not all(isinstance(part, Tensor) for part in data))
 
 
+def _require_batch_size(norm: str, batch_size: int | None) -> None:
+    given = norm != "train" or batch_size is not None
+    require(given, "batch_size", 'be given with norm="train"', "None", "batch statistics depend on it")
+
+
 @contextmanager
 def _accumulating(layers: Any) -> Iterator[None]:
     """Batch-norm layers in train mode with cumulative averages, put back afterwards."""
@@ -439,6 +455,9 @@ def _first_loss(problem: Problem, leaves: Parameters, batch: Batch) -> Any:
                 "wrap the model, or pass a callable loss(output, target)", TypeError)  # fmt: skip
         require(isinstance(target, Tensor), "data", f"give (inputs, targets) batches for loss {loss.name!r}",
                 describe(target), 'use (x, y) tuples, or dicts with "labels"', TypeError)  # fmt: skip
+    if isinstance(loss, CrossEntropy):
+        problem._settle(loss, leaves, output)
+        loss = problem.loss_function
     loss.check(output, target)
     return problem.output_loss(output, batch)
 
@@ -475,10 +494,5 @@ def _require_mean(problem: Problem, leaves: Parameters, batch: Batch) -> None:
     except (RuntimeError, ValueError, TypeError, IndexError):
         return  # a model for one batch size only: nothing to compare
     summed = abs(once) > 1e-6 and abs(twice / once - 2.0) < 1e-3
-    require(
-        not summed,
-        "loss",
-        "average over the batch",
-        "a sum: it doubles when the batch does",
-        "divide by the batch size",
-    )
+    require(not summed, "loss", "average over the batch", "a sum: it doubles when the batch does",
+            "divide by the batch size")  # fmt: skip

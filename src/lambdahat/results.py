@@ -28,7 +28,8 @@ class Estimate(Result):
 
     ``value`` is a float, or a tensor for estimates of a whole vector such as a diagonal. ``stderr`` is the
     standard deviation of the estimator over its own randomness (0 when the value is exact), ``dof`` the
-    degrees of freedom with which it is known, and ``cost`` the matrix–vector products spent.
+    degrees of freedom with which it is known, and ``cost`` the matrix–vector products spent. A lower bound of what it
+    estimates, by an unknown margin, has an infinite ``stderr`` and prints as "at least".
 
     >>> low, high = Estimate(10.0, 1.0).interval(0.95)
     >>> round(low, 2), round(high, 2)
@@ -53,7 +54,9 @@ class Estimate(Result):
     def __str__(self) -> str:
         if isinstance(self.value, Tensor):
             return f"Estimate of shape {tuple(self.value.shape)}"
-        text = f"{self.value:.6g}" if self.stderr == 0 else f"{self.value:.6g} ± {float(self.stderr):.2g}"
+        error = float(self.stderr)
+        text = f"{self.value:.6g}" if error in (0, math.inf) else f"{self.value:.6g} ± {error:.2g}"
+        text = f"at least {text}" if error == math.inf else text
         return text if self.status.ok else f"{text} [{self.status.name}: {self.status.value}]"
 
 
@@ -165,7 +168,10 @@ class Spectrum(Result):
 
     @property
     def spectral_norm(self) -> Estimate:
-        """The largest |Ritz value|, a lower bound of ‖A‖₂ that its error makes two-sided."""
+        """The largest |Ritz value|. Up to rounding ‖A‖₂ is no less.
+
+        The error is the residual: some eigenvalue is that near, but one that the probes hardly see may be larger.
+        """
         low, high = self.extremes
         best = low if abs(float(low)) > abs(float(high)) else high
         return dataclasses.replace(best, value=abs(float(best)))

@@ -15,7 +15,10 @@ from typer.testing import CliRunner
 
 import lambdahat
 from lambdahat.cli.app import app
+from lambdahat.cli.forecast import forecast
+from lambdahat.measuring import Settings
 from lambdahat.operators import hessian
+from lambdahat.operators.closed_form import MAX_ROUNDS, MIN_ROUNDS
 from lambdahat.results import Landscape, Measurement, Status
 
 FACTORY = """
@@ -246,9 +249,17 @@ def test_dry_run_makes_one_product_and_measures_nothing(project, tmp_path, monke
     assert (spectrum["fewest"], spectrum["most"]) == (150, 150)
     assert spectrum["seconds_most"] == pytest.approx(150 * document["seconds"])
     assert spectrum["vectors_bytes"] == 51 * 610 * 4
+    (pairs,) = [row for row in document["forecast"] if row["quantity"] == "eigenpairs"]
+    assert pairs["vectors_bytes"] == 201 * 610 * 4  # as many as thick-restart Lanczos allocates for ten pairs
     (trace,) = [row for row in document["forecast"] if row["quantity"] == "trace"]
     assert trace["most"] == 0  # a ReLU network's trace is a closed form
     assert not (tmp_path / "run").exists()
+
+
+def test_the_trace_of_many_classes_is_forecast_in_rounds():
+    problem = lambdahat.Problem(lambdahat.models.mlp([4, 200]), "cross_entropy", (torch.randn(8, 4), torch.arange(8)))
+    _, (row,) = forecast(problem, ["trace"], Settings(curvature="ggn"))
+    assert (row.fewest, row.most) == (MIN_ROUNDS, MAX_ROUNDS)
 
 
 @pytest.mark.parametrize("name", sorted(__import__("lambdahat.measuring").measuring.QUANTITIES))
@@ -350,6 +361,26 @@ def test_landscape_plane_and_json(project):
     assert torch.tensor(document["loss"]).shape == (5, 5)
     assert document["labels"][0].startswith("the largest Ritz vector, λ = ")
     assert document["labels"][1] == "a random direction"
+
+
+def test_landscape_of_even_points_has_the_loss_at_the_centre(project):
+    here = __import__(project).make_problem()
+    line = call("landscape", f"{project}:make_problem", "--along", "random", "--points", 4, "--distance", 5,
+                "--held-out", f"{project}:held_out").stdout.splitlines()[2].split()  # fmt: skip
+    assert float(line[2]) == pytest.approx(here.loss(), rel=1e-4)
+    assert float(line[5]) == pytest.approx(here.on(__import__(project).held_out()).loss(), rel=1e-4)
+
+
+def test_landscape_towards_another_checkpoint(project, tmp_path):
+    save_file(__import__(project).network(seed=1).state_dict(), tmp_path / "other.safetensors")
+    result = call("landscape", f"{project}:make_problem", "--towards", "other.safetensors", "--points", 3, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["towards"]
+    here = __import__(project).make_problem()
+    there = call("measure", f"{project}:make_problem", "--checkpoint", "other.safetensors", "--what", "trace", "--json")
+    assert found["offsets"] == [0, 0.5, 1]
+    assert found["loss"][0] == pytest.approx(here.loss(), rel=1e-5)
+    assert found["loss"][2] == pytest.approx(json.loads(there.stdout)["about"]["loss_value"], rel=1e-5)
 
 
 def test_landscape_dry_run(project):

@@ -125,6 +125,11 @@ def test_vanishing_trace_is_measured_against_the_frobenius_norm() -> None:
 
 
 class TestControlVariate:
+    def test_known_trace_is_kept_in_float64(self) -> None:
+        matrix = torch.full((300, 300), 1e6, dtype=torch.float64).fill_diagonal_(411522.63)
+        found = trace(Products(matrix, near=operator(matrix)), tol=1e-4, max_matvecs=64)  # its own control
+        assert float(found) == pytest.approx(float(matrix.trace()), rel=1e-12)
+
     def near(self, distance: float) -> Products:
         step = with_eigenvalues(distance * torch.linspace(-1, 1, 300, dtype=torch.float64), seed=5)
         return Products(NETWORK + step, near=operator(NETWORK))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import lambdahat as lh
+from lambdahat.operators.base import Identity
 from lambdahat.problem import Problem
 from tests.cases import NETWORKS, network
 from tests.operators.contract import relative
@@ -71,3 +72,9 @@ def test_bfloat16_model() -> None:
     problem = network("mlp", device="cuda", dtype=torch.bfloat16)
     exact = dense_hessian(network("mlp"))
     assert relative(lh.hessian(problem).dense().double().cpu(), exact) < 0.05
+
+
+def test_an_operators_device_has_its_index() -> None:
+    operator = Identity(3, torch.float32, "cuda")
+    assert operator.device == torch.empty(0, device="cuda").device
+    assert bool((operator @ torch.ones(3, device="cuda")).all())

@@ -465,7 +465,7 @@ class TestSampledTrace:
         assert found.status is Status.CONVERGED
         assert high - low <= 2 * 0.05 * found.value
         tight = sampled_trace(problem, leaves, 1e-4, 0)
-        assert tight.status is Status.BUDGET_SPENT
+        assert tight.status is Status.SAMPLES_SPENT
         assert tight.dof == closed_form.MAX_ROUNDS - 1
 
     @pytest.mark.parametrize("make", [many_classes, sequences, segmentation])
@@ -484,3 +484,39 @@ class TestSampledTrace:
     def test_few_classes_are_exact(self) -> None:
         assert ggn(network("mlp")).sampled_trace(0.1, 0) is None
         assert trace(hessian(network("mlp"))).stderr == 0.0
+
+
+class Scaled(nn.Module):
+    """Keyword inputs of which some belong to every sample, and a layer that is called by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.fc = nn.Parameter(torch.ones(4)), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, weight: Tensor, scale: Tensor, power: float) -> Tensor:
+        return self.fc(input=(x + self.shift) * weight.unsqueeze(1) * scale * power)
+
+
+def test_batches_with_numbers_and_layers_called_by_keyword() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, x, weight = Scaled().double(), torch.randn(6, 4).double(), torch.rand(6).double()
+    batch = {"x": x, "weight": weight, "scale": torch.tensor(2.0).double(), "power": 0.5, "labels": torch.arange(6) % 3}
+    problem = Problem(model, "cross_entropy", [batch])
+    agree(problem, dense_ggn(problem))
+    assert closed_form._trusted_layers(problem, leaves_of(problem, problem.vector)) == {"fc.weight", "fc.bias"}
+    assert trace(hessian(problem)).value == pytest.approx(float(dense_hessian(problem).trace()), rel=1e-10)
+
+
+@pytest.mark.parametrize("layered", [True, False])
+def test_squares_of_bfloat16_are_summed_in_single_precision(layered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A linear model of two outputs under the mean square: M = I, and the trace is 2·mean(‖x‖² + 1), exactly."""
+    if not layered:
+        monkeypatch.setattr(closed_form, "_trusted_layers", lambda *_: set())
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        x = torch.randn(300, 7).bfloat16()
+        problem = Problem(nn.Linear(7, 2).bfloat16(), "mse", (x, torch.zeros(300, 2).bfloat16()))
+    expected = 2 * float(x.double().square().sum(dim=1).mean() + 1)
+    assert ggn(problem).known_trace() == pytest.approx(expected, rel=1e-5)
+    assert float(ggn(problem).known_diagonal().double().sum()) == pytest.approx(expected, rel=1e-5)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lambdahat._rng import generator
 from lambdahat.operators import LinearOperator, fisher, ggn, gradient_covariance, hessian, linearise
 from lambdahat.problem import Problem
-from tests.cases import NETWORKS, classifier, network, quadratic
+from tests.cases import NETWORKS, LanguageModel, classifier, network, quadratic, sentences
 from tests.operators.contract import OperatorContract, relative
 from tests.oracles import dense_ggn, dense_hessian, dense_second_moment, jacobians
 
@@ -255,7 +255,8 @@ def test_modes_that_a_model_cannot_take_are_passed_over() -> None:
     problem = Problem.from_function(lambda p: NoDouble.apply(p["w"]).sum().square(), {"w": torch.ones(3).double()})
     operator = hessian(problem)
     dense = 8 * torch.ones(3, 3).double() + 12 * torch.eye(3).double()  # of (Σ w²)² at w = 1
-    assert operator.mode == "finite"
+    with pytest.warns(UserWarning, match=r"finite differences.*reverse: .*forward: "):
+        assert operator.mode == "finite"
     assert relative(operator.dense(), dense) < 1e-7
 
 
@@ -280,3 +281,57 @@ def test_curvlinops_agrees(name: str) -> None:
     ):
         other = theirs(model, nn.CrossEntropyLoss(), params, data, check_deterministic=False)
         assert relative(ours @ v, other @ v) < 1e-10
+
+
+COUPLED = {
+    "a function that compares samples": lambda: Problem.from_function(
+        lambda p, batch: (batch[0] @ p["w"]).logsumexp(0), {"w": torch.ones(3).double()}, (RANDOM[:, :3], RANDOM[:, 3])
+    ),
+    "a loss that compares samples": lambda: Problem(
+        nn.Linear(4, 2).double(), lambda z, y: (z - y).square().mean().sqrt(), (RANDOM, RANDOM[:, :2])
+    ),
+}
+RANDOM = torch.randn(6, 4, generator=generator(0, "test coupled"), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_samples_that_are_coupled_have_no_gradients_of_their_own(name: str) -> None:
+    problem = COUPLED[name]()
+    for make in (gradient_covariance, lambda p: fisher(p, "empirical")):
+        with pytest.raises(ValueError, match="the loss of a batch must be the mean of its samples' own losses"):
+            make(problem)
+
+
+def test_padded_labels_weighed_by_the_model_have_no_covariance() -> None:
+    """The one shorter sentence is the last of many."""
+    padded = {name: column.flip(0) for name, column in sentences(24).items()}
+    with pytest.raises(ValueError, match=r"the labels must have as many that count \(not −100\) in every sample"):
+        gradient_covariance(Problem(LanguageModel().double(), "model", padded))
+    whole = {name: column[:-1] for name, column in padded.items()}
+    problem = Problem(LanguageModel().double(), "model", whole, batch_size=5)
+    assert float(gradient_covariance(problem).dense().diagonal().min()) >= -1e-12
+
+
+def test_models_that_couple_samples_have_no_sampled_fisher() -> None:
+    class Centred(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) - input.mean(dim=0)[:2]
+
+    problem = Problem(Centred(4, 2).double(), "mse", (RANDOM, RANDOM[:, :2]))
+    with pytest.raises(ValueError, match="the mean of its samples' own losses"):
+        fisher(problem, "monte_carlo")
+
+
+def test_covariance_of_a_function_of_a_dict_and_without_vmap() -> None:
+    """Numbers and 0-d tensors in a batch belong to every sample; data-dependent branches go sample by sample."""
+    w, scale = torch.ones(4).double(), torch.tensor(2.0).double()
+
+    def loss(p: dict, batch: dict) -> Tensor:
+        signed = batch["x"] if not batch["branch"] or float(batch["x"].sum()) < 1e9 else -batch["x"]
+        return (batch["power"] * batch["scale"] * (signed @ p["w"])).square().mean()
+
+    for branch in (False, True):
+        data = [{"x": RANDOM, "scale": scale, "power": 0.5, "branch": branch}]
+        operator = gradient_covariance(Problem.from_function(loss, {"w": w}, data), centred=False)
+        g = 2 * (RANDOM @ w).unsqueeze(1) * RANDOM
+        assert relative(operator.dense(), g.T @ g / len(g)) < 1e-12

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lambdahat.models import mlp
 from lambdahat.operators import kronecker_factors
-from lambdahat.operators.kronecker import ekfac, kfac
+from lambdahat.operators.kronecker import _eigen, ekfac, kfac
 from lambdahat.problem import Problem
 from tests.operators.kronecker_cases import (
     LOSSES,
@@ -274,3 +274,10 @@ def test_the_same_on_cuda() -> None:
     for build in (kfac, ekfac):
         assert relative((build(on_gpu) @ V.cuda()).cpu(), build(problem) @ V) < 1e-9
         assert relative((build(on_gpu).inverse(DAMPING) @ V.cuda()).cpu(), build(problem).inverse(DAMPING) @ V) < 1e-9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_singular_factor_has_as_many_eigenvalues_above_zero_as_its_rank(dtype: torch.dtype) -> None:
+    a = torch.randn(50, 20, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    values, _ = _eigen((a @ a.T)[None])
+    assert int((values > 0).sum()) == 20

@@ -196,3 +196,10 @@ def test_misuse_is_named() -> None:
     assert kfac(sequences).structure()["layer"].startswith("kronecker")
     with pytest.raises(ValueError, match="the input of layer 'layer' must have the 3 samples first"):
         ekfac(sequences)
+
+
+def test_it_can_be_made_without_gradients() -> None:
+    problem, _, _ = mixed_problem(tied=False)
+    expected = kfac(problem).known_diagonal()
+    with torch.no_grad():
+        assert torch.equal(kfac(problem).known_diagonal(), expected)

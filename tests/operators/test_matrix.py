@@ -185,3 +185,12 @@ COMPLEX = np.array([[1.0, 1j], [-1j, 1.0]])
 def test_misuse_is_named(matrix: Any, options: dict[str, bool], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         operator(matrix, **options)
+
+
+def test_products_of_a_scipy_operator_are_the_callers_own() -> None:
+    kept = np.ones((3, 1))
+    A = operator(
+        ScipyOperator((3, 3), matvec=lambda v: v, matmat=lambda block: kept, dtype=np.float64), symmetric=False
+    )
+    (A @ torch.ones(3, dtype=torch.float64)).zero_()
+    assert (kept == 1).all()

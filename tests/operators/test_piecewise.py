@@ -458,3 +458,9 @@ def test_the_names_of_nodes_are_known_on_the_gpu(name: str, dtype: torch.dtype) 
     if name in LINEAR:
         here = hessian(problem_of(make, shape)).known_trace()
         assert hessian(problem).known_trace() == pytest.approx(here, rel=1e-9 if dtype is torch.float64 else 5e-3)
+
+
+def test_without_gradients_the_answer_is_the_same() -> None:
+    problem = problem_of(lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), (4,))
+    with torch.no_grad():
+        assert "Tanh" in curved_because(problem)

@@ -206,7 +206,7 @@ def test_scalar_shows_its_students_interval():
         (Estimate(float("nan"), 0.5), "nan ± 0.5"),
         (Estimate(-2.0), "-2 (exact)"),
         (Estimate(-2.0, float("nan")), "-2 (error unknown)"),
-        (Estimate(-2.0, float("inf")), "-2 (error unknown)"),
+        (Estimate(-2.0, float("inf")), "at least -2"),
     ],
 )
 def test_value_text(estimate, text):

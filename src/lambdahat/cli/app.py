@@ -136,6 +136,9 @@ def landscape(
         typer.Option(help="largest, smallest, smallest-magnitude, random, filter; separated by commas."),
     ] = "largest,smallest,smallest-magnitude",
     plane: Annotated[bool, typer.Option("--plane", help="The plane of the first two directions, not lines.")] = False,
+    towards: Annotated[
+        Path | None, typer.Option(help="The line to this other checkpoint, offsets 0 to 1, in place of --along.")
+    ] = None,
     distance: Annotated[float, typer.Option(help="How far to go, in lengths of the direction.")] = 1.0,
     points: Annotated[int, typer.Option(min=3, help="Points along each direction.")] = 21,
     held_out: Annotated[
@@ -163,7 +166,7 @@ def landscape(
     with exit_codes():
         choices = Choices(checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed)
         names = [name.strip() for name in along.split(",") if name.strip()]
-        lines = Lines(tuple(names), plane, refresh, distance, points, curvature.value, depth, seed)
+        lines = Lines(tuple(names), plane, refresh, distance, points, curvature.value, depth, seed, towards)
         code = run_landscape(factory, choices, lines, held_out, out, as_json, dry_run, quiet)
     raise typer.Exit(code)
 

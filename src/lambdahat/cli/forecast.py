@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 
+from lambdahat.estimators.eigen import basis_capacity, default_budget, is_small
 from lambdahat.estimators.sequential import LARGEST_DEFAULT, MINIMUM
+from lambdahat.estimators.variances import COPIES, PROBES, samples_at_once
 from lambdahat.krylov import random_vector
 from lambdahat.measuring import CURVATURES, Settings
 from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.curvature import Curvature, GaussNewton, Hessian
+from lambdahat.operators.closed_form import MAX_ROUNDS, MIN_ROUNDS
+from lambdahat.operators.curvature import MANY_FACTORS, Curvature, GaussNewton, Hessian
+from lambdahat.operators.output_factors import samples_separate
 from lambdahat.problem import Problem
 
 HEADER = ("quantity", "products", "time", "memory for vectors")
@@ -50,18 +54,35 @@ def _sampled(operator: LinearOperator, settings: Settings) -> tuple[int, int, in
 
 def _closed_form(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
     """None where the structure gives the answer, as that of a ReLU network's Hessian does."""
-    near = operator
-    if isinstance(operator, Hessian):
-        near = operator if operator.curved_because() else operator.control() or operator
-    if isinstance(near, GaussNewton) and near.factors is not None:
+    near = _near(operator)
+    if near is not None and near.factors is not None:
         return 0, 0, 2
     return 0, *_sampled(operator, settings)[1:]
+
+
+def _trace(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
+    """Where a network has many classes, rounds of sampled targets, each about a product; else the closed form."""
+    near = _near(operator)
+    loss = None if near is None else near.problem.loss_function
+    many = near is not None and (near.factors is None or near.factors.count > MANY_FACTORS)
+    if many and near is not None and loss is not None and loss.likelihood and samples_separate(near.problem):
+        return MIN_ROUNDS, MAX_ROUNDS, 2
+    return _closed_form(operator, settings)
+
+
+def _near(operator: LinearOperator) -> GaussNewton | None:
+    """The Gauss–Newton matrix that an operator is or, being a Hessian without curved outputs, equals."""
+    if isinstance(operator, Hessian) and not operator.curved_because():
+        operator = operator.control() or operator
+    return operator if isinstance(operator, GaussNewton) else None
 
 
 def _pairs(count: int | None = None) -> Plan:
     def plan(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
         pairs = min(count or settings.top, operator.dim)
-        return pairs, 1000 + 50 * pairs, min(operator.dim, max(4 * pairs, 2 * pairs + 40))
+        if is_small(operator, pairs):
+            return operator.dim, operator.dim, operator.dim
+        return pairs, default_budget(pairs), basis_capacity(operator, pairs) + 1
 
     return plan
 
@@ -69,6 +90,14 @@ def _pairs(count: int | None = None) -> Plan:
 def _lanczos(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
     depth = min(settings.depth, operator.dim)
     return depth * settings.probes, depth * settings.probes, depth + 1
+
+
+def _variance(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
+    """Passes over the data: two of gradients, and each probe's Hessian and Gauss–Newton products."""
+    assert isinstance(operator, Curvature)
+    rounds = min(PROBES, operator.dim)
+    passes = 2 + rounds * (1 if operator.problem.loss_function is None else 2)
+    return passes, passes, COPIES * samples_at_once(operator.problem.vector)
 
 
 def _sharpness(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
@@ -85,14 +114,14 @@ def _by_weight(operator: LinearOperator, settings: Settings) -> tuple[int, int, 
 
 
 PLANS: dict[str, Plan] = {
-    "trace": _closed_form,
+    "trace": _trace,
     "frobenius": _sampled,
     "diagonal": _closed_form,
     "spectral_norm": _pairs(1),
     "eigenpairs": _pairs(),
     "gradient_overlap": _pairs(),
     "spectrum": _lanczos,
-    "variance": lambda *_: (0, 25, 16),
+    "variance": _variance,
     "sharpness": _sharpness,
     "relative_sharpness": _by_weight,
     "fisher_rao": lambda *_: (1, 1, 2),

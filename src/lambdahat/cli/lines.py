@@ -16,7 +16,7 @@ from lambdahat.cli.forecast import duration, one_product, size
 from lambdahat.cli.loading import Choices, call_factory, load_problem
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import print_json, print_table
-from lambdahat.estimators.landscapes import Direction, landscape
+from lambdahat.estimators.landscapes import Direction, landscape, towards
 from lambdahat.krylov import lanczos, random_vector
 from lambdahat.measuring import CURVATURES
 from lambdahat.operators.base import LinearOperator
@@ -31,7 +31,7 @@ HEADER = ("along", "vᵀHv", "loss at centre", "lowest loss", "at offset", "held
 
 @dataclass(frozen=True)
 class Lines:
-    """Where to look at the loss: directions by name, together a plane or each a line."""
+    """Where to look at the loss: directions by name, together a plane or each a line; or ``towards`` a checkpoint."""
 
     along: tuple[str, ...]
     plane: bool = False
@@ -41,8 +41,10 @@ class Lines:
     curvature: str = "hessian"
     depth: int = 100
     seed: int = 0
+    towards: Path | None = None
 
     def __post_init__(self) -> None:
+        require(self.towards is None or not self.plane, "towards", "go without --plane", "both")
         require(len(self.along) > 0, "along", f"name at least one of {', '.join((*RITZ, *RANDOM))}", "none")
         for name in self.along:
             require_choice(name, "along", (*RITZ, *RANDOM))
@@ -53,7 +55,13 @@ class Lines:
     @property
     def evaluations(self) -> int:
         """How often the loss of the whole data is computed."""
-        return self.points**2 if self.plane else self.points * len(self.along)
+        lines = len(self.along) if self.towards is None else 1
+        return self.points**2 if self.plane else self.points * lines
+
+    @property
+    def ritz(self) -> bool:
+        """Whether a Lanczos run is needed."""
+        return self.towards is None and bool(set(self.along) & set(RITZ))
 
 
 def run_landscape(
@@ -73,7 +81,13 @@ def run_landscape(
     if dry_run:
         return _predict(operator, lines, as_json)
     with bars(quiet):
-        found = _look(problem, operator, lines, rest)
+        if lines.towards is None:
+            found = _look(problem, operator, lines, rest)
+        else:
+            end = load_problem(factory, dataclasses.replace(choices, checkpoint=lines.towards))
+            label = f"towards {lines.towards.name}"
+            found = {"towards": landscape(problem, towards(problem, end), (0.0, 1.0), lines.points, rest,
+                                          refresh=lines.refresh, labels=[label])}  # fmt: skip
     if out is not None:
         for name, result in found.items():
             result.save(out / f"landscape-{name}.json")
@@ -81,7 +95,8 @@ def run_landscape(
     if as_json:
         print_json({name: _document(result) for name, result in found.items()})
     elif not quiet:
-        print_table(HEADER, [_row(name, result) for name, result in found.items()])
+        here = problem.refresh_statistics() if lines.refresh else problem
+        print_table(HEADER, [_row(name, result, here, rest) for name, result in found.items()])
         if out is not None:
             print(f"written to {out}")
     return code_of(result.status for result in found.values())
@@ -89,7 +104,7 @@ def run_landscape(
 
 def directions(operator: LinearOperator, lines: Lines) -> list[tuple[Direction, str]]:
     """The named directions and their labels: Ritz vectors of one Lanczos run, or drawn at random."""
-    found = _ritz(operator, lines) if set(lines.along) & set(RITZ) else {}
+    found = _ritz(operator, lines) if lines.ritz else {}
     return [found[name] if name in RITZ else (name, RANDOM[name]) for name in lines.along]
 
 
@@ -122,13 +137,19 @@ def _held_out(problem: Problem, spec: str) -> Problem:
     return problem.on(data.batches if isinstance(data, Problem) else data)
 
 
-def _row(name: str, found: Landscape) -> tuple[str, ...]:
-    middle = (len(found.offsets) // 2,) * found.loss.ndim
+def _row(name: str, found: Landscape, here: Problem, other: Problem | None) -> tuple[str, ...]:
+    nearest = int(np.abs(found.offsets).argmin())
+    middle = (nearest,) * found.loss.ndim
+    missing = found.offsets[nearest] != 0  # an even number of points has none at the centre
+    centre = here.loss() if missing else found.loss[middle]
     place = np.unravel_index(int(found.loss.argmin()), found.loss.shape)
     at = ", ".join(f"{found.offsets[i]:.3g}" for i in place)
-    rest = ("", "") if found.held_out is None else (f"{found.held_out[middle]:.5g}", f"{found.held_out.min():.5g}")
+    rest = ("", "")
+    if found.held_out is not None and other is not None:
+        held_out = here.on(other.batches).loss() if missing else found.held_out[middle]
+        rest = f"{held_out:.5g}", f"{found.held_out.min():.5g}"
     bends = ", ".join(f"{bend:.4g}" for bend in found.curvature)
-    return name, bends, f"{found.loss[middle]:.5g}", f"{found.loss.min():.5g}", at, *rest
+    return name, bends, f"{centre:.5g}", f"{found.loss.min():.5g}", at, *rest
 
 
 def _document(found: Landscape) -> dict[str, Any]:
@@ -139,7 +160,7 @@ def _document(found: Landscape) -> dict[str, Any]:
 
 def _predict(operator: LinearOperator, lines: Lines, as_json: bool) -> int:
     first = one_product(operator, lines.seed)
-    products = min(lines.depth, operator.dim) if set(lines.along) & set(RITZ) else 0
+    products = min(lines.depth, operator.dim) if lines.ritz else 0
     item = torch.empty(0, dtype=operator.dtype).element_size()
     held = (products + 1) * operator.dim * item
     seconds = first.seconds * products

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lambdahat._precision import full_precision
 from lambdahat.estimators.control import Pilot
 from lambdahat.estimators.probes import Probes, block_sizes
 from lambdahat.estimators.sequential import MINIMUM, NORMAL_QUANTILE, Goal, Mean, Meter, mean_until
@@ -35,14 +36,17 @@ class Sketch:
         image = (operator @ fresh).to(self.image.dtype)
         return Sketch(torch.cat([self.basis, fresh], dim=1), torch.cat([self.image, image], dim=1))
 
+    @full_precision()
     def core(self) -> Tensor:
         """QᵀAQ (r, r) in float64 on the CPU."""
         return (self.basis.T @ self.image).double().cpu()
 
+    @full_precision()
     def gram(self) -> Tensor:
         """(AQ)ᵀAQ (r, r) in float64 on the CPU."""
         return (self.image.T @ self.image).double().cpu()
 
+    @full_precision()
     def residual_probes(self, probes: Probes, count: int) -> Tensor:
         """(I − QQᵀ)z for the next probes; on the sphere, uniform on that of radius √(P − r) in the complement of Q."""
         block = probes.draw(count)
@@ -52,6 +56,7 @@ class Sketch:
         return block
 
 
+@full_precision()
 def orthonormal_beside(basis: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """F, W, R with columns = basis·W + F·R, F orthonormal and orthogonal to ``basis``: block Gram–Schmidt, twice."""
     first = basis.T @ columns

@@ -52,11 +52,11 @@ def eigenpairs(
     require_choice(which, "which", WHICH)
     require_positive(tol, "tol")
     count = min(2 * k if which == "both" else k, operator.dim)
-    budget = 1000 + 50 * count if max_matvecs is None else require_count(max_matvecs, "max_matvecs")
-    if operator.dim <= max(DENSE_BELOW, 2 * count) and budget >= operator.dim:
+    budget = default_budget(count) if max_matvecs is None else require_count(max_matvecs, "max_matvecs")
+    if is_small(operator, count) and budget >= operator.dim:
         return _result(_diagonalise(operator, Wanted(which), count), count, tol)
     require(budget >= count, "max_matvecs", f"be at least {count}, one for each pair", repr(budget))
-    capacity = _capacity(operator, count, max_memory)
+    capacity = basis_capacity(operator, count, max_memory)
     found = thick_restart_lanczos(operator, Wanted(which), count, tol=tol, max_matvecs=budget,
                                   capacity=capacity, seed=seed, repeated=repeated)  # fmt: skip
     return _result(found, count, tol)
@@ -123,7 +123,17 @@ def _diagonalise(operator: LinearOperator, wanted: Wanted, count: int) -> RitzPa
     return RitzPairs(values[chosen], kept, residuals, exact, noise, scale, operator.matvecs - before)
 
 
-def _capacity(operator: LinearOperator, count: int, max_memory: float | None) -> int:
+def default_budget(count: int) -> int:
+    """The most products for ``count`` pairs, unless told."""
+    return 1000 + 50 * count
+
+
+def is_small(operator: LinearOperator, count: int) -> bool:
+    """Whether all eigenpairs cost little more than ``count``."""
+    return operator.dim <= max(DENSE_BELOW, 2 * count)
+
+
+def basis_capacity(operator: LinearOperator, count: int, max_memory: float | None = None) -> int:
     """How many basis vectors to keep: enough not to restart on common spectra, within ``max_memory``."""
     row = operator.dim * torch.finfo(working_dtype(operator)).bits // 8
     share = MEMORY_SHARE * free_memory(operator.device)

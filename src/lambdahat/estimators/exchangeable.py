@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from lambdahat._precision import full_precision
 from lambdahat.estimators.deflation import orthonormal_beside
 from lambdahat.estimators.probes import Probes, column_dots
 from lambdahat.operators.base import LinearOperator
@@ -41,6 +42,7 @@ class ExchangeableTrace:
         self.basis = torch.cat([self.basis, fresh], dim=1)
         self.image = torch.cat([self.image, (self.operator @ fresh).to(self.image.dtype)], dim=1)
 
+    @full_precision()
     def estimates(self) -> tuple[Tensor, float]:
         """The n basic estimates (n,), float64, and what to multiply the standard error of their mean by.
 

@@ -206,7 +206,7 @@ def _controlled(task: _Task, pilot: Pilot, near: LinearOperator, goal: Goal) -> 
     if known is None:
         return pilot, goal
     pilot = with_control(pilot, near, lambda block, image: float(column_dots(block, image).var()))
-    return pilot, goal if pilot.near is None else goal.beyond(torch.tensor(known))
+    return pilot, goal if pilot.near is None else goal.beyond(torch.tensor(known, dtype=torch.float64))
 
 
 def _xtrace(task: _Task) -> Mean:

@@ -35,12 +35,13 @@ from lambdahat.results import Estimate, Variance
 
 CHUNK_SAMPLES = 256
 MEMORY_SHARE = 0.25
+PROBES = 8
 COPIES = 8  # vectors of length P that one sample's product holds at a time, about
 
 Derivative = Callable[[Batch], Tensor]  # one sample, with a leading dimension of 1, to a vector (P,)
 
 
-def variance(problem: Problem, probes: int = 8, seed: int = 0, samples: int | None = None) -> Variance:
+def variance(problem: Problem, probes: int = PROBES, seed: int = 0, samples: int | None = None) -> Variance:
     """Per-element variance over samples of the gradient, the Hessian and the Gauss–Newton matrix.
 
     Each probe is one vector v, uniform on the unit sphere; the errors are those of the mean over probes (NaN for one
@@ -110,15 +111,19 @@ def _spread(blocks: Iterable[Iterable[Tensor]]) -> _Spread:
     return out
 
 
+def samples_at_once(theta: Tensor) -> int:
+    """How many samples' products fit a quarter of the free memory, at most 256."""
+    need = COPIES * theta.numel() * theta.element_size()
+    return int(max(1, min(CHUNK_SAMPLES, MEMORY_SHARE * free_memory(theta.device) // need)))
+
+
 class _PerSample:
     """Derivatives of each sample's loss at the problem's parameters, many samples at a time."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.theta = problem, problem.vector
         self.products = 0
-        room = MEMORY_SHARE * free_memory(problem.device)
-        need = COPIES * self.theta.numel() * self.theta.element_size()
-        self.chunk = int(max(1, min(CHUNK_SAMPLES, room // need)))
+        self.chunk = samples_at_once(self.theta)
         self._vectorised = True
 
     def derivatives(self, probe: Tensor) -> dict[str, Derivative]:

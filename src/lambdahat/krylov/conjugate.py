@@ -13,12 +13,16 @@ from lambdahat._progress import report
 from lambdahat.krylov.lanczos import dot, require_finite, require_symmetric, working_dtype
 from lambdahat.operators.base import LinearOperator, identity
 
+ROUNDING = 10.0  # how far rounding may leave the true residual above the tolerance
+
 
 @dataclass(frozen=True)
 class Solution:
-    """X (P,) or (P, k) with AX ≈ B: ``residuals`` ‖B − AX‖/‖B‖ by the recurrence, per right-hand side.
+    """X (P,) or (P, k) with AX ≈ B: ``residuals`` ‖B − AX‖/‖B‖ by a last product, per right-hand side.
 
-    ``curvature`` is the least pᵀAp/pᵀp met; at or below 0 the operator is not positive definite.
+    ``converged`` says where the recurrence reached the tolerance, and the last product ten times that: rounding stops
+    the true residual above that of the recurrence. ``curvature`` is the least pᵀAp/pᵀp met; at or below 0 the operator
+    is not positive definite.
     """
 
     solution: Tensor
@@ -29,17 +33,18 @@ class Solution:
 
 
 def conjugate_gradients(
-    operator: LinearOperator, rhs: Tensor, tol: float = 1e-8, max_matvecs: int | None = None,
+    operator: LinearOperator, rhs: Tensor, tol: float | None = None, max_matvecs: int | None = None,
     preconditioner: LinearOperator | None = None,
 ) -> Solution:  # fmt: skip
     """Solve A X = B for a positive definite A, each column on its own, all products in blocks.
 
     Hestenes and Stiefel (1952) with float64 scalars; ``max_matvecs`` is per right-hand side (default: 10·P, at most
-    10,000). A column stops at ‖r‖ ≤ tol·‖b‖, or when a direction of non-positive curvature shows that A is not positive
-    definite. ``preconditioner`` is an operator near A⁻¹.
+    10,000). A column stops at ‖r‖ ≤ tol·‖b‖ (default: 1e-8 in float64, 1e-5 in float32), or when a direction of
+    non-positive curvature shows that A is not positive definite. One more product for each column, beyond
+    ``max_matvecs``, measures the true residual. ``preconditioner`` is an operator near A⁻¹.
     """
     require_symmetric(operator, "conjugate_gradients")
-    require_positive(tol, "tol")
+    tol = default_tolerance(operator) if tol is None else require_positive(tol, "tol")
     limit = min(10 * operator.dim + 10, 10_000) if max_matvecs is None else require_count(max_matvecs, "max_matvecs")
     fits = rhs.ndim in (1, 2) and rhs.shape[0] == operator.dim
     require(fits, "rhs", f"have shape ({operator.dim},) or ({operator.dim}, k)", rhs)
@@ -65,8 +70,18 @@ def conjugate_gradients(
         report("conjugate_gradients", cost)
         on = (left[active] > tol * size[active]) & (bend > 0)
         active, direction, old = active[on], direction[:, on], new[on]
-    relative = torch.where(size > 0, left / size, 0.0).cpu()
-    return Solution(solution.reshape(rhs.shape), relative, relative <= tol, curvature, cost)
+    if cost:
+        residual = rhs.reshape(operator.dim, -1).to(solution) - (operator @ solution).to(solution.dtype)
+        cost += residual.shape[1]
+    true = dot(residual, residual).sqrt()
+    converged = (left <= tol * size) & (true <= ROUNDING * tol * size)
+    relative = torch.where(size > 0, true / size, 0.0).cpu()
+    return Solution(solution.reshape(rhs.shape), relative, converged.cpu(), curvature, cost)
+
+
+def default_tolerance(operator: LinearOperator) -> float:
+    """A relative residual within reach of the dtype that the operator works in."""
+    return 1e-8 if working_dtype(operator) == torch.float64 else 1e-5
 
 
 class Inverse(LinearOperator):
@@ -87,13 +102,15 @@ class Inverse(LinearOperator):
 
 
 def inverse(
-    operator: LinearOperator, damping: float = 0.0, tol: float = 1e-8, max_matvecs: int | None = None
+    operator: LinearOperator, damping: float = 0.0, tol: float | None = None, max_matvecs: int | None = None
 ) -> Inverse:
     """(A + damping·I)⁻¹ as an operator, by conjugate gradients to relative residual ``tol``.
 
-    A product raises an error when A + damping·I is not positive definite, or when ``max_matvecs`` products a right-hand
-    side do not reach ``tol``.
+    The default ``tol`` is 1e-8 in float64 and 1e-5 in float32. A product raises an error when A + damping·I is not
+    positive definite, when ``max_matvecs`` products a right-hand side do not reach ``tol``, or when one more shows that
+    rounding has left the true residual above ten times that.
     """
     require_symmetric(operator, "inverse")
     require(math.isfinite(damping) and damping >= 0, "damping", "be a finite number of at least 0", repr(damping))
-    return Inverse(operator, float(damping), require_positive(tol, "tol"), max_matvecs)
+    tol = default_tolerance(operator) if tol is None else require_positive(tol, "tol")
+    return Inverse(operator, float(damping), tol, max_matvecs)

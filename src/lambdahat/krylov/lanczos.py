@@ -1,4 +1,4 @@
-"""Lanczos with reorthogonalisation against the whole basis, on a symmetric operator.
+"""Lanczos on a symmetric operator, its basis kept orthonormal to a tenth of √ε or better.
 
 Vectors are kept in the operator's dtype, scalars in float64: float32 dot products would cap the accuracy of
 Lanczos at about 2e-5. A basis is stored one vector a row, so that reorthogonalisation is two contiguous gemv.
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_count
+from lambdahat._precision import full_precision
 from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.operators.base import LinearOperator, require_operator
@@ -190,6 +191,7 @@ class Krylov:
         made = torch.cat([torch.ones_like(drift[:1]), drift[:-1]]) > 0
         return float((drift * made).max())
 
+    @full_precision()
     def combine(self, weights: Tensor, out: Tensor) -> None:
         """out (k, P) = weightsᵀ (k, m) Qᵀ, by column chunks so that ``out`` may be the first rows of the basis."""
         weights = weights.T.to(self.rows)
@@ -248,10 +250,11 @@ def _overlaps(rows: Tensor, w: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Lanczos:
-    """A Q = Q T + residual·q eᵀ: orthonormal ``basis`` Q (P, m), T tridiagonal of ``alpha`` (m,) and ``beta`` (m−1,).
+    """A Q = Q T + residual·q eᵀ: ``basis`` Q (P, m), T tridiagonal of ``alpha`` (m,) and ``beta`` (m−1,).
 
-    ``alpha`` and ``beta`` are float64 on the host; m is less than the depth asked for when an invariant subspace was
-    found. ``noise`` is how far the products were from those of one symmetric matrix.
+    QᵀQ = I to a tenth of √ε, which leaves T exact to rounding (Simon 1984). ``alpha`` and ``beta`` are float64 on the
+    host; m is less than the depth asked for when an invariant subspace was found. ``noise`` is how far the products
+    were from those of one symmetric matrix.
     """
 
     basis: Tensor
@@ -273,7 +276,7 @@ class Lanczos:
 def lanczos(
     operator: LinearOperator, start: Tensor, depth: int, task: str = "lanczos", progress: tuple[int, int] | None = None
 ) -> Lanczos:
-    """``depth`` steps from ``start`` (P,) with full reorthogonalisation; fewer when an invariant subspace is met.
+    """``depth`` steps from ``start`` (P,), semi-orthogonal; fewer when an invariant subspace is met.
 
     One product a step. Golub and Van Loan, Algorithm 10.3.1, with classical Gram–Schmidt against all of Q at every
     step, or on a CPU at every other step while the overlaps measured stay below a tenth of √ε. Progress is reported

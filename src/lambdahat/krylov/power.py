@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lambdahat._precision import full_precision
 from lambdahat._progress import report
 from lambdahat.krylov.lanczos import random_vector, require_finite
 from lambdahat.krylov.restart import RitzPairs
@@ -38,6 +39,7 @@ def simultaneous_power_iteration(
         basis = following
 
 
+@full_precision()
 def _rayleigh_ritz(operator: LinearOperator, basis: Tensor, image: Tensor, changes: Tensor, products: int) -> RitzPairs:
     """Ritz pairs on an orthonormal ``basis`` (P, k) with known ``image`` A·basis, by descending magnitude."""
     gram = (basis.double().T @ image.double()).cpu()

@@ -45,7 +45,7 @@ class LinearOperator(ABC):
         psd: bool = False,
         space: Space | None = None,
     ) -> None:
-        self.dim, self.dtype, self.device = dim, dtype, device
+        self.dim, self.dtype, self.device = dim, dtype, torch.empty(0, device=device).device  # with its index
         self.symmetric, self.psd, self.space = symmetric, psd, space
         self.matvecs = 0
 
@@ -63,7 +63,7 @@ class LinearOperator(ABC):
         fits = block.ndim in (1, 2) and block.shape[0] == self.dim
         require(fits, "the right-hand side of @", f"have shape ({self.dim},) or ({self.dim}, k)", block)
         require(block.is_floating_point(), "the right-hand side of @", "be real floating point", str(block.dtype))
-        require(block.device.type == self.device.type, "the right-hand side of @", f"be on {self.device}",
+        require(block.device == self.device, "the right-hand side of @", f"be on {self.device}",
                 str(block.device), "move it with .to(operator.device)")  # fmt: skip
         columns = block.reshape(self.dim, -1).to(self.dtype)
         if columns.shape[1] == 0:

@@ -22,11 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.func import grad, vmap
-from torch.utils._pytree import tree_map
 
 from lambdahat._progress import report
 from lambdahat._rng import generator
-from lambdahat.batches import Batch, take
+from lambdahat.batches import Batch, rows_of, take
 from lambdahat.operators.linearise import graph_nodes, twice_differentiable
 from lambdahat.operators.output_factors import Factors, samples_separate, tolerance
 from lambdahat.problem import Problem
@@ -102,7 +101,7 @@ def sampled_trace(
         mean, stderr = float(values.mean()), float(values.std() / math.sqrt(len(values)))
         close = student_quantile(0.95, len(values) - 1) * stderr <= tol * abs(mean)
         if close or target >= MAX_ROUNDS:
-            status = Status.CONVERGED if close else Status.BUDGET_SPENT
+            status = Status.CONVERGED if close else Status.SAMPLES_SPENT
             return Estimate(mean, stderr, 0, status, len(values) - 1)
 
 
@@ -255,14 +254,14 @@ def _recording(problem: Problem, leaves: dict[str, Tensor]) -> Iterator[dict[str
         if not known or not _names(prefix, layer, leaves):
             continue
 
-        def note(layer: nn.Module, entered: Any, left: Tensor, prefix: str = prefix) -> None:
+        def note(layer: nn.Module, args: Any, kwargs: Any, left: Tensor, prefix: str = prefix) -> None:
             # the edge, not the tensor: a later in-place operation changes what the tensor is
             if left.requires_grad:
-                value = entered[0].detach()
+                value = (args[0] if args else kwargs["input"]).detach()
                 value = _standardised(layer, value) if isinstance(layer, BATCH_NORMS) else value
                 calls.setdefault(prefix, []).append(_Call(layer, value, get_gradient_edge(left), left.numel()))
 
-        handles.append(layer.register_forward_hook(note))
+        handles.append(layer.register_forward_hook(note, with_kwargs=True))
     try:
         yield calls
     finally:
@@ -276,7 +275,12 @@ def _names(prefix: str, layer: nn.Module, leaves: dict[str, Tensor]) -> set[str]
 
 
 def _squares(layer: nn.Module, entered: Tensor, deltas: Sequence[Tensor], signs: Tensor, diagonal: bool) -> Squares:
-    """Σ_ik c_ik (J_iᵀ s_ik)² of a layer's parameters from its input (B, …), K signals (B, …) and signs (K, B)."""
+    """Σ_ik c_ik (J_iᵀ s_ik)² of a layer's parameters from its input (B, …), K signals (B, …) and signs (K, B).
+
+    Squares and their sums are taken in single precision at least.
+    """
+    wide = torch.promote_types(entered.dtype, torch.float32)
+    entered, signs, deltas = entered.to(wide), signs.to(wide), [delta.to(wide) for delta in deltas]
     if isinstance(layer, nn.Linear) and entered.ndim == 2:
         return _linear_squares(entered, deltas, signs, diagonal)
     if isinstance(layer, nn.Linear):
@@ -372,7 +376,8 @@ def _sample_squares(
         for signal, sign in zip(signals, signs, strict=True):
             found = gradients(part, signal[start : start + rows])
             for name, tensor in found.items():
-                weighted = torch.einsum("b...,b->...", tensor.square(), sign[start : start + rows])
+                wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+                weighted = torch.einsum("b...,b->...", wide.square(), sign[start : start + rows].to(wide))
                 square = weighted if diagonal else weighted.sum()
                 squares[name] = squares[name] + square if name in squares else square
     return squares
@@ -385,9 +390,8 @@ def _sample_gradients(
     fixed = {name: leaf.detach() for name, leaf in leaves.items()}
     chosen = {name: fixed[name] for name in names}
 
-    def along(parameters: dict[str, Tensor], sample: Any, signal: Tensor) -> Tensor:
-        single = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, sample)
-        output: Tensor = problem.output({**fixed, **parameters}, Batch(single, 1))
+    def along(parameters: dict[str, Tensor], sample: Batch, signal: Tensor) -> Tensor:
+        output: Tensor = problem.output({**fixed, **parameters}, sample)
         return (output * signal.unsqueeze(0)).sum()
 
     def one(sample: Batch, signal: Tensor) -> tuple[Tensor, ...]:
@@ -396,10 +400,12 @@ def _sample_gradients(
         return torch.autograd.grad(output, inputs, signal.unsqueeze(0), materialize_grads=True)
 
     def gradients(part: Batch, signals: Tensor) -> dict[str, Tensor]:
+        columns, single = rows_of(part)
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="There is a performance drop")
-                return vmap(grad(along), in_dims=(None, 0, 0))(chosen, part.data, signals)  # type: ignore[no-any-return]
+                each_of = vmap(lambda signal, *rows: grad(along)(chosen, single(*rows), signal))
+                return each_of(signals, *columns)  # type: ignore[no-any-return]
         except RuntimeError:  # an operation that vmap does not take
             where = torch.arange(part.size, device=problem.device).split(1)
             each = [one(take(part, i), signal) for i, signal in zip(where, signals, strict=True)]

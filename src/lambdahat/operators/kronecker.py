@@ -194,6 +194,7 @@ class KFACInverse(LinearOperator):
         return out
 
 
+@torch.enable_grad()
 def kfac(problem: Problem, *, kind: str = "exact", correction: bool = False, samples: int = 1, seed: int = 0) -> KFAC:
     """The Kronecker-factored approximation of the Fisher F = Σ_b w_b (1/B) Σ_i J_iᵀ M_i J_i at today's parameters.
 
@@ -249,9 +250,9 @@ def _rows(block: Tensor, part: Block) -> Tensor:
 
 
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors in float64; what is 0 to rounding is 0, so that a singular factor shows as one."""
+    """Eigenvalues and eigenvectors in float64; what is 0 to the rounding of the factor's dtype is 0."""
     values, vectors = torch.linalg.eigh(matrix.double())
-    noise = matrix.shape[-1] * torch.finfo(torch.float64).eps * values[..., -1:].clamp(min=0.0)
+    noise = matrix.shape[-1] * torch.finfo(matrix.dtype).eps * values[..., -1:].clamp(min=0.0)
     return torch.where(values > noise, values, 0.0), vectors
 
 

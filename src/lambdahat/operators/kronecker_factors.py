@@ -17,12 +17,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from lambdahat._check import require
 from lambdahat._progress import report
 from lambdahat._rng import generator
-from lambdahat.batches import Batch, take
+from lambdahat.batches import Batch, rows_of, take
 from lambdahat.evaluators import Parameters
 from lambdahat.problem import Problem
 
@@ -379,18 +378,18 @@ def per_sample_squares(
 def _squares_by_vmap(
     problem: Problem, free: Parameters, fixed: Parameters, batch: Batch, vectors: Tensor, size: int, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    def one(data: Any, own: Tensor) -> dict[str, Tensor]:
-        single = Batch(tree_map(lambda leaf: leaf.unsqueeze(0) if _is_column(leaf) else leaf, data), 1)
-        pull = torch.func.vjp(lambda chosen: problem.output({**fixed, **chosen}, single), free)[1]
+    def one(sample: Batch, own: Tensor) -> dict[str, Tensor]:
+        pull = torch.func.vjp(lambda chosen: problem.output({**fixed, **chosen}, sample), free)[1]
         grads = [pull(vector.unsqueeze(0))[0] for vector in own.unbind(0)]
         return {name: torch.stack([grad[name].to(dtype) for grad in grads]).square().sum(dim=0) for name in free}
 
     out = {name: torch.zeros_like(value, dtype=dtype) for name, value in free.items()}
-    axes = tree_map(lambda leaf: 0 if _is_column(leaf) else None, batch.data)
     for part in torch.arange(batch.size, device=problem.device).split(size):
+        columns, single = rows_of(take(batch, part))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")
-            squares = torch.func.vmap(one, in_dims=(axes, 1))(take(batch, part).data, vectors[:, part])
+            each = torch.func.vmap(lambda own, *rows, single=single: one(single(*rows), own))
+            squares = each(vectors[:, part].transpose(0, 1), *columns)
         for name, square in squares.items():
             out[name] += square.sum(dim=0)
     return out
@@ -408,7 +407,3 @@ def _squares_one_by_one(
             for name, grad in ((name, grad) for name, grad in zip(leaves, grads, strict=True) if grad is not None):
                 out[name] += grad.to(dtype).square()
     return out
-
-
-def _is_column(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.ndim > 0

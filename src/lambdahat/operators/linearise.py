@@ -15,11 +15,11 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lambdahat._check import require
 from lambdahat._rng import generator
-from lambdahat.batches import Batch
+from lambdahat.batches import Batch, rows_of
 from lambdahat.operators.convolution import PlainConvolutions
 from lambdahat.problem import Problem
 
@@ -202,16 +202,23 @@ def gauss_newton_forward(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
 
 
 def sample_gradients(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
-    """(1/B) Σ_i g_i (g_iᵀv) with the per-sample gradients kept: for problems that are one function of the batch."""
+    """(1/B) Σ_i g_i (g_iᵀv) with the per-sample gradients kept: for problems that are one function of the batch.
+
+    The gradients come by vmap or, where an operation does not take it, one by one.
+    """
     names = list(leaves)
     points = {name: leaf.detach() for name, leaf in leaves.items()}
 
-    def one(parameters: dict[str, Tensor], sample: Any) -> Tensor:
-        single = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, sample)
-        return problem.batch_loss(parameters, Batch(single, 1)).reshape(())
+    columns, single = rows_of(batch)
 
-    per_sample = vmap(grad(one), in_dims=(None, 0))(points, batch.data)
-    rows = torch.cat([per_sample[name].reshape(batch.size, -1) for name in names], dim=1)
+    def gradient(*rows: Tensor) -> Tensor:
+        found = grad(lambda parameters: problem.batch_loss(parameters, single(*rows)).reshape(()))(points)
+        return torch.cat([found[name].reshape(-1) for name in names])
+
+    try:
+        rows = vmap(gradient)(*columns)
+    except RuntimeError:  # control flow that depends on the data, an operation without a batching rule
+        rows = torch.stack([gradient(*sample) for sample in zip(*columns, strict=True)])
     sizes = [point.numel() for point in points.values()]
 
     def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:

@@ -48,7 +48,7 @@ class FromScipy(LinearOperator):
         self.inner = inner
 
     def _apply(self, block: Tensor) -> Tensor:
-        return torch.as_tensor(self.inner.matmat(block.numpy())).to(self.dtype)
+        return torch.as_tensor(self.inner.matmat(block.numpy())).to(self.dtype, copy=True)  # it may hand out its own
 
 
 def operator(matrix: Any, *, symmetric: bool | None = None, psd: bool = False) -> LinearOperator:

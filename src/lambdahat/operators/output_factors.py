@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lambdahat._check import require
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, take
 from lambdahat.losses import Custom
@@ -19,6 +20,7 @@ from lambdahat.operators.linearise import empirical_residuals, monte_carlo_resid
 from lambdahat.problem import Problem
 
 SEVERAL = 4
+PROBE = 8
 WIDEST_CUSTOM = 256
 
 
@@ -80,6 +82,38 @@ def samples_separate(problem: Problem) -> bool:
     if not one_each or together.shape != (joined := torch.cat(alone)).shape:
         return False
     return bool((joined - together).abs().max() <= tolerance(problem) * together.abs().max())
+
+
+def require_separable(problem: Problem) -> None:
+    """Raise unless the loss of a batch is the mean of its samples' own losses, on a few samples of the first batch.
+
+    Targets that do not count leave a sample less weight in the mean. That is right where its gradient is taken within
+    the batch; a loss without an output is differentiated sample by sample, so that there the weights must be even.
+    """
+    require(problem.norm != "train", "norm", 'be "eval" or "frozen" for per-sample gradients', '"train"',
+            "batch statistics couple the samples")  # fmt: skip
+    first, parameters = problem.batches.first(), problem.named(problem.vector)
+    few = take(first, torch.arange(min(first.size, PROBE), device=problem.device))
+    singles = [take(few, i) for i in torch.arange(few.size, device=problem.device).split(1)]
+    terms, even = problem._evaluate.terms, problem.loss_function is None
+    if even:
+        each = terms(singles[0])
+        alike = all(terms(batch) == each * batch.size for batch in problem.batches)
+        require(alike, "the labels", "have as many that count (not −100) in every sample for per-sample gradients",
+                "samples of uneven weight", 'use loss="cross_entropy", or samples of one length')  # fmt: skip
+    shares = torch.tensor([1.0 if even else terms(single) for single in singles], dtype=torch.float64)
+    try:
+        with torch.no_grad(), twice_differentiable():
+            together = float(problem.batch_loss(parameters, few))
+            found = [problem.batch_loss(parameters, single) for single in singles]
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return  # a model for one batch size only: nothing to compare
+    alone = torch.tensor([float(loss) for loss in found], dtype=torch.float64)
+    mean = float(torch.where(shares > 0, shares * alone, 0.0).sum() / shares.sum().clamp(min=1e-300))
+    close = abs(together - mean) <= tolerance(problem) * (1.0 + float(alone.abs().nan_to_num().max()))
+    require(close, "the loss of a batch", "be the mean of its samples' own losses for per-sample gradients",
+            f"{together:.6g}, and {mean:.6g} from single samples",
+            "a loss that compares samples, or gives them uneven weights, has none")  # fmt: skip
 
 
 def why_no_factors(problem: Problem) -> str:

@@ -56,6 +56,7 @@ FACTORS: dict[str, tuple[int, ...]] = {
 }
 
 
+@torch.enable_grad()
 def curved_because(problem: Problem) -> str:
     """Empty when the output is piecewise linear in every single weight, else the reason why it may not be.
 

@@ -87,8 +87,13 @@ def _draw_elements(estimate: Estimate, axes: Axes) -> None:
 
 
 def value_text(estimate: Estimate) -> str:
-    """As "12.3 ± 0.4", or "12.3 (exact)" where there is no error; as many digits as the error leaves."""
+    """As "12.3 ± 0.4", "12.3 (exact)" where there is no error, "at least 12.3" where it is infinite.
+
+    As many digits as the error leaves.
+    """
     value, error = float(estimate), float(estimate.stderr)
+    if error == math.inf:
+        return f"at least {value:.6g}"
     if not math.isfinite(error):
         return f"{value:.6g} (error unknown)"
     if error == 0 or not math.isfinite(value):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.estimators.sharpness import (
+from lambdahat.estimators.flatness import (
     RelativeSharpness,
     Sharpness,
     adaptive_curvature,
@@ -20,7 +20,7 @@ from lambdahat.estimators.sharpness import (
 )
 from lambdahat.operators import fisher, hessian
 from lambdahat.problem import Problem
-from lambdahat.results import Measurement
+from lambdahat.results import Eigenpairs, Measurement
 from tests.cases import classifier, quadratic
 from tests.oracles import dense_hessian
 
@@ -140,6 +140,18 @@ def test_relative_sharpness_is_the_sum_over_pairs_of_rows(activation: str) -> No
     assert float(found.total) == pytest.approx(total, rel=0.02)
 
 
+def test_the_weights_of_a_total_have_probes_of_their_own() -> None:
+    weight = torch.randn(8, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def loss(parts: dict[str, Tensor]) -> Tensor:
+        return sum(((w @ w.T).sin() ** 2).sum() for w in (parts["first"], parts["second"]))  # type: ignore[return-value]
+
+    found = relative_sharpness(Problem.from_function(loss, {"first": weight, "second": weight.clone()}), tol=1.0)
+    first, second = found.layers["first"], found.layers["second"]
+    assert first.stderr > 0
+    assert float(first) != float(second)
+
+
 def test_fisher_rao_norm_is_the_quadratic_form_of_the_fisher() -> None:
     problem = classifier((4, 6, 3))
     theta = problem.vector
@@ -174,11 +186,25 @@ def test_overlap_with_all_eigenvectors_is_the_whole_gradient() -> None:
     assert not torch.allclose(batch.cosines, some.cosines, atol=1e-3)
 
 
+@pytest.mark.parametrize("turn", [1e-3, 1e-2])
+def test_a_turned_eigenvector_is_within_the_errors_of_the_overlap(turn: float) -> None:
+    matrix = torch.diag(torch.tensor([4.0, 0.0], dtype=torch.float64))
+    slope = torch.tensor([math.cos(1.4), math.sin(1.4)], dtype=torch.float64)
+    vector = torch.tensor([math.cos(turn), math.sin(turn)], dtype=torch.float64)
+    value = vector @ matrix @ vector
+    residual = (matrix @ vector - value * vector).norm()
+    pairs = Eigenpairs(value[None], vector[:, None], residual[None], torch.tensor([True]))
+    found = gradient_overlap(quadratic(matrix, slope), pairs)
+    assert abs(float(found.cosines) - math.cos(1.4)) <= 1.01 * float(found.errors) <= 2 * turn
+    assert abs(float(found.curvature) - 4 * math.cos(1.4) ** 2) <= 1.01 * float(found.curvature.stderr)
+
+
 def test_results_save_and_fill_tables(tmp_path: object) -> None:
     problem = classifier()
     plain, relative = sharpness(problem, steps=2), relative_sharpness(problem)
     loaded = Sharpness.load(plain.save(f"{tmp_path}/sharpness"))
-    assert str(loaded) == str(plain)  # as text: the error of a lower bound is NaN, which equals nothing
+    assert str(loaded) == str(plain)
+    assert str(plain.rise).startswith("at least ")
     assert RelativeSharpness.load(relative.save(f"{tmp_path}/relative")) == relative
     rows = {row["quantity"] for row in Measurement({"sharpness": plain, "relative": relative}).table()}
     assert {"sharpness.rise", "sharpness.curvature", "relative.layers.0.weight"} <= rows
@@ -189,6 +215,12 @@ def test_refusals() -> None:
         sharpness(classifier(), radius=0.0)
     with pytest.raises(ValueError, match="only vectors"):
         relative_sharpness(quadratic(torch.eye(3, dtype=torch.float64)))
+    with pytest.raises(ValueError, match="kind must be one of 'exact', 'empirical'"):
+        fisher_rao_norm(classifier(), "monte_carlo")
+    with pytest.raises(TypeError, match=r"problem must be a lambdahat\.Problem"):
+        relative_sharpness(torch.eye(3))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"problem must be a lambdahat\.Problem"):
+        gradient_overlap(torch.eye(3), None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="model and a loss"):
         fisher_rao_norm(quadratic(torch.eye(3, dtype=torch.float64)))
     flat = quadratic(torch.eye(3, dtype=torch.float64))

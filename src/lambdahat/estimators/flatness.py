@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_count, require_positive
+from lambdahat._check import require, require_choice, require_count, require_positive
 from lambdahat._progress import report
+from lambdahat._rng import derived_seed
 from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.estimators.traces import trace
 from lambdahat.operators import fisher, hessian
 from lambdahat.operators.base import LinearOperator
-from lambdahat.problem import Problem
+from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Eigenpairs, Estimate, Result, Status
 
 FIRST_STEP = 1.0
@@ -30,8 +31,9 @@ LAST_STEP = 1e-4
 class Sharpness(Result):
     """How steeply the loss rises within ‖T⁻¹ε‖ ≤ ``radius`` of θ: T = diag|θ| where ``adaptive``, else T = I.
 
-    ``rise`` is the largest L(θ + ε) − L(θ) found, a lower bound of the maximum, its error unknown. ``slope`` = ‖T∇L‖
-    and ``curvature`` = λ_max(THT) give its two closed forms. ``cost`` counts gradients and Hessian products.
+    ``rise`` is the largest L(θ + ε) − L(θ) found: the maximum is at least that, by how much more is unknown.
+    ``slope`` = ‖T∇L‖ and ``curvature`` = λ_max(THT) give its two closed forms. ``cost`` counts gradients and Hessian
+    products.
     """
 
     rise: Estimate
@@ -64,7 +66,7 @@ class RelativeSharpness(Result):
 
     @property
     def total(self) -> Estimate:
-        """Σ κ over the weights."""
+        """Σ κ over the weights, whose errors are independent: each has probes of its own."""
         parts = list(self.layers.values())
         error = math.sqrt(sum(float(part.stderr) ** 2 for part in parts))
         dof = min(part.dof for part in parts)
@@ -75,16 +77,18 @@ class RelativeSharpness(Result):
 class Overlap(Result):
     """How much of the gradient lies along each eigenvector: ``cosines`` φ_iᵀg/‖g‖, (k,), in the order of the pairs.
 
-    ``curvature`` is Σ_i λ_i cos²_i, what these pairs contribute to gᵀHg/‖g‖²; its error comes from their residuals.
+    ``errors`` (k,) are those of the cosines, r_i/gap_i (see ``gradient_overlap``). ``curvature`` is Σ_i λ_i cos²_i,
+    what these pairs contribute to gᵀHg/‖g‖²; its error is Σ_i (r_i cos²_i + 2|λ_i cos_i| r_i/gap_i).
     """
 
     cosines: Tensor
+    errors: Tensor
     curvature: Estimate
     gradient_norm: float
 
     @property
     def squared(self) -> Tensor:
-        """cos², the share of ‖g‖² along each vector."""
+        """cos², the share of ‖g‖² along each vector; its error is 2|cos|·``errors``."""
         return self.cosines.square()
 
     @property
@@ -194,6 +198,7 @@ def relative_sharpness(problem: Problem, tol: float = 0.05, seed: int = 0) -> Re
     and s'. With LLᵀ = WWᵀ, κ = tr((L ⊗ I)ᵀ H (L ⊗ I)): a trace, estimated to ``tol``. Both are invariant to the
     scale of a whole layer; parameters of fewer than two dimensions have none.
     """
+    require_problem(problem)
     parameters = problem.space.unflatten(problem.vector)
     weights = {name: tensor for name, tensor in parameters.items() if tensor.ndim > 1}
     require(bool(weights), "the problem", "have a weight of two dimensions or more", "only vectors")
@@ -201,8 +206,9 @@ def relative_sharpness(problem: Problem, tol: float = 0.05, seed: int = 0) -> Re
     whole = hessian(problem)
     for done, (name, weight) in enumerate(weights.items(), start=1):
         block = whole.restrict([name])
-        layers[name] = trace(_between_rows(block, weight), tol, seed=seed)
-        plain, size = trace(block, tol, seed=seed), float(weight.double().square().sum())
+        own = derived_seed(seed, "relative sharpness", name)
+        layers[name] = trace(_between_rows(block, weight), tol, seed=own)
+        plain, size = trace(block, tol, seed=own), float(weight.double().square().sum())
         simple[name] = Estimate(size * float(plain), size * float(plain.stderr), plain.cost, plain.status, plain.dof)
         cost += layers[name].cost + plain.cost
         report("relative sharpness", done, len(weights))
@@ -228,11 +234,13 @@ def _between_rows(block: LinearOperator, weight: Tensor) -> LinearOperator:
 
 
 def fisher_rao_norm(problem: Problem, kind: str = "exact") -> Estimate:
-    """The squared Fisher–Rao norm θᵀFθ = mean_i (J_iθ)ᵀM_i(J_iθ), exact in one product (Liang et al. 2019).
+    """The squared Fisher–Rao norm ‖θ‖²_fr = θᵀFθ = mean_i (J_iθ)ᵀM_i(J_iθ), exact in one product (Liang et al. 2019).
 
-    F is the Fisher of the model's own distribution ("exact"), or of the data's targets ("empirical"). For a parameter
-    filter, θ and F are those of the chosen parameters.
+    The square is Liang et al.'s own definition; the norm itself is its root. F is the Fisher of the model's own
+    distribution ("exact"), or of the data's targets ("empirical"). For a parameter filter, θ and F are those of the
+    chosen parameters.
     """
+    require_choice(kind, "kind", ("exact", "empirical"), "sampled targets would give a random number")
     operator, theta = fisher(problem, kind), problem.vector
     return Estimate(float(theta.double() @ (operator @ theta).double()), cost=1)
 
@@ -242,14 +250,27 @@ def gradient_overlap(problem: Problem, pairs: Eigenpairs) -> Overlap:
 
     To second order a step of gradient descent changes the loss by −α‖g‖²(1 − (α/2) Σ_i λ_i (φ_iᵀg)²/‖g‖²), so that the
     loss falls for α < 2/Σ_i λ_i cos²_i. For the overlap with a mini-batch gradient pass ``problem.subsample(B)``.
+
+    An eigenvector with residual r is turned by at most about r/gap (Davis and Kahan 1970), the error of its cosine. The
+    gap to eigenvalues that are not among the pairs is unknown: it is taken to the nearest of the other pairs or of 0,
+    where the bulk of a network's eigenvalues lies.
     """
+    require_problem(problem)
     gradient = problem.gradient().double()
     fits = isinstance(pairs, Eigenpairs) and pairs.vectors.shape[0] == len(gradient)
     require(fits, "pairs", f"be Eigenpairs with vectors of length {len(gradient)}", pairs)
     size = float(gradient.norm())
     require(size > 0, "the gradient", "not be zero", "a point where it is", "it has no direction there")
     cosines = (pairs.vectors.to(gradient).T @ gradient / size).cpu()
-    shares = cosines.square()
-    value = float(pairs.values.cpu().double() @ shares)
-    error = float(pairs.residuals.cpu().double() @ shares)
-    return Overlap(cosines, Estimate(value, error, status=pairs.status), size)
+    values, residuals = pairs.values.cpu().double(), pairs.residuals.cpu().double()
+    turns = _turns(values, residuals)
+    value = float(values @ cosines.square())
+    error = float(residuals @ cosines.square() + 2 * (values * cosines).abs() @ turns)
+    return Overlap(cosines, turns, Estimate(value, error, status=pairs.status), size)
+
+
+def _turns(values: Tensor, residuals: Tensor) -> Tensor:
+    """r/gap of each pair, at most 1, the gap to the nearest other value or 0, whichever is nearer."""
+    distance = (values[:, None] - values).abs().fill_diagonal_(math.inf)
+    gap = torch.minimum(distance.amin(dim=1), values.abs())
+    return (residuals / gap.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1.0)

@@ -1,0 +1,204 @@
+"""The products of a problem's batches: which keep their graph, in which mode, and how blocks go through them."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambdahat.batches import Batch, free_memory
+from lambdahat.operators import linearise
+from lambdahat.problem import Problem
+
+GRAPH_FRACTION = 0.4
+BLOCK = 16
+CUDA_GRAPH_BYTES = 1 << 30
+FINITE = "products by finite differences, good to about ε^(2/3), for autograd cannot differentiate the model twice: "
+
+
+class Products:
+    """The products of all batches: which are kept, in which mode, and how blocks go through them."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        leaves: dict[str, Tensor],
+        modes: dict[str, linearise.Builder],
+        memory: int | None,
+        dtype: torch.dtype,
+    ) -> None:
+        self.problem, self.leaves, self.modes, self.dtype = problem, leaves, dict(modes), dtype
+        self.device = problem.device
+        self.stream = torch.cuda.Stream(problem.device) if problem.device.type == "cuda" else None
+        budget = GRAPH_FRACTION * free_memory(problem.device) if memory is None else memory
+        with linearise.twice_differentiable():
+            self._prepare(budget)
+
+    def _prepare(self, budget: float) -> None:
+        """Choose the mode and keep what the budget holds."""
+        first, self.graph_bytes = self._first_that_works()
+        count = len(self.problem.batches)
+        self.kept = min(count, int(budget // max(self.graph_bytes, 1)))
+        if self.kept < count and len(self.modes) > 1:
+            self.mode = self._fastest_unkept()
+        self.cache: list[linearise.Product] = []
+        self._fill(first)
+        self.vmaps = True
+        self.replay: Callable[[Tensor], Tensor] | None = None
+        self.tried_replay = False
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """Rows (k, P) times the operator."""
+        with linearise.twice_differentiable():
+            return self._apply(rows)
+
+    def _apply(self, rows: Tensor) -> Tensor:
+        if len(rows) == 1:
+            return self._single(rows[0]).unsqueeze(0)
+        if not self.vmaps or self._may_replay():
+            return torch.stack([self._single(row) for row in rows])
+        chunks = rows.split(self._block())
+        return torch.cat([self._block_product(chunk) if len(chunk) > 1 else self._apply(chunk) for chunk in chunks])
+
+    def _single(self, row: Tensor) -> Tensor:
+        if self._may_replay():
+            if not self.tried_replay:
+                self.tried_replay = True
+                self.replay = self._capture()
+            if self.replay is not None:
+                return self.replay(row)
+        return self._sum(row, batched=False)
+
+    def _block_product(self, rows: Tensor) -> Tensor:
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="There is a performance drop")
+                return self._sum(rows, batched=True)
+        except (RuntimeError, NotImplementedError):  # an operation without a batching rule: one by one from now on
+            self.vmaps = False
+            return self._apply(rows)
+
+    def _sum(self, rows: Tensor, batched: bool) -> Tensor:
+        """Σ_b w_b A_b rows, accumulated in the operator's dtype."""
+        tangents = [
+            piece.to(leaf.dtype)
+            for piece, leaf in zip(self.problem.space.split(rows), self.leaves.values(), strict=True)
+        ]
+        total: list[Tensor] = []
+        for product, weight in self._each():
+            parts = [part.to(self.dtype) for part in product(tangents, batched)]
+            if total:
+                torch._foreach_add_(total, parts, alpha=weight)
+            else:
+                # not scaled in place: what autograd gives may be shared; and with one batch there is nothing to scale
+                total = parts if len(self.problem.batches) == 1 else list(torch._foreach_mul(parts, weight))
+        return torch.cat([part.reshape(*rows.shape[:-1], -1) for part in total], dim=-1)
+
+    def _each(self) -> Any:
+        for i, (weight, batch) in enumerate(self.problem.weighted()):
+            yield (self.cache[i] if i < len(self.cache) else self._build(batch)), weight
+
+    def _build(self, batch: Batch) -> linearise.Product:
+        build = self.modes[self.mode]
+        if self.stream is None:
+            return build(self.problem, self.leaves, batch)
+        # graphs are built on a stream of their own, so that a CUDA graph can capture the backward passes on it
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            product = build(self.problem, self.leaves, batch)
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        return product
+
+    def _first_that_works(self) -> tuple[linearise.Product, int]:
+        """The first batch's product in the first mode that the model can take, and the bytes its graph keeps."""
+        batch = self.problem.batches.first()
+        failures: list[str] = []
+        for mode in list(self.modes):
+            self.mode = mode
+            try:
+                product, size = self._build_and_weigh(batch)
+                tangents = [torch.zeros_like(leaf) for leaf in self.leaves.values()]
+                product(tangents)
+                if failures and mode == "finite":
+                    warnings.warn(FINITE + "; ".join(failures), stacklevel=2)
+                return product, size
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, NotImplementedError) as error:
+                failures.append(f"{mode}: {str(error).splitlines()[0][:120]}")
+                del self.modes[mode]
+        raise TypeError("the model must be differentiable twice in some mode, got " + "; ".join(failures))
+
+    def _build_and_weigh(self, batch: Batch) -> tuple[linearise.Product, int]:
+        """A product and the bytes it keeps or, where nothing is kept, those a pass of the model takes."""
+        if self.mode == "reverse":
+            return linearise.saved_bytes(lambda: self._build(batch))
+        if self.mode == "samples":
+            return self._build(batch), batch.size * self.problem.num_parameters * self.dtype.itemsize
+        _, size = linearise.saved_bytes(lambda: self.problem.batch_loss(self.leaves, batch))
+        return self._build(batch), size
+
+    def _fastest_unkept(self) -> str:
+        """One timed product of the first batch in each mode, rebuilt as a batch that is not kept would be."""
+        batch = self.problem.batches.first()
+        seconds: dict[str, float] = {}
+        tangents = [torch.ones_like(leaf) for leaf in self.leaves.values()]
+        for mode in [mode for mode in self.modes if mode != "finite"]:
+            self.mode = mode
+            try:
+                for _ in range(2):  # the first warms up
+                    start = time.perf_counter()
+                    self._build(batch)(tangents)
+                    if self.stream is not None:
+                        torch.cuda.synchronize(self.device)
+                    seconds[mode] = time.perf_counter() - start
+            except (RuntimeError, NotImplementedError):
+                seconds.pop(mode, None)
+        return min(seconds, key=lambda mode: seconds[mode]) if seconds else next(iter(self.modes))
+
+    def _fill(self, first: linearise.Product) -> None:
+        """Keep the products of as many batches as the budget holds."""
+        if self.mode not in ("reverse", "samples"):
+            self.kept = 0
+        for i, batch in enumerate(self.problem.batches):
+            if i >= self.kept:
+                break
+            self.cache.append(first if i == 0 else self._build(batch))
+
+    def _block(self) -> int:
+        """Columns that go through vmap together: as many as keep their activations within the budget."""
+        room = free_memory(self.device) * GRAPH_FRACTION
+        return int(max(1, min(BLOCK, room // max(self.graph_bytes, 1))))
+
+    def _may_replay(self) -> bool:
+        small = self.graph_bytes * len(self.problem.batches) <= CUDA_GRAPH_BYTES
+        whole = self.stream is not None and len(self.cache) == len(self.problem.batches) and small
+        return whole and (self.replay is not None or not self.tried_replay)
+
+    def _capture(self) -> Callable[[Tensor], Tensor] | None:
+        """One product as a CUDA graph: small networks are bound by launches, which a replay makes in one."""
+        assert self.stream is not None
+        given = torch.zeros(self.problem.num_parameters, dtype=self.dtype, device=self.device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self.stream):
+                for _ in range(3):
+                    self._sum(given, batched=False)
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+            with torch.cuda.graph(graph, stream=self.stream):
+                result = self._sum(given, batched=False)
+        except RuntimeError:
+            torch.cuda.synchronize(self.device)
+            return None
+
+        def replay(row: Tensor) -> Tensor:
+            given.copy_(row)
+            graph.replay()
+            return result.clone()
+
+        return replay
