@@ -193,7 +193,7 @@ def _bend(output: Tensor, leaves: dict[str, Tensor], normalised: int | None) -> 
     rng = generator(0, "piecewise")
 
     def draw(like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=rng, dtype=torch.float64).to(like)
+        return torch.randn(like.shape, generator=rng, dtype=torch.float32).to(like)
 
     mix = draw(output)
     mix = mix if normalised is None else mix - mix.mean(dim=normalised, keepdim=True)
