@@ -181,10 +181,12 @@ def test_plane_becomes_a_surface_on_three_dimensional_axes():
 
 
 def test_plane_of_a_loss_that_is_flat_or_overflows():
-    plot(Landscape(OFFSETS, np.ones((21, 21)))).figure.canvas.draw()
     steep = np.exp(8 * ACROSS**2)
     steep[0, 0] = np.inf
-    plot(Landscape(OFFSETS, steep)).figure.canvas.draw()
+    for loss in (np.ones((21, 21)), steep):
+        axes = plot(Landscape(OFFSETS, loss))
+        axes.figure.canvas.draw()
+        assert axes.get_xlim() == (OFFSETS[0], OFFSETS[-1])
 
 
 def test_scalar_shows_its_students_interval():

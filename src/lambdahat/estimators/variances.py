@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from lambdahat._check import require, require_count
 from lambdahat._progress import report
 from lambdahat._rng import generator
-from lambdahat.batches import Batch, free_memory, take
+from lambdahat.batches import Batch, free_memory, rows_of, take
 from lambdahat.losses import IGNORE, CrossEntropy
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Estimate, Variance
@@ -143,16 +143,11 @@ class _PerSample:
             yield rows.to(torch.promote_types(rows.dtype, torch.float32))
 
     def _each(self, batch: Batch, derivative: Derivative) -> Tensor:
-        flat, spec = tree_flatten(batch.data)
-        columns = [i for i, leaf in enumerate(flat) if isinstance(leaf, Tensor) and leaf.ndim]
+        inputs, single = rows_of(batch)
 
-        def one(*leaves: Tensor) -> Tensor:
-            data = list(flat)
-            for i, leaf in zip(columns, leaves, strict=True):
-                data[i] = leaf.unsqueeze(0)
-            return derivative(Batch(tree_unflatten(data, spec), 1))
+        def one(*rows: Tensor) -> Tensor:
+            return derivative(single(*rows))
 
-        inputs = [flat[i] for i in columns]
         # the fused attention kernels have no second derivatives; operations that vmap loops over are right all the same
         with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")
