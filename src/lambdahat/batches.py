@@ -88,6 +88,11 @@ class Batches:
             require(raw is not end, "data", f"give {len(self.sizes)} batches at every pass", f"{index}")
             yield self._place(raw, index)
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether all batches are kept on the device."""
+        return self._kept is not None
+
     def first(self) -> Batch:
         """The first batch."""
         return next(iter(self))

@@ -311,6 +311,92 @@ class Variance(Result):
 
 
 @dataclass(frozen=True)
+class Diagnostics(Result):
+    """Whether chains can be believed, judged by nβ(L − L*) of their draws.
+
+    ``rhat`` is the rank-normalised split R̂ and ``ess_bulk``, ``ess_tail``, ``ess_mean`` the effective sample sizes
+    (Vehtari et al. 2021), over all chains. ``drift`` is the change from the first to the last third of the draws, with
+    its error, and ``distance`` the mean ‖w − w*‖ of each chain. ``acceptance`` is that of the chain; for kernels that
+    never reject, that of MALA steps from its draws. ``diverged`` and ``bounded`` (how often) are by chain.
+    """
+
+    rhat: float
+    ess_bulk: float
+    ess_tail: float
+    ess_mean: float
+    drift: Estimate
+    distance: Array
+    acceptance: float
+    diverged: NDArray[np.bool_]
+    bounded: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Chains(Result):
+    """Draws of several chains from exp(−nβ·L(w) − ½Σγ_i(w_i − w*_i)²), one row a chain, one column a draw.
+
+    ``losses`` are those the chain saw, ``centre_losses`` those of the centre w* on the same batches. ``full_losses``
+    are of the whole data, where they were asked for. ``forces`` holds ‖∇U‖². ``cost`` counts the gradients of all
+    chains, burn-in included: of batches of ``batch_size`` samples, or of the whole data. On request there are
+    ``observables`` (chains, draws, …), ``averages`` (chains, stretches, …) and ``parameters`` (chains, draws, P).
+    """
+
+    losses: Array
+    centre_losses: Array
+    distances: Array
+    forces: Array
+    acceptances: Array
+    kernel: str
+    step_size: float
+    nbeta: float
+    localization: float | Tensor
+    initial_loss: float
+    num_samples: int
+    batch_size: int
+    burn_in: int
+    thin: int
+    mode: str
+    diagnostics: Diagnostics
+    full_losses: Array | None = None
+    observables: Mapping[str, Array] = field(default_factory=dict)
+    averages: Mapping[str, Array] = field(default_factory=dict)
+    parameters: Tensor | None = None
+    cost: int = 0
+    status: Status = Status.CONVERGED
+
+    def __len__(self) -> int:
+        return len(self.losses)
+
+    @property
+    def energies(self) -> Array:
+        """nβ·(L(w) − L(w*)) of every draw, both on the same batch: their mean is λ̂."""
+        return self.nbeta * (self.losses - self.centre_losses)
+
+    @property
+    def full_energies(self) -> Array:
+        """nβ·(L(w) − L(w*)) of every draw over the whole data."""
+        found = self.full_losses if self.full_losses is not None or self.batch_size < self.num_samples else self.losses
+        require(found is not None, "full_energies", "have losses over the whole data", "chains sampled without them",
+                'sample with baseline="full" or "both"')  # fmt: skip
+        return self.nbeta * (np.asarray(found) - self.initial_loss)
+
+    def to_arviz(self) -> Any:
+        """The draws as an xarray ``DataTree`` with groups posterior and sample_stats, as ArviZ takes it."""
+        import xarray
+
+        dims = ("chain", "draw")
+        stats_ = {"energy": self.energies, "loss": self.losses, "distance": self.distances,
+                  "acceptance_rate": self.acceptances}  # fmt: skip
+        posterior: dict[str, Any] = {"learning_coefficient": (dims, self.energies)}
+        if self.parameters is not None:
+            posterior["parameters"] = ((*dims, "parameter"), self.parameters.numpy())
+        for name, values in self.observables.items():
+            posterior[name] = ((*dims, *(f"{name}_dim_{i}" for i in range(values.ndim - 2))), values)
+        groups = {"posterior": posterior, "sample_stats": {name: (dims, values) for name, values in stats_.items()}}
+        return xarray.DataTree.from_dict({name: xarray.Dataset(group) for name, group in groups.items()})
+
+
+@dataclass(frozen=True)
 class Measurement(Result):
     """Everything measured of one problem: named results and what they were measured on."""
 

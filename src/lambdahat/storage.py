@@ -37,6 +37,12 @@ class Status(Enum):
     NOT_CONVERGED = "Some residuals are above tol: raise max_matvecs, or ask for fewer pairs."
     PRECISION_LIMIT = "Rounding of the operator's dtype stops further progress: use a float64 problem, or raise tol."
     QUADRATURE = "The quadrature has not settled: raise depth."
+    NOT_A_MINIMUM = "The sampled loss fell below the loss at the centre: train further, or raise localization."
+    NOT_MIXED = "The chains disagree or still drift: raise draws and burn_in, or localization."
+    DIVERGED = "Chains ran away to infinite loss: lower step_size, or raise localization."
+    BOUNDED = "Chains ran into the bound and were pulled back: raise localization, or bound."
+    NOT_MOVING = "The chains did not move, so their spread says nothing: raise step_size."
+    GRADIENTS_SPENT = "The gradients allowed ran out before the standard error was reached: raise max_gradients or tol."
 
     @property
     def ok(self) -> bool:

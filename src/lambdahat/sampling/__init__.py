@@ -1,0 +1,24 @@
+"""Sampling the localised tempered posterior exp(−nβ·L(w) − ½Σγ_i(w_i − w*_i)²): kernels, chains, diagnostics."""
+
+from __future__ import annotations
+
+from lambdahat.sampling.hamiltonian import HMC, mala
+from lambdahat.sampling.kernels import SGHMC, SGLD, SGNHT, Info, Kernel, RMSpropSGLD, State
+from lambdahat.sampling.running import sample
+from lambdahat.sampling.streams import Streams
+
+sgld, rmsprop_sgld, sghmc, sgnht, hmc = SGLD, RMSpropSGLD, SGHMC, SGNHT, HMC
+
+__all__ = [
+    "Info",
+    "Kernel",
+    "State",
+    "Streams",
+    "hmc",
+    "mala",
+    "rmsprop_sgld",
+    "sample",
+    "sghmc",
+    "sgld",
+    "sgnht",
+]

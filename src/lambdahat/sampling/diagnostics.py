@@ -1,0 +1,112 @@
+"""Whether chains can be believed: mixing, effective sample size, drift, acceptance, divergence."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lambdahat.problem import Problem
+from lambdahat.results import Array, Diagnostics, Estimate, Status
+from lambdahat.sampling.gradients import OneByOne, full_data
+from lambdahat.sampling.hamiltonian import HMC
+from lambdahat.sampling.kernels import Kernel
+from lambdahat.sampling.streams import Streams
+
+PROBE_SAMPLES = 2048
+RHAT = 1.05  # above it the chains count as not mixed
+
+
+def diagnose(energies: Array, distances: Array, acceptance: float, bounded: NDArray[np.int64]) -> Diagnostics:
+    """The diagnostics of energies nβ(L − L*), (chains, draws), over the chains that did not diverge."""
+    diverged = np.logical_not(np.isfinite(energies).all(axis=1))
+    kept = energies[~diverged]
+    moving = kept.size > 0 and bool(np.ptp(kept) > 0)
+    rhat, bulk, tail, mean = _mixing(kept) if moving and kept.shape[1] >= 4 else (math.nan,) * 4
+    return Diagnostics(rhat, bulk, tail, mean, drift(kept), distances.mean(axis=1), acceptance, diverged, bounded)
+
+
+def _mixing(energies: Array) -> tuple[float, float, float, float]:
+    from arviz_stats.base import array_stats  # type: ignore[attr-defined]
+
+    axes = {"chain_axis": 0, "draw_axis": 1}
+    bulk, mean = (float(array_stats.ess(energies, method=method, **axes)) for method in ("bulk", "mean"))
+    tail = float(array_stats.ess(energies, method="tail", prob=(0.05, 0.95), **axes))
+    rhat = float(array_stats.rhat(energies, **axes)) if energies.size > energies.shape[1] else math.nan
+    return rhat, bulk, tail, mean
+
+
+def drift(energies: Array) -> Estimate:
+    """Mean of the last third of the draws less that of the first, with the standard error over chains and blocks."""
+    chains, draws = energies.shape
+    if chains == 0 or draws < 6:
+        return Estimate(math.nan, math.nan)
+    third = draws // 3
+    first, last = energies[:, :third], energies[:, -third:]
+    change = last.mean() - first.mean()
+    error = math.hypot(standard_error(first), standard_error(last))
+    return Estimate(float(change), error)
+
+
+def standard_error(values: Array) -> float:
+    """The standard error of the mean of all values, (chains, draws), autocorrelation and spread of chains included."""
+    if values.size < 2 or np.ptp(values) == 0:
+        return 0.0
+    if values.shape[1] < 4:
+        return float(values.mean(axis=1).std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+    _, _, _, ess = _mixing(values)
+    return float(values.std(ddof=1)) / math.sqrt(ess)
+
+
+def verdict(diagnostics: Diagnostics, moved: bool) -> Status:
+    """What stands in the way of using the draws."""
+    if diagnostics.diverged.any():
+        return Status.DIVERGED
+    if not moved:
+        return Status.NOT_MOVING
+    if diagnostics.bounded.any():
+        return Status.BOUNDED
+    change = diagnostics.drift
+    drifting = float(change.stderr) > 0 and abs(float(change)) > 4 * float(change.stderr)
+    if (diagnostics.rhat > RHAT) or drifting:
+        return Status.NOT_MIXED
+    return Status.CONVERGED
+
+
+class AcceptanceProbe:
+    """The mean probability that a MALA step of the kernel's ε would be accepted, from where the chains are.
+
+    For kernels that never reject it tells how far their steps are from right: near 1 when ε is small enough. It is
+    taken on up to 2,048 samples, always the same; the noise of batches is not in it.
+    """
+
+    def __init__(self, problem: Problem, kernel: Kernel, seed: int) -> None:
+        few = problem.num_samples > PROBE_SAMPLES and problem.norm != "train"
+        self._problem = problem.subsample(PROBE_SAMPLES, seed) if few else problem
+        self._gradients = OneByOne(self._problem)
+        self._seed, self._centre = seed, problem.vector
+        self._seen: list[float] = []
+        self.retune(kernel)
+
+    def retune(self, kernel: Kernel) -> None:
+        """Probe another kernel's steps."""
+        self._kernel = HMC(kernel.step_size, kernel.nbeta, kernel.localization, kernel.scale, leapfrog=1)
+
+    def look(self, positions: Tensor) -> None:
+        """One probe of every chain."""
+        where = positions[torch.isfinite(positions).all(dim=-1)]
+        if len(where) == 0:
+            return
+        state = self._kernel.init(where, self._centre)
+        rng = Streams(self._seed, [len(self._seen) * 10_000 + i for i in range(len(where))], where.device)
+        _, info = self._kernel.step(state, lambda at: full_data(self._gradients, at), rng)
+        assert info.acceptance is not None
+        self._seen.append(float(info.acceptance.mean()))
+
+    @property
+    def acceptance(self) -> float:
+        """The mean over all looks, NaN before the first."""
+        return float(np.mean(self._seen)) if self._seen else math.nan

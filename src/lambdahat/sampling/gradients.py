@@ -1,0 +1,102 @@
+"""Losses and gradients of several chains: all in one call, or chain by chain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lambdahat.batches import Batch
+from lambdahat.problem import Problem
+from lambdahat.sampling.minibatches import Minibatches
+
+LossAndGradient = tuple[Tensor, Tensor]
+
+
+class Together:
+    """All chains in one call: the losses are mapped (``torch.vmap``), so that matrix products become batched ones."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    def one_batch(self, positions: Tensor, batch: Batch) -> LossAndGradient:
+        """Losses (chains,) and gradients (chains, P) on one batch for all."""
+        return self._differentiated(lambda theta: self._loss(theta, batch), positions)
+
+    def own_batches(self, positions: Tensor, source: Minibatches, index: Tensor) -> LossAndGradient:
+        """The same with a batch for each chain."""
+        parts = source.gathered(index)
+        return self._differentiated(lambda theta, *own: self._loss(theta, source.assembled(own)), positions, *parts)
+
+    def _loss(self, theta: Tensor, batch: Batch) -> Tensor:
+        return self.problem.batch_loss(self.problem.named(theta), batch).reshape(())
+
+    @torch.enable_grad()
+    def _differentiated(self, loss: Callable[..., Tensor], positions: Tensor, *parts: Tensor) -> LossAndGradient:
+        """One backward pass through the sum: the chains do not touch each other."""
+        leaves = positions.detach().requires_grad_()
+        losses = torch.vmap(loss)(leaves, *parts)
+        (gradients,) = torch.autograd.grad(losses.sum(), leaves)
+        return losses.detach(), gradients
+
+
+class OneByOne:
+    """Chain after chain, each by a plain backward pass: for models that cannot be mapped, or gain nothing by it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    def one_batch(self, positions: Tensor, batch: Batch) -> LossAndGradient:
+        """Losses (chains,) and gradients (chains, P) on one batch for all."""
+        return self._stacked([self._single(theta, batch) for theta in positions])
+
+    def own_batches(self, positions: Tensor, source: Minibatches, index: Tensor) -> LossAndGradient:
+        """The same with a batch for each chain."""
+        pairs = zip(positions, index, strict=True)
+        return self._stacked([self._single(theta, source.batch(row)) for theta, row in pairs])
+
+    def _stacked(self, results: list[LossAndGradient]) -> LossAndGradient:
+        losses, gradients = zip(*results, strict=True)
+        if len(results) == 1:
+            return losses[0].unsqueeze(0), gradients[0].unsqueeze(0)
+        return torch.stack(losses), torch.stack(gradients)
+
+    @torch.enable_grad()
+    def _single(self, theta: Tensor, batch: Batch) -> LossAndGradient:
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.problem.named(theta).items()}
+        loss = self.problem.batch_loss(leaves, batch)
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        return loss.detach().reshape(()), flat.to(theta.dtype)
+
+
+def full_data(gradients: Together | OneByOne, positions: Tensor) -> LossAndGradient:
+    """Losses and gradients over the whole data."""
+    losses, total = torch.zeros(len(positions), dtype=torch.float64, device=positions.device), None
+    for weight, batch in gradients.problem.weighted():
+        loss, gradient = gradients.one_batch(positions, batch)
+        losses = losses + weight * loss.double()
+        total = gradient.mul_(weight) if total is None else total.add_(gradient, alpha=weight)
+    assert total is not None
+    return losses, total
+
+
+def on_batches(
+    gradients: Together | OneByOne, positions: Tensor, source: Minibatches, index: Tensor, parts: int = 1
+) -> LossAndGradient:
+    """Losses and gradients on the batches drawn, in ``parts`` pieces one after the other where memory is short."""
+    losses, total = None, None
+    for piece in index.chunk(parts, dim=1):
+        if source.shared:
+            loss, gradient = gradients.one_batch(positions, source.batch(piece[0]))
+        else:
+            loss, gradient = gradients.own_batches(positions, source, piece)
+        if parts == 1:
+            return loss, gradient
+        share = piece.shape[1] / index.shape[1]
+        losses = share * loss if losses is None else losses + share * loss
+        total = gradient.mul_(share) if total is None else total.add_(gradient, alpha=share)
+    assert losses is not None
+    assert total is not None
+    return losses, total

@@ -1,0 +1,238 @@
+"""Kernels: ``init`` makes an explicit state, ``step`` moves it one step under the localised tempered posterior.
+
+All sample p(w) ∝ exp(−U(w)) with U = nβ·L(w) + ½ Σ_i γ_i (w_i − w*_i)², w* the point the chain starts from. A step sees
+the loss through ``evaluate(position) -> losses, gradients`` on this step's batch, where L is a mean over the batch.
+Positions are (chains, P) or (P,). A step writes to the state it is given and to the gradients: both are used up.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lambdahat._check import describe, require, require_positive
+from lambdahat.sampling.streams import Streams
+
+Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
+Localization = float | Tensor | Mapping[str, float]
+
+
+@dataclass
+class State:
+    """Where chains are: ``position`` (…, P), the ``centre`` (P,) they are tied to, and what the kernel remembers."""
+
+    position: Tensor
+    centre: Tensor
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    steps: int = 0
+
+
+class Info(NamedTuple):
+    """What a step saw: the loss, ‖∇U‖² where it was evaluated, and the probability of acceptance, each (…,).
+
+    Kernels that never reject have the loss at the point they leave; the others the loss at the point they end at.
+    ``gradients`` counts the evaluations of the step.
+    """
+
+    loss: Tensor
+    force_square: Tensor
+    acceptance: Tensor | None
+    gradients: int
+
+
+@dataclass(frozen=True)
+class Kernel(ABC):
+    """A Markov kernel with its settings: step size ε, inverse temperature nβ and localization γ.
+
+    γ is a number, a tensor (P,), or numbers by name or glob of parameters ({"layers.0.*": 10.0}, the rest 0). ``scale``
+    preconditions: S, (P,) for a diagonal or (P, P) symmetric, so that the chain moves in S⁻¹w with the same ε.
+    """
+
+    step_size: float
+    nbeta: float
+    localization: Localization = 0.0
+    scale: Tensor | None = None
+
+    exact: ClassVar[bool] = False
+    """Whether the kernel accepts and rejects: then it needs the whole data at every step, and has no bias from ε."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("step_size", self.step_size), ("nbeta", self.nbeta)):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            require(number, name, "be a number", describe(value), error=TypeError)
+            require(0 <= value < math.inf, name, "be a finite number of at least 0", repr(value))
+        require_localization(self.localization)
+
+    def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
+        """Chains at ``theta``, (chains, P) or (P,), tied to ``centre`` (by default where they start; one for all)."""
+        tied = theta if centre is None else centre
+        if tied.ndim > 1:
+            tied = tied[0]
+        return State(theta.detach().clone(), tied.detach().clone())
+
+    @abstractmethod
+    def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
+        """One step of every chain."""
+
+    def force(self, state: State, gradient: Tensor) -> Tensor:
+        """∇U = nβ·∇L + γ(w − w*), written over the gradient."""
+        gradient.mul_(self.nbeta)
+        gamma = self.localization
+        if isinstance(gamma, Tensor):
+            return gradient.add_((state.position - state.centre).mul_(gamma))
+        assert not isinstance(gamma, Mapping)  # ``sample`` has made a tensor of it
+        if gamma:
+            gradient.add_(state.position, alpha=gamma).sub_(state.centre, alpha=gamma)
+        return gradient
+
+    def scaled(self, vectors: Tensor) -> Tensor:
+        """S v for each row."""
+        if self.scale is None:
+            return vectors
+        return vectors * self.scale if self.scale.ndim == 1 else vectors @ self.scale
+
+    def noise(self, state: State, rng: Streams) -> Tensor:
+        """S ξ with ξ standard normal, in a buffer that the state keeps."""
+        buffer = state.memory.get("noise")
+        if buffer is None:
+            buffer = state.memory["noise"] = torch.empty_like(state.position)
+        return self.scaled(rng.normal_(buffer))
+
+
+@dataclass(frozen=True)
+class SGLD(Kernel):
+    """Stochastic gradient Langevin dynamics: w ← w − (ε/2)·∇U_batch(w) + √ε·ξ (Welling and Teh 2011)."""
+
+    def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
+        loss, gradient = evaluate(state.position)
+        force = self.force(state, gradient)
+        info = Info(loss, _square(self.scaled(force)), None, 1)
+        drift = self.scaled(self.scaled(force))
+        state.position.add_(drift, alpha=-self.step_size / 2)
+        state.position.add_(self.noise(state, rng), alpha=math.sqrt(self.step_size))
+        state.steps += 1
+        return state, info
+
+
+@dataclass(frozen=True)
+class RMSpropSGLD(Kernel):
+    """SGLD preconditioned by running gradient squares (Li et al. 2016), as devinterp has it.
+
+    V ← aV + (1 − a)(∇L)², G = 1/(√V + e); w ← w − (ε/2)·G∇U + √(εG)·ξ. V starts at 1, is not corrected for that, and
+    the Γ term of the paper, the divergence of G, is left out. With ``decay`` a = 1, V stays and the chain is unbiased.
+    """
+
+    decay: float = 0.99
+    epsilon: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.decay <= 1, "decay", "lie in (0, 1]", repr(self.decay))
+        require_positive(self.epsilon, "epsilon")
+        require(self.scale is None, "scale", "be left out: RMSprop-SGLD finds its own", self.scale)
+
+    def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
+        state = super().init(theta, centre)
+        state.memory["squares"] = torch.ones_like(state.position)
+        return state
+
+    def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
+        loss, gradient = evaluate(state.position)
+        squares = state.memory["squares"].mul_(self.decay).addcmul_(gradient, gradient, value=1 - self.decay)
+        force = self.force(state, gradient)
+        metric = squares.sqrt().add_(self.epsilon).reciprocal_()
+        info = Info(loss, (force.square() * metric).sum(-1), None, 1)
+        state.position.addcmul_(force, metric, value=-self.step_size / 2)
+        state.position.addcmul_(self.noise(state, rng), metric.sqrt_(), value=math.sqrt(self.step_size))
+        state.steps += 1
+        return state, info
+
+
+@dataclass(frozen=True)
+class SGHMC(Kernel):
+    """Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin 2014, Eq. 15).
+
+    v ← (1 − α)v − (ε/2)·∇U + √(αε)·ξ, w ← w + v, with friction α. At α = 1 it is SGLD of the same ε.
+    """
+
+    friction: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.friction <= 1, "friction", "lie in (0, 1]", repr(self.friction))
+
+    def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
+        state = super().init(theta, centre)
+        state.memory["velocity"] = torch.zeros_like(state.position)
+        return state
+
+    def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
+        loss, gradient = evaluate(state.position)
+        force = self.force(state, gradient)
+        info = Info(loss, _square(self.scaled(force)), None, 1)
+        velocity = state.memory["velocity"].mul_(1 - self.friction)
+        velocity.add_(self.scaled(self.scaled(force)), alpha=-self.step_size / 2)
+        velocity.add_(self.noise(state, rng), alpha=math.sqrt(self.friction * self.step_size))
+        state.position.add_(velocity)
+        state.steps += 1
+        return state, info
+
+
+@dataclass(frozen=True)
+class SGNHT(Kernel):
+    """The stochastic gradient Nosé–Hoover thermostat (Ding et al. 2014), with η = ε/2 in their notation.
+
+    v ← (1 − α)v − (ε/2)·∇U + √(aε)·ξ, w ← w + v, α ← α + ‖v‖²/P − ε/2: the friction α of each chain starts at
+    ``diffusion`` a and rises where the noise of the batches has heated the chain.
+    """
+
+    diffusion: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.diffusion <= 1, "diffusion", "lie in (0, 1]", repr(self.diffusion))
+        require(self.scale is None, "scale", "be left out: the thermostat knows one temperature only", self.scale)
+
+    def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
+        state = super().init(theta, centre)
+        state.memory["velocity"] = torch.zeros_like(state.position)
+        state.memory["friction"] = torch.full_like(state.position[..., :1], self.diffusion)
+        return state
+
+    def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
+        loss, gradient = evaluate(state.position)
+        force = self.force(state, gradient)
+        info = Info(loss, _square(force), None, 1)
+        velocity, friction = state.memory["velocity"], state.memory["friction"]
+        velocity.mul_(1 - friction).add_(force, alpha=-self.step_size / 2)
+        velocity.add_(self.noise(state, rng), alpha=math.sqrt(self.diffusion * self.step_size))
+        state.position.add_(velocity)
+        friction.add_(velocity.square().mean(-1, keepdim=True) - self.step_size / 2)
+        state.steps += 1
+        return state, info
+
+
+def _square(vectors: Tensor) -> Tensor:
+    """‖v‖² of each row."""
+    norm: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
+    return norm.square()
+
+
+def require_localization(localization: Any) -> None:
+    """γ must be a number, a tensor or a mapping of parameter names to numbers, none of them negative."""
+    text = "be a number, a tensor (P,), or a dict of parameter names or globs to numbers"
+    if isinstance(localization, Tensor):
+        fine = localization.ndim == 1 and bool((localization >= 0).all()) and bool(localization.isfinite().all())
+        require(fine, "localization", "be a vector (P,) of finite numbers of at least 0", localization)
+        return
+    values = list(localization.values()) if isinstance(localization, Mapping) else [localization]
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    require(numbers and bool(values), "localization", text, describe(localization), error=TypeError)
+    fine = all(0 <= value < math.inf for value in values)
+    require(fine, "localization", "be finite and at least 0", describe(localization))

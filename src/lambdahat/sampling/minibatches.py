@@ -1,0 +1,110 @@
+"""Random batches for chains, and the loss at the centre on the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from lambdahat._check import require
+from lambdahat.batches import Batch, concatenate
+from lambdahat.problem import Problem
+from lambdahat.sampling.per_sample import SampleLosses
+from lambdahat.sampling.streams import Streams
+
+DEFAULT_BATCH = 512
+
+
+class Minibatches:
+    """Batches drawn at random from a problem's data, with the centre's loss on each.
+
+    Where the loss is a mean over samples that are all in memory, a batch is ``batch_size`` samples drawn with
+    replacement, and the loss at the centre on it is the mean of n numbers computed once. Else (norm="train", ignored
+    targets, streamed data) it is one of the problem's own batches, drawn with the probability of its weight. ``shared``
+    gives all chains the same batch.
+    """
+
+    def __init__(self, problem: Problem, batch_size: int | None, shared: bool, seed: int) -> None:
+        self.problem, self.shared = problem, shared
+        self._common = Streams(seed, [-1], problem.device)
+        columns = _columns(problem)
+        self.by_sample = columns is not None
+        if columns is not None:
+            losses, self.columns, self._spec, self._fixed = columns
+            self.size = min(batch_size or DEFAULT_BATCH, problem.num_samples)
+        else:
+            losses = _batch_losses(problem)
+            sizes = problem.batches.sizes
+            require(batch_size is None or batch_size in sizes, "batch_size",
+                    "be left out where batches cannot be drawn sample by sample", repr(batch_size),
+                    f"the problem's own batches, of {sizes[0]} samples, are used")  # fmt: skip
+            self.size = sizes[0]
+            self._cumulative = torch.tensor(problem.weights, dtype=torch.float64).cumsum(0)
+        self.centre_losses = losses
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """The streams of its own, besides those of the chains."""
+        return self._common.generators if self.shared else []
+
+    @property
+    def num_choices(self) -> int:
+        """How many samples, or batches, there are to draw from."""
+        return len(self.centre_losses)
+
+    def draw(self, rng: Streams, chains: int) -> Tensor:
+        """Which samples each chain sees, (chains, batch_size), or which batch, (chains, 1)."""
+        rng, rows = (self._common, 1) if self.shared else (rng, chains)
+        if self.by_sample:
+            index = rng.integers(self.num_choices, rows, self.size)
+        else:
+            places = rng.uniform(rows, torch.float64).cpu() * self._cumulative[-1]
+            index = torch.searchsorted(self._cumulative, places, right=True).clamp_(max=self.num_choices - 1)
+            index = index.unsqueeze(1)
+        return index.expand(chains, -1)
+
+    def centre(self, index: Tensor) -> Tensor:
+        """The loss at the centre on what was drawn, (chains,)."""
+        return self.centre_losses[index.to(self.centre_losses.device)].mean(dim=-1)
+
+    def gathered(self, index: Tensor) -> list[Tensor]:
+        """The tensors of the batches, each (chains, batch_size, …)."""
+        return [column[index] for column in self.columns]
+
+    def assembled(self, parts: Sequence[Tensor]) -> Batch:
+        """The tensors of one batch as the batch that the problem knows."""
+        leaves = list(self._fixed)
+        for place, part in zip((i for i, leaf in enumerate(leaves) if leaf is None), parts, strict=True):
+            leaves[place] = part
+        return Batch(tree_unflatten(leaves, self._spec), parts[0].shape[0] if parts else self.size)
+
+    def batch(self, index: Tensor) -> Batch:
+        """The batch of one chain, from its row of ``draw``."""
+        if self.by_sample:
+            return self.assembled([column[index] for column in self.columns])
+        wanted = int(index[0])
+        return next(batch for batch in self.problem.batches if batch.index == wanted)
+
+
+def _columns(problem: Problem) -> tuple[Tensor, list[Tensor], TreeSpec, list[Any]] | None:
+    """The losses of all samples at the centre and the data as columns, or None where samples cannot be drawn."""
+    if not problem.batches.in_memory:
+        return None
+    try:
+        losses = SampleLosses(problem)(problem.vector)
+        whole = concatenate([batch.data for batch in problem.batches])
+    except (TypeError, RuntimeError, ValueError):  # dependent samples, or batches of different shapes
+        return None
+    leaves, spec = tree_flatten(whole)
+    tensors = [isinstance(leaf, Tensor) and leaf.ndim > 0 for leaf in leaves]
+    columns = [leaf for leaf, tensor in zip(leaves, tensors, strict=True) if tensor]
+    return losses, columns, spec, [None if tensor else leaf for leaf, tensor in zip(leaves, tensors, strict=True)]
+
+
+@torch.no_grad()
+def _batch_losses(problem: Problem) -> Tensor:
+    parameters = problem.named(problem.vector)
+    return torch.stack([problem.batch_loss(parameters, batch).reshape(()) for batch in problem.batches])

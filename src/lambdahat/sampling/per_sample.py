@@ -1,0 +1,71 @@
+"""The loss of every sample by itself, at any parameters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lambdahat._check import require
+from lambdahat.batches import Batch, rows_of, take
+from lambdahat.evaluators import Parameters
+from lambdahat.problem import Problem
+
+CHUNK = 256
+
+
+class SampleLosses:
+    """θ ↦ ℓ_1(θ) … ℓ_n(θ), (n,), with L = (1/n) Σ ℓ_i; refused where the loss is no such mean.
+
+    Where the loss is one of the model's output, the model sees whole batches and only the loss is taken sample by
+    sample; else the loss of a batch of one is mapped over the samples, in a loop where it cannot be.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._ways = [self._by_output, self._mapped, self._looped] if problem.loss_function else [self._mapped]
+        if self._looped not in self._ways:
+            self._ways.append(self._looped)
+        parameters, batch = problem.named(problem.vector), problem.batches.first()
+        with torch.no_grad():
+            whole = problem.batch_loss(parameters, batch).double()
+        self._way = next((way for way in self._ways if self._agrees(way, parameters, batch, whole)), self._looped)
+        parts = self._tried(self._way, parameters, batch)
+        right = parts is not None and bool((parts.double().mean() - whole).abs() <= 1e-4 * (1e-3 + whole.abs()))
+        sizes = torch.tensor(problem.batches.sizes, dtype=torch.float64)
+        even = torch.allclose(torch.tensor(problem.weights).double(), sizes / sizes.sum(), rtol=1e-6)
+        require(right and even and problem.norm != "train", "the problem's loss", "be a mean over the samples",
+                'one whose samples depend on each other or count unequally (norm="train", ignored targets)',
+                "this reading needs the loss of each sample by itself", TypeError)  # fmt: skip
+
+    @torch.no_grad()
+    def __call__(self, theta: Tensor) -> Tensor:
+        parameters = self.problem.named(theta)
+        return torch.cat([self._way(parameters, batch) for batch in self.problem.batches])
+
+    def _agrees(self, way: object, parameters: Parameters, batch: Batch, whole: Tensor) -> bool:
+        parts = self._tried(way, parameters, batch)
+        if parts is None or parts.shape != (batch.size,):
+            return False
+        return bool((parts.double().mean() - whole).abs() <= 1e-4 * (1e-3 + whole.abs()))
+
+    def _tried(self, way: object, parameters: Parameters, batch: Batch) -> Tensor | None:
+        try:
+            with torch.no_grad():
+                return way(parameters, batch)  # type: ignore[operator, no-any-return]
+        except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+            return None
+
+    def _by_output(self, parameters: Parameters, batch: Batch) -> Tensor:
+        output, target = self.problem.output(parameters, batch), self.problem.target(batch)
+        loss = self.problem.loss_function
+        assert loss is not None
+        return torch.vmap(lambda z, y: loss.value(z.unsqueeze(0), y.unsqueeze(0)))(output, target)
+
+    def _mapped(self, parameters: Parameters, batch: Batch) -> Tensor:
+        columns, single = rows_of(batch)
+        one = torch.vmap(lambda *rows: self.problem.batch_loss(parameters, single(*rows)), chunk_size=CHUNK)
+        return one(*columns)
+
+    def _looped(self, parameters: Parameters, batch: Batch) -> Tensor:
+        rows = torch.arange(batch.size, device=self.problem.device)
+        return torch.stack([self.problem.batch_loss(parameters, take(batch, row)).reshape(()) for row in rows.split(1)])

@@ -1,0 +1,170 @@
+"""What advances chains: it holds their states and hands back what the draws showed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lambdahat.operators.linearise import twice_differentiable
+from lambdahat.problem import Problem
+from lambdahat.sampling.gradients import OneByOne, Together, full_data, on_batches
+from lambdahat.sampling.kernels import Info, Kernel
+from lambdahat.sampling.minibatches import Minibatches
+from lambdahat.sampling.streams import Streams
+
+Observable = Callable[[Tensor], Tensor | float]
+Record = dict[str, Tensor]
+TRACES = ("loss", "centre", "distance", "force", "acceptance")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does beside the kernel's steps; see ``sample``."""
+
+    seed: int = 0
+    batch_size: int | None = None
+    shared_batches: bool = False
+    accumulate: int = 1
+    thin: int = 1
+    bound: float | None = None
+    full_losses: bool = False
+    keep_parameters: bool = False
+    observables: Mapping[str, Observable] = field(default_factory=dict)
+    averages: Mapping[str, Observable] = field(default_factory=dict)
+
+    @property
+    def looks(self) -> bool:
+        """Whether the positions are looked at draw by draw, not only the losses."""
+        return self.full_losses or self.keep_parameters or bool(self.observables) or bool(self.averages)
+
+
+class Runner:
+    """Chains of one kernel on one problem, advanced together in this process."""
+
+    def __init__(
+        self, problem: Problem, kernel: Kernel, chains: Sequence[int], plan: Plan, gradients: Together | OneByOne
+    ) -> None:
+        self.problem, self.kernel, self.plan, self.gradients = problem, kernel, plan, gradients
+        self.chains = tuple(chains)
+        self.centre = problem.vector
+        self.rng = Streams(plan.seed, self.chains, problem.device)
+        self.source = None if kernel.exact else Minibatches(problem, plan.batch_size, plan.shared_batches, plan.seed)
+        self.centre_loss = problem.loss()
+        self.state = kernel.init(self.centre.repeat(len(self.chains), 1), self.centre)
+        self.gradients_spent = 0  # of each chain: on a batch, or on the whole data for an exact kernel
+        self.bounded = torch.zeros(len(self.chains), dtype=torch.int64, device=problem.device)
+
+    @property
+    def positions(self) -> Tensor:
+        """Where the chains are, (chains, P)."""
+        return self.state.position
+
+    def retune(self, kernel: Kernel) -> None:
+        """Go on with other settings from where the chains are."""
+        was, now = self.kernel, kernel
+        tied = was.localization is now.localization or _equal_numbers(was.localization, now.localization)
+        same = type(was) is type(now) and was.nbeta == now.nbeta and tied
+        self.kernel = kernel
+        if not same:  # what was remembered belongs to another posterior
+            self.state = kernel.init(self.state.position, self.centre)
+
+    def restart(self) -> None:
+        """Put the chains back to the centre."""
+        self.state = self.kernel.init(self.centre.repeat(len(self.chains), 1), self.centre)
+
+    def advance(self, draws: int) -> Record:
+        """``draws`` more draws: for each trace a tensor (chains, draws), for observables (chains, draws, …).
+
+        What is to be averaged has one entry for all of them, (chains, 1, …).
+        """
+        if isinstance(self.gradients, Together):
+            with twice_differentiable():  # fused attention has no rule for vmap
+                return self._advanced(draws)
+        return self._advanced(draws)
+
+    def _advanced(self, draws: int) -> Record:
+        count = len(self.chains)
+        record = {name: torch.zeros(count, draws, dtype=torch.float64, device=self.problem.device) for name in TRACES}
+        looks: dict[str, list[Tensor]] = {}
+        self._totals: dict[str, Tensor] = {}
+        for draw in range(draws):
+            for _ in range(self.plan.thin - 1):
+                self._step()
+            if self.plan.looks and not self.kernel.exact:
+                self._look(looks)
+            for name, value in zip(TRACES, self._step(), strict=True):
+                record[name][:, draw] = value
+            if self.plan.looks and self.kernel.exact:
+                self._look(looks)
+        stacked = {name: torch.stack(values, dim=1) for name, values in looks.items()}
+        stacked.update({name: total.unsqueeze(1) / draws for name, total in self._totals.items()})
+        return {name: values.cpu() for name, values in {**record, **stacked}.items()}
+
+    def _step(self) -> tuple[Tensor, ...]:
+        """One step: loss, loss at the centre on the same batch, distance from it, ‖∇U‖², acceptance, each (chains,).
+
+        The distance belongs to the loss: taken where the step begins, or where it ends if the kernel is exact.
+        """
+        left = torch.empty(0) if self.kernel.exact else self._distance()
+        base, info = self._moved()
+        distance = self._distance() if self.kernel.exact else left
+        if self.plan.bound is not None:
+            self._keep_within(self.plan.bound)
+        self.gradients_spent += info.gradients * self.plan.accumulate
+        acceptance = info.acceptance if info.acceptance is not None else torch.ones_like(distance)
+        return info.loss, base, distance, info.force_square, acceptance
+
+    def _moved(self) -> tuple[Tensor, Info]:
+        """The kernel's step, and the loss at the centre on the batch it saw."""
+        if self.source is None:
+            self.state, info = self.kernel.step(self.state, lambda at: full_data(self.gradients, at), self.rng)
+            return torch.full_like(info.loss, self.centre_loss), info
+        source, index = self.source, self.source.draw(self.rng, len(self.chains))
+        self.state, info = self.kernel.step(
+            self.state, lambda at: on_batches(self.gradients, at, source, index, self.plan.accumulate), self.rng
+        )
+        return source.centre(index), info
+
+    def _distance(self) -> Tensor:
+        distance: Tensor = torch.linalg.vector_norm(self.state.position - self.centre, dim=-1)
+        return distance
+
+    def _keep_within(self, bound: float) -> None:
+        """Pull chains beyond ``bound`` back onto the sphere of that radius, and count it."""
+        away = self.state.position - self.centre
+        distance = torch.linalg.vector_norm(away, dim=-1, keepdim=True)
+        outside = distance > bound
+        self.bounded += outside.squeeze(-1)
+        self.state.position.copy_(torch.where(outside, self.centre + away * (bound / distance), self.state.position))
+        if self.kernel.exact and bool(outside.any()):
+            self.state.memory.clear()
+
+    def _look(self, looks: dict[str, list[Tensor]]) -> None:
+        """What draws show beside their losses."""
+        plan, positions = self.plan, self.state.position
+        if plan.full_losses:
+            losses = [self.problem.loss(theta) if theta.isfinite().all() else float("nan") for theta in positions]
+            looks.setdefault("full", []).append(torch.tensor(losses, dtype=torch.float64))
+        if plan.keep_parameters:
+            looks.setdefault("parameters", []).append(positions.detach().cpu().clone())
+        for name, observable in plan.observables.items():
+            looks.setdefault(f"observable {name}", []).append(_values(observable, positions))
+        for name, observable in plan.averages.items():
+            values = _values(observable, positions)
+            key = f"average {name}"
+            self._totals[key] = self._totals[key] + values if key in self._totals else values
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def _values(observable: Observable, positions: Tensor) -> Tensor:
+    """The observable of every chain, (chains, …)."""
+    return torch.stack([torch.as_tensor(observable(theta)).double().cpu() for theta in positions])
+
+
+def _equal_numbers(first: object, second: object) -> bool:
+    return isinstance(first, int | float) and isinstance(second, int | float) and first == second

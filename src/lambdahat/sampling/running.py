@@ -1,0 +1,198 @@
+"""``sample``: chains of a kernel on a problem."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat._progress import report
+from lambdahat.problem import Problem, require_problem
+from lambdahat.results import Array, Chains
+from lambdahat.sampling.diagnostics import AcceptanceProbe, diagnose, verdict
+from lambdahat.sampling.kernels import Kernel, Localization, require_localization
+from lambdahat.sampling.modes import AnyRunner, make_runner
+from lambdahat.sampling.runners import Observable, Plan, Record
+from lambdahat.space import Space, matcher
+
+PIECES = 20
+PROBES = 5
+
+Watch = Callable[[np.ndarray[Any, Any]], Any]
+
+
+def sample(
+    problem: Problem,
+    kernel: Kernel,
+    chains: int = 4,
+    draws: int = 500,
+    seed: int = 0,
+    *,
+    burn_in: int = 0,
+    thin: int = 1,
+    batch_size: int | None = None,
+    shared_batches: bool = False,
+    accumulate: int = 1,
+    baseline: str = "paired",
+    observables: Mapping[str, Observable] | None = None,
+    averages: Mapping[str, Observable] | None = None,
+    keep_parameters: bool = False,
+    bound: float | None = None,
+    mode: str = "auto",
+    watch: Watch | None = None,
+) -> Chains:
+    """Sample exp(−nβ·L(w) − ½Σγ_i(w_i − w*_i)²) around the problem's parameters w*, with ``kernel``.
+
+    Every chain starts at w*, takes ``burn_in`` steps that are thrown away and then ``draws`` × ``thin`` steps, every
+    ``thin``-th of them a draw. A step sees ``batch_size`` random samples (512 by default; exact kernels see all), each
+    chain its own unless ``shared_batches``, in ``accumulate`` pieces where memory is short. Every loss is paired with
+    the loss at w* on the same batch; ``baseline`` "full" or "both" takes the loss of every draw over the whole data
+    too.
+
+    ``observables`` are functions of the flat parameters, recorded draw by draw; of ``averages`` only the means over
+    some twenty stretches of each chain are kept, whatever the number of draws; ``keep_parameters`` keeps the draws. Chains farther than ``bound`` from w* are pulled back, which the status tells. ``mode`` is "batched",
+    "sequential", "processes", "graph" or "auto", the fastest. ``watch`` is called with nβ(L − L*) of the draws so far,
+    (chains, draws), some twenty times; if it returns True, the sampling stops there.
+    """
+    require_problem(problem)
+    _require_kernel(kernel)
+    for name, value, least in (("chains", chains, 1), ("draws", draws, 1), ("burn_in", burn_in, 0), ("thin", thin, 1),
+                               ("accumulate", accumulate, 1)):  # fmt: skip
+        require_count(value, name, least)
+    require_choice(baseline, "baseline", ("paired", "full", "both"))
+    if batch_size is not None:
+        require_count(batch_size, "batch_size", 1, problem.num_samples)
+    if bound is not None:
+        require_positive(bound, "bound")
+    plan = Plan(seed, batch_size, shared_batches, accumulate, thin, bound, baseline != "paired", keep_parameters,
+                dict(observables or {}), dict(averages or {}))  # fmt: skip
+    frozen = problem.at(problem.vector)
+    placed = place(kernel, frozen)
+    runner, found = make_runner(frozen, placed, chains, plan, mode)
+    try:
+        burn(runner, burn_in, thin)
+        return collect(runner, frozen, placed, plan, draws, burn_in, found, watch=watch)
+    finally:
+        runner.close()
+
+
+def burn(runner: AnyRunner, steps: int, thin: int) -> None:
+    """Steps that are thrown away, in pieces so that progress shows."""
+    draws = -(-steps // thin)
+    for done, piece in _pieces(draws):
+        report("burn-in", done, draws)
+        runner.advance(piece)
+    if draws:
+        report("burn-in", draws, draws)
+
+
+def collect(
+    runner: AnyRunner,
+    problem: Problem,
+    kernel: Kernel,
+    plan: Plan,
+    draws: int,
+    burn_in: int,
+    mode: str,
+    *,
+    watch: Watch | None = None,
+    before: Record | None = None,
+) -> Chains:
+    """``draws`` more draws of the runner's chains, after those of ``before``, as a result."""
+    probe = None if kernel.exact else AcceptanceProbe(problem, kernel, plan.seed)
+    parts: list[Record] = [] if before is None else [before]
+    pieces = list(_pieces(draws))
+    for number, (done, piece) in enumerate(pieces):
+        report("sample", done, draws)
+        parts.append(runner.advance(piece))
+        if probe is not None and number % max(len(pieces) // PROBES, 1) == 0:
+            probe.look(runner.positions)
+        if watch is not None:
+            losses, centres = (torch.cat([part[name] for part in parts], dim=1) for name in ("loss", "centre"))
+            if watch(kernel.nbeta * (losses - centres).numpy()):
+                break
+    report("sample", draws, draws)
+    record = {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
+    return as_chains(record, runner, problem, kernel, plan, burn_in, mode, probe)
+
+
+def as_chains(
+    record: Record,
+    runner: AnyRunner,
+    problem: Problem,
+    kernel: Kernel,
+    plan: Plan,
+    burn_in: int,
+    mode: str,
+    probe: AcceptanceProbe | None,
+) -> Chains:
+    """What was recorded, with diagnostics and a verdict."""
+    arrays = {name: values.numpy() for name, values in record.items() if name != "parameters"}
+    energies = kernel.nbeta * (arrays["loss"] - arrays["centre"])
+    acceptance = float(arrays["acceptance"].mean()) if probe is None else probe.acceptance
+    diagnostics = diagnose(energies, arrays["distance"], acceptance, runner.bounded.cpu().numpy())
+    size = problem.num_samples if kernel.exact else min(plan.batch_size or 512, problem.num_samples)
+    return Chains(
+        arrays["loss"], arrays["centre"], arrays["distance"], arrays["force"], arrays["acceptance"],
+        type(kernel).__name__, kernel.step_size, kernel.nbeta, kernel.localization,  # type: ignore[arg-type]
+        runner.centre_loss, problem.num_samples, size, burn_in, plan.thin, mode, diagnostics,
+        full_losses=arrays.get("full"),
+        observables=_of_kind("observable ", arrays),
+        averages=_of_kind("average ", arrays),
+        parameters=record.get("parameters"),
+        cost=runner.gradients_spent * len(energies),
+        status=verdict(diagnostics, moved=bool((arrays["distance"] > 0).any())),
+    )  # fmt: skip
+
+
+def _of_kind(kind: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {name.removeprefix(kind): values for name, values in arrays.items() if name.startswith(kind)}
+
+
+def place(kernel: Kernel, problem: Problem) -> Kernel:
+    """The kernel with its localization and scale as tensors where the problem's vector is, if they are not numbers."""
+    gamma: Any = localization_tensor(kernel.localization, problem.space, problem.vector)
+    scale = kernel.scale
+    if scale is not None:
+        count = problem.num_parameters
+        fits = scale.shape in ((count,), (count, count))
+        require(fits, "scale", f"have shape ({count},) or ({count}, {count})", scale)
+        scale = scale.to(problem.vector)
+    return dataclasses.replace(kernel, localization=gamma, scale=scale)
+
+
+def localization_tensor(localization: Localization, space: Space, like: Tensor) -> float | Tensor:
+    """γ as a number, or as a vector (P,) where it differs between parameters."""
+    require_localization(localization)
+    if isinstance(localization, Tensor):
+        require(localization.shape == (space.size,), "localization", f"have shape ({space.size},)", localization)
+        return localization.to(like)
+    if not isinstance(localization, Mapping):
+        return float(localization)
+    gamma = torch.zeros_like(like)
+    for pattern, value in localization.items():
+        for name in _named_by(pattern, space):
+            gamma[space.slices[name]] = float(value)
+    return gamma
+
+
+def _named_by(pattern: str, space: Space) -> tuple[str, ...]:
+    """The parameters that a name, a layer's name or a glob of either stands for."""
+    match = matcher(pattern)
+    return space.select(lambda name: match(name) or match(name.rpartition(".")[0]))
+
+
+def _pieces(draws: int) -> list[tuple[int, int]]:
+    """(done before, size) of about twenty pieces."""
+    size = max(-(-draws // PIECES), 1)
+    return [(start, min(size, draws - start)) for start in range(0, draws, size)]
+
+
+def _require_kernel(kernel: Any) -> None:
+    require(isinstance(kernel, Kernel), "kernel", "be a kernel such as lh.sampling.sgld(...)", kernel,
+            "lambdahat.sampling has sgld, rmsprop_sgld, sgnht, sghmc, mala and hmc", TypeError)  # fmt: skip
