@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from lambdahat._check import describe, require, require_choice, require_count
 from lambdahat._rng import generator
-from lambdahat.batches import Batch, Batches, concatenate, make_batches, rng_untouched, take
+from lambdahat.batches import Batch, Batches, chosen_indices, concatenate, make_batches, rng_untouched, take
 from lambdahat.evaluators import Evaluator, FunctionEvaluator, Parameters
 from lambdahat.losses import CrossEntropy, Custom, GaussianNLL, Loss, make_loss
 from lambdahat.space import Pattern, Space, matcher
@@ -68,10 +68,7 @@ class Problem:
         self._parameters: dict[str, Tensor] = chosen
         self._theta: Tensor | None = None
         self.norm = norm
-        default = DEFAULT_BATCH.get(self.device.type, 1024)
-        if not _brings_batches(data):
-            _require_batch_size(norm, batch_size)
-        self.batches = make_batches(data, batch_size, default, self.device, dtype)
+        self.batches = self._batched(data, batch_size)
         self._finish()
 
     @classmethod
@@ -109,8 +106,7 @@ class Problem:
             self.batches = Batches(lambda: [torch.zeros(count, 0)], self.device, None)
         else:
             require(num_samples is None, "num_samples", "be left out when data is given", num_samples)
-            default = DEFAULT_BATCH.get(self.device.type, 1024)
-            self.batches = make_batches(data, batch_size, default, self.device, dtype)
+            self.batches = self._batched(data, batch_size)
         self._finish()
         return self
 
@@ -198,18 +194,17 @@ class Problem:
     def subsample(self, count: int, seed: int = 0, batch_size: int | None = None) -> Problem:
         """The same problem on ``count`` samples drawn without replacement; norm="train" needs ``batch_size``."""
         require_count(count, "count", 1, self.num_samples)
+        return self.subset(torch.randperm(self.num_samples, generator=generator(seed, "subsample"))[:count], batch_size)
+
+    def subset(self, indices: Tensor | Sequence[int], batch_size: int | None = None) -> Problem:
+        """The same problem on the samples at ``indices`` (numbers, or a mask over all), in the data's order."""
         _require_batch_size(self.norm, batch_size)
-        chosen = torch.randperm(self.num_samples, generator=generator(seed, "subsample"))[:count].sort().values
-        return self.on(self.batches.subset(chosen, batch_size))
+        return self.on(self.batches.subset(chosen_indices(indices, self.num_samples), batch_size))
 
     def on(self, data: Any, batch_size: int | None = None) -> Problem:
         """The same model, loss and parameters on other data, such as a held-out set."""
         other = copy.copy(self)
-        default = DEFAULT_BATCH.get(self.device.type, 1024)
-        ready = isinstance(data, Batches)
-        if not _brings_batches(data):
-            _require_batch_size(self.norm, batch_size)
-        other.batches = data if ready else make_batches(data, batch_size, default, self.device, self._cast)
+        other.batches = data if isinstance(data, Batches) else self._batched(data, batch_size)
         other._finish()
         return other
 
@@ -238,7 +233,7 @@ class Problem:
         return other
 
     def named(self, theta: Tensor) -> dict[str, Tensor]:
-        """A flat vector as named tensors, each in its parameter's own dtype."""
+        """A flat vector (P,), or several (k, P), as named tensors, each in its parameter's own dtype."""
         views = self.space.unflatten(theta)
         if self._cast is not None:
             return views
@@ -286,6 +281,12 @@ class Problem:
 
     def __repr__(self) -> str:
         return f"Problem(P={self.num_parameters}, n={self.num_samples}, {str(self.dtype)[6:]}, {self.device})"
+
+    def _batched(self, data: Any, batch_size: int | None) -> Batches:
+        if not _brings_batches(data):
+            _require_batch_size(self.norm, batch_size)
+        default = DEFAULT_BATCH.get(self.device.type, 1024)
+        return make_batches(data, batch_size, default, self.device, self._cast)
 
     def _placed(self, tensors: Parameters) -> dict[str, Tensor]:
         return {

@@ -375,7 +375,8 @@ class Chains(Result):
     @property
     def full_energies(self) -> Array:
         """nβ·(L(w) − L(w*)) of every draw over the whole data."""
-        found = self.full_losses if self.full_losses is not None or self.batch_size < self.num_samples else self.losses
+        whole = bool((self.centre_losses == self.initial_loss).all())  # as many samples may still be others
+        found = self.losses if self.full_losses is None and whole else self.full_losses
         require(found is not None, "full_energies", "have losses over the whole data", "chains sampled without them",
                 'sample with baseline="full" or "both"')  # fmt: skip
         return self.nbeta * (np.asarray(found) - self.initial_loss)

@@ -71,8 +71,8 @@ class Space:
         return [piece.view((*lead, *shape)) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """One vector (P,) to named views of it."""
-        require(vector.shape == (self.size,), "vector", f"have shape ({self.size},)", vector)
+        """One vector (P,) to named views of it; several (k, P) to views (k, *shape)."""
+        require(vector.shape[-1:] == (self.size,), "vector", f"have shape ({self.size},)", vector)
         return dict(zip(self.names, self.split(vector), strict=True))
 
     def select(self, pattern: Pattern) -> tuple[str, ...]:

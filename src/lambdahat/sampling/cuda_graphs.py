@@ -24,7 +24,9 @@ class GraphRunner(Runner):
     ) -> None:
         super().__init__(problem, kernel, chains, plan, gradients)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._traces = torch.zeros(len(TRACES), len(self.chains), ROOM, dtype=torch.float64, device=problem.device)
+        self._room = max(ROOM, plan.thin)
+        shape = (len(TRACES), len(self.chains), self._room)
+        self._traces = torch.zeros(shape, dtype=torch.float64, device=problem.device)
         self._place = torch.zeros(1, dtype=torch.int64, device=problem.device)
         self._capture()
 
@@ -39,7 +41,7 @@ class GraphRunner(Runner):
     def advance(self, draws: int) -> Record:
         parts = []
         while draws > 0:
-            now = min(draws, ROOM // self.plan.thin)
+            now = min(draws, self._room // self.plan.thin)
             parts.append(self._replayed(now))
             draws -= now
         names = parts[0].keys()
@@ -50,7 +52,7 @@ class GraphRunner(Runner):
         self._place.zero_()
         for _ in range(draws * self.plan.thin):
             self._graph.replay()
-        self.gradients_spent += draws * self.plan.thin * self.plan.accumulate
+        self.gradients_spent += draws * self.plan.thin
         last = slice(self.plan.thin - 1, draws * self.plan.thin, self.plan.thin)
         return dict(zip(TRACES, self._traces[:, :, last].cpu(), strict=True))
 

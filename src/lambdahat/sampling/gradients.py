@@ -7,7 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lambdahat._check import require
 from lambdahat.batches import Batch
+from lambdahat.evaluators import Parameters
 from lambdahat.problem import Problem
 from lambdahat.sampling.minibatches import Minibatches
 
@@ -22,23 +24,28 @@ class Together:
 
     def one_batch(self, positions: Tensor, batch: Batch) -> LossAndGradient:
         """Losses (chains,) and gradients (chains, P) on one batch for all."""
-        return self._differentiated(lambda theta: self._loss(theta, batch), positions)
+        return self._differentiated(lambda leaves: self.problem.batch_loss(leaves, batch).reshape(()), positions)
 
     def own_batches(self, positions: Tensor, source: Minibatches, index: Tensor) -> LossAndGradient:
         """The same with a batch for each chain."""
-        parts = source.gathered(index)
-        return self._differentiated(lambda theta, *own: self._loss(theta, source.assembled(own)), positions, *parts)
+        require(source.by_sample, "mode", '"sequential" or "processes" for this problem', "'batched'",
+                "its batches cannot be drawn sample by sample")  # fmt: skip
 
-    def _loss(self, theta: Tensor, batch: Batch) -> Tensor:
-        return self.problem.batch_loss(self.problem.named(theta), batch).reshape(())
+        def loss(leaves: Parameters, *own: Tensor) -> Tensor:
+            return self.problem.batch_loss(leaves, source.assembled(own)).reshape(())
+
+        return self._differentiated(loss, positions, *source.gathered(index))
 
     @torch.enable_grad()
     def _differentiated(self, loss: Callable[..., Tensor], positions: Tensor, *parts: Tensor) -> LossAndGradient:
         """One backward pass through the sum: the chains do not touch each other."""
-        leaves = positions.detach().requires_grad_()
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.problem.named(positions).items()}
         losses = torch.vmap(loss)(leaves, *parts)
-        (gradients,) = torch.autograd.grad(losses.sum(), leaves)
-        return losses.detach(), gradients
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+        flat = torch.empty_like(positions)
+        for place, gradient in zip(self.problem.space.split(flat), gradients, strict=True):
+            place.copy_(gradient)
+        return losses.detach(), flat
 
 
 class OneByOne:

@@ -50,7 +50,7 @@ class HMC(Kernel):
             momentum = momentum.sub(self.scaled(there), alpha=length / 2)
             moved.position.add_(self.scaled(momentum), alpha=length)
             now, gradient = evaluate(moved.position)
-            there = self.force(moved, gradient)
+            there = self._force_at(moved, gradient)
             momentum = momentum.sub(self.scaled(there), alpha=length / 2)
         rise = self._energy(moved, now, momentum) - energy
         acceptance = torch.exp(-rise.clamp(min=0.0)).nan_to_num(nan=0.0)
@@ -60,15 +60,20 @@ class HMC(Kernel):
         state.memory["force"] = torch.where(chosen, there, force)
         state.memory["loss"] = torch.where(accepted, now, loss)
         state.steps += 1
-        square = torch.linalg.vector_norm(self.scaled(state.memory["force"]), dim=-1).square()
-        return state, Info(state.memory["loss"], square, acceptance, count + evaluations)
+        square = self.scaled(state.memory["force"]).square().sum(-1)
+        distance = torch.linalg.vector_norm(state.position - state.centre, dim=-1)
+        return state, Info(state.memory["loss"], distance, square, acceptance, count + evaluations)
+
+    def _force_at(self, state: State, gradient: Tensor) -> Tensor:
+        force, factor = self.force(state.position - state.centre, gradient)
+        return force.mul_(factor)
 
     def _prepared(self, state: State, evaluate: Evaluate) -> int:
         """The loss and force where the chains are; 1 if they had to be evaluated."""
         if "loss" in state.memory:
             return 0
         loss, gradient = evaluate(state.position)
-        state.memory["loss"], state.memory["force"] = loss.clone(), self.force(state, gradient).clone()
+        state.memory["loss"], state.memory["force"] = loss.clone(), self._force_at(state, gradient).clone()
         return 1
 
     def _energy(self, state: State, loss: Tensor, momentum: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ Positions are (chains, P) or (P,). A step writes to the state it is given and to
 from __future__ import annotations
 
 import math
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,13 +35,14 @@ class State:
 
 
 class Info(NamedTuple):
-    """What a step saw: the loss, ‖∇U‖² where it was evaluated, and the probability of acceptance, each (…,).
+    """What a step saw: the loss, the distance ‖w − w*‖ and ‖∇U‖² there, and the probability of acceptance, each (…,).
 
-    Kernels that never reject have the loss at the point they leave; the others the loss at the point they end at.
-    ``gradients`` counts the evaluations of the step.
+    Kernels that never reject see the point they leave; the others the point they end at. ``gradients`` counts the
+    evaluations of the step.
     """
 
     loss: Tensor
+    distance: Tensor
     force_square: Tensor
     acceptance: Tensor | None
     gradients: int
@@ -64,13 +66,16 @@ class Kernel(ABC):
 
     def __post_init__(self) -> None:
         for name, value in (("step_size", self.step_size), ("nbeta", self.nbeta)):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            require(number, name, "be a number", describe(value), error=TypeError)
+            _require_number(value, name)
             require(0 <= value < math.inf, name, "be a finite number of at least 0", repr(value))
+            object.__setattr__(self, name, float(value))
         require_localization(self.localization)
+        _require_scale(self.scale)
 
     def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
         """Chains at ``theta``, (chains, P) or (P,), tied to ``centre`` (by default where they start; one for all)."""
+        require(not isinstance(self.localization, Mapping), "localization", "be a number or a tensor (P,) in a kernel "
+                "that is stepped by hand", describe(self.localization), "lh.sample knows the names")  # fmt: skip
         tied = theta if centre is None else centre
         if tied.ndim > 1:
             tied = tied[0]
@@ -80,16 +85,26 @@ class Kernel(ABC):
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         """One step of every chain."""
 
-    def force(self, state: State, gradient: Tensor) -> Tensor:
-        """∇U = nβ·∇L + γ(w − w*), written over the gradient."""
-        gradient.mul_(self.nbeta)
+    def force(self, away: Tensor, gradient: Tensor) -> tuple[Tensor, float]:
+        """(v, c) with c·v = ∇U = nβ·∇L + γ(w − w*), v written over the gradient; ``away`` is w − w*.
+
+        The factor is apart because whatever uses v can multiply by it on the way: a pass over the parameters less.
+        """
         gamma = self.localization
         if isinstance(gamma, Tensor):
-            return gradient.add_((state.position - state.centre).mul_(gamma))
-        assert not isinstance(gamma, Mapping)  # ``sample`` has made a tensor of it
-        if gamma:
-            gradient.add_(state.position, alpha=gamma).sub_(state.centre, alpha=gamma)
-        return gradient
+            return gradient.mul_(self.nbeta).addcmul_(away, gamma), 1.0
+        assert not isinstance(gamma, Mapping)
+        if not gamma:
+            return gradient, self.nbeta
+        return torch.add(away, gradient, alpha=self.nbeta / gamma, out=gradient), float(gamma)
+
+    def _seen(self, state: State, evaluate: Evaluate) -> tuple[Tensor, float, Info]:
+        """The force (v, c) where the chains are, and what is known there."""
+        loss, gradient = evaluate(state.position)
+        away = state.position - state.centre
+        distance = _norm(away)
+        force, factor = self.force(away, gradient)
+        return force, factor, Info(loss, distance, (factor * _norm(self.scaled(force))).square(), None, 1)
 
     def scaled(self, vectors: Tensor) -> Tensor:
         """S v for each row."""
@@ -110,11 +125,8 @@ class SGLD(Kernel):
     """Stochastic gradient Langevin dynamics: w ← w − (ε/2)·∇U_batch(w) + √ε·ξ (Welling and Teh 2011)."""
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
-        loss, gradient = evaluate(state.position)
-        force = self.force(state, gradient)
-        info = Info(loss, _square(self.scaled(force)), None, 1)
-        drift = self.scaled(self.scaled(force))
-        state.position.add_(drift, alpha=-self.step_size / 2)
+        force, factor, info = self._seen(state, evaluate)
+        state.position.add_(self.scaled(self.scaled(force)), alpha=-self.step_size / 2 * factor)
         state.position.add_(self.noise(state, rng), alpha=math.sqrt(self.step_size))
         state.steps += 1
         return state, info
@@ -133,7 +145,7 @@ class RMSpropSGLD(Kernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 < self.decay <= 1, "decay", "lie in (0, 1]", repr(self.decay))
+        _require_share(self.decay, "decay")
         require_positive(self.epsilon, "epsilon")
         require(self.scale is None, "scale", "be left out: RMSprop-SGLD finds its own", self.scale)
 
@@ -145,10 +157,11 @@ class RMSpropSGLD(Kernel):
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         loss, gradient = evaluate(state.position)
         squares = state.memory["squares"].mul_(self.decay).addcmul_(gradient, gradient, value=1 - self.decay)
-        force = self.force(state, gradient)
+        away = state.position - state.centre
+        force, factor = self.force(away, gradient)
         metric = squares.sqrt().add_(self.epsilon).reciprocal_()
-        info = Info(loss, (force.square() * metric).sum(-1), None, 1)
-        state.position.addcmul_(force, metric, value=-self.step_size / 2)
+        info = Info(loss, _norm(away), factor**2 * (force.square() * metric).sum(-1), None, 1)
+        state.position.addcmul_(force, metric, value=-self.step_size / 2 * factor)
         state.position.addcmul_(self.noise(state, rng), metric.sqrt_(), value=math.sqrt(self.step_size))
         state.steps += 1
         return state, info
@@ -165,7 +178,7 @@ class SGHMC(Kernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 < self.friction <= 1, "friction", "lie in (0, 1]", repr(self.friction))
+        _require_share(self.friction, "friction")
 
     def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
         state = super().init(theta, centre)
@@ -173,11 +186,9 @@ class SGHMC(Kernel):
         return state
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
-        loss, gradient = evaluate(state.position)
-        force = self.force(state, gradient)
-        info = Info(loss, _square(self.scaled(force)), None, 1)
+        force, factor, info = self._seen(state, evaluate)
         velocity = state.memory["velocity"].mul_(1 - self.friction)
-        velocity.add_(self.scaled(self.scaled(force)), alpha=-self.step_size / 2)
+        velocity.add_(self.scaled(self.scaled(force)), alpha=-self.step_size / 2 * factor)
         velocity.add_(self.noise(state, rng), alpha=math.sqrt(self.friction * self.step_size))
         state.position.add_(velocity)
         state.steps += 1
@@ -196,7 +207,7 @@ class SGNHT(Kernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 < self.diffusion <= 1, "diffusion", "lie in (0, 1]", repr(self.diffusion))
+        _require_share(self.diffusion, "diffusion")
         require(self.scale is None, "scale", "be left out: the thermostat knows one temperature only", self.scale)
 
     def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
@@ -206,11 +217,9 @@ class SGNHT(Kernel):
         return state
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
-        loss, gradient = evaluate(state.position)
-        force = self.force(state, gradient)
-        info = Info(loss, _square(force), None, 1)
+        force, factor, info = self._seen(state, evaluate)
         velocity, friction = state.memory["velocity"], state.memory["friction"]
-        velocity.mul_(1 - friction).add_(force, alpha=-self.step_size / 2)
+        velocity.mul_(1 - friction).add_(force, alpha=-self.step_size / 2 * factor)
         velocity.add_(self.noise(state, rng), alpha=math.sqrt(self.diffusion * self.step_size))
         state.position.add_(velocity)
         friction.add_(velocity.square().mean(-1, keepdim=True) - self.step_size / 2)
@@ -218,10 +227,32 @@ class SGNHT(Kernel):
         return state, info
 
 
-def _square(vectors: Tensor) -> Tensor:
-    """‖v‖² of each row."""
+def _norm(vectors: Tensor) -> Tensor:
+    """‖v‖ of each row."""
     norm: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
-    return norm.square()
+    return norm
+
+
+def _require_number(value: Any, name: str) -> None:
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    require(real, name, "be a number", describe(value), error=TypeError)
+
+
+def _require_share(value: Any, name: str) -> None:
+    _require_number(value, name)
+    require(0 < value <= 1, name, "lie in (0, 1]", repr(value))
+
+
+def _require_scale(scale: Any) -> None:
+    """S must be a vector without zeros, or a symmetric matrix, of finite numbers."""
+    if scale is None:
+        return
+    require(isinstance(scale, Tensor), "scale", "be a tensor (P,) or (P, P)", scale, "", TypeError)
+    square = scale.ndim == 2 and scale.shape[0] == scale.shape[1]
+    require(scale.ndim == 1 or square, "scale", "have shape (P,) or (P, P)", scale)
+    require(bool(scale.isfinite().all()), "scale", "be finite", "NaN or infinity in it")
+    fine = torch.allclose(scale, scale.T, rtol=1e-4) if square else bool((scale != 0).all())
+    require(fine, "scale", "be symmetric" if square else "have no zeros", scale, "S and S² must keep all directions")
 
 
 def require_localization(localization: Any) -> None:
@@ -231,8 +262,10 @@ def require_localization(localization: Any) -> None:
         fine = localization.ndim == 1 and bool((localization >= 0).all()) and bool(localization.isfinite().all())
         require(fine, "localization", "be a vector (P,) of finite numbers of at least 0", localization)
         return
-    values = list(localization.values()) if isinstance(localization, Mapping) else [localization]
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    require(numbers and bool(values), "localization", text, describe(localization), error=TypeError)
+    named = isinstance(localization, Mapping)
+    values = list(localization.values()) if named else [localization]
+    real = all(isinstance(value, numbers.Real) and not isinstance(value, bool) for value in values)
+    names = not named or all(isinstance(name, str) for name in localization)
+    require(real and names and bool(values), "localization", text, describe(localization), error=TypeError)
     fine = all(0 <= value < math.inf for value in values)
     require(fine, "localization", "be finite and at least 0", describe(localization))

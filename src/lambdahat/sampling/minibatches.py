@@ -24,17 +24,22 @@ class Minibatches:
     Where the loss is a mean over samples that are all in memory, a batch is ``batch_size`` samples drawn with
     replacement, and the loss at the centre on it is the mean of n numbers computed once. Else (norm="train", ignored
     targets, streamed data) it is one of the problem's own batches, drawn with the probability of its weight. ``shared``
-    gives all chains the same batch.
+    gives all chains the same batch. A batch of n samples is the whole data, the same at every step, and so is any batch
+    of a problem without data.
     """
 
     def __init__(self, problem: Problem, batch_size: int | None, shared: bool, seed: int) -> None:
         self.problem, self.shared = problem, shared
+        self._whole: Tensor | None = None
         self._common = Streams(seed, [-1], problem.device)
         columns = _columns(problem)
         self.by_sample = columns is not None
         if columns is not None:
             losses, self.columns, self._spec, self._fixed = columns
-            self.size = min(batch_size or DEFAULT_BATCH, problem.num_samples)
+            dataless = not any(column.numel() for column in self.columns)
+            self.size = problem.num_samples if dataless else min(batch_size or DEFAULT_BATCH, problem.num_samples)
+            if self.size == problem.num_samples:
+                self.shared, self._whole = True, torch.arange(1 if dataless else self.size, device=problem.device)
         else:
             losses = _batch_losses(problem)
             sizes = problem.batches.sizes
@@ -57,6 +62,8 @@ class Minibatches:
 
     def draw(self, rng: Streams, chains: int) -> Tensor:
         """Which samples each chain sees, (chains, batch_size), or which batch, (chains, 1)."""
+        if self._whole is not None:
+            return self._whole.expand(chains, -1)
         rng, rows = (self._common, 1) if self.shared else (rng, chains)
         if self.by_sample:
             index = rng.integers(self.num_choices, rows, self.size)

@@ -63,6 +63,8 @@ class SampleLosses:
 
     def _mapped(self, parameters: Parameters, batch: Batch) -> Tensor:
         columns, single = rows_of(batch)
+        if not any(column.numel() for column in columns):  # no data: the samples are alike
+            return self.problem.batch_loss(parameters, batch).reshape(()).expand(batch.size)
         one = torch.vmap(lambda *rows: self.problem.batch_loss(parameters, single(*rows)), chunk_size=CHUNK)
         return one(*columns)
 

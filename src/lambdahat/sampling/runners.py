@@ -104,18 +104,13 @@ class Runner:
         return {name: values.cpu() for name, values in {**record, **stacked}.items()}
 
     def _step(self) -> tuple[Tensor, ...]:
-        """One step: loss, loss at the centre on the same batch, distance from it, ‖∇U‖², acceptance, each (chains,).
-
-        The distance belongs to the loss: taken where the step begins, or where it ends if the kernel is exact.
-        """
-        left = torch.empty(0) if self.kernel.exact else self._distance()
+        """One step: loss, loss at the centre on the same batch, distance from it, ‖∇U‖², acceptance, each (chains,)."""
         base, info = self._moved()
-        distance = self._distance() if self.kernel.exact else left
         if self.plan.bound is not None:
             self._keep_within(self.plan.bound)
-        self.gradients_spent += info.gradients * self.plan.accumulate
-        acceptance = info.acceptance if info.acceptance is not None else torch.ones_like(distance)
-        return info.loss, base, distance, info.force_square, acceptance
+        self.gradients_spent += info.gradients
+        acceptance = info.acceptance if info.acceptance is not None else torch.ones_like(info.distance)
+        return info.loss, base, info.distance, info.force_square, acceptance
 
     def _moved(self) -> tuple[Tensor, Info]:
         """The kernel's step, and the loss at the centre on the batch it saw."""
@@ -127,10 +122,6 @@ class Runner:
             self.state, lambda at: on_batches(self.gradients, at, source, index, self.plan.accumulate), self.rng
         )
         return source.centre(index), info
-
-    def _distance(self) -> Tensor:
-        distance: Tensor = torch.linalg.vector_norm(self.state.position - self.centre, dim=-1)
-        return distance
 
     def _keep_within(self, bound: float) -> None:
         """Pull chains beyond ``bound`` back onto the sphere of that radius, and count it."""

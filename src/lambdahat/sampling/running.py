@@ -55,8 +55,9 @@ def sample(
     too.
 
     ``observables`` are functions of the flat parameters, recorded draw by draw; of ``averages`` only the means over
-    some twenty stretches of each chain are kept, whatever the number of draws; ``keep_parameters`` keeps the draws. Chains farther than ``bound`` from w* are pulled back, which the status tells. ``mode`` is "batched",
-    "sequential", "processes", "graph" or "auto", the fastest. ``watch`` is called with nβ(L − L*) of the draws so far,
+    some twenty stretches of each chain are kept, whatever the number of draws; ``keep_parameters`` keeps the draws.
+    Chains farther than ``bound`` from w* are pulled back, which the status tells. ``mode`` is "batched", "sequential",
+    "processes", "graph" or "auto", the fastest. ``watch`` is called with nβ(L − L*) of the draws so far,
     (chains, draws), some twenty times; if it returns True, the sampling stops there.
     """
     require_problem(problem)

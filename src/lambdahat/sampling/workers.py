@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import traceback
+import warnings
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,8 +22,9 @@ from lambdahat.sampling.runners import Plan, Record, Runner
 
 
 def processes_available(problem: Problem) -> bool:
-    """Whether forking is possible: on a system that has it, and not once CUDA is in use."""
-    return hasattr(os, "fork") and problem.device.type == "cpu" and not torch.cuda.is_initialized()
+    """Whether forking is possible: on a system that has it, not once CUDA is in use, not within a daemon of a pool."""
+    free = hasattr(os, "fork") and not multiprocessing.current_process().daemon
+    return free and problem.device.type == "cpu" and not torch.cuda.is_initialized()
 
 
 class ForkedRunner:
@@ -37,7 +40,9 @@ class ForkedRunner:
         for share in shares:
             ours, theirs = context.Pipe()
             child = context.Process(target=_serve, args=(theirs, ours, problem, kernel, share, plan), daemon=True)
-            child.start()
+            with warnings.catch_warnings():  # Python 3.12 warns of threads; the child takes one only, its own
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child.start()
             theirs.close()
             self._pipes.append(ours)
             self._children.append(child)
@@ -105,12 +110,13 @@ class ForkedRunner:
 def _serve(pipe: Connection, other: Connection, problem: Problem, kernel: Kernel, chains: Any, plan: Plan) -> None:
     """The child: answer until the parent closes the pipe or is gone."""
     other.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
     torch.set_num_threads(1)
     runner: Runner | None = None
     while True:
         try:
             name, arguments = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             return
         try:
             runner = Runner(problem, kernel, chains, plan, OneByOne(problem)) if runner is None else runner
