@@ -1,7 +1,7 @@
 """Ways to misuse the library: each gets an error that names the argument and the cure, or a right answer.
 
-``ERRORS``, in ``tests/misuses.py``, maps a misuse to a call, its error and what the text must hold; ``ANSWERS`` maps
-what looks like a misuse to a call that returns what came and what is right.
+``ERRORS``, from ``tests/misuses.py`` and ``tests/sampling/misuses.py``, maps a misuse to a call, its error and what the
+text must hold; ``ANSWERS`` maps what looks like a misuse to a call that returns what came and what is right.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lambdahat as lh
+from tests import misuses
 from tests.cases import Products, with_eigenvalues
 from tests.misuses import (
     DATA,
-    ERRORS,
     ESTIMATORS,
     LOSSES,
     MODELS,
@@ -42,11 +42,14 @@ from tests.misuses import (
     ones,
     problem,
 )  # fmt: skip
+from tests.sampling.misuses import SAMPLING
+
+ERRORS = {**misuses.ERRORS, **SAMPLING}
 
 
 def test_the_table_is_long_enough_and_every_name_is_there_once():
     assert len(ERRORS) >= 50
-    assert len(ERRORS) == sum(map(len, (DATA, LOSSES, MODELS, OPERATORS, ESTIMATORS)))
+    assert len(ERRORS) == sum(map(len, (DATA, LOSSES, MODELS, OPERATORS, ESTIMATORS, SAMPLING)))
 
 
 @pytest.mark.parametrize("name", ERRORS)

@@ -125,6 +125,22 @@ class Batches:
         return Batch(tree_map(move, raw), _size(raw), index)
 
 
+def chosen_indices(indices: Tensor | Sequence[int], total: int) -> Tensor:
+    """Sorted positions out of ``total`` from numbers or a mask."""
+    try:
+        found = torch.as_tensor(indices).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        found = torch.empty(0)
+    if found.dtype == torch.bool:
+        require(found.shape == (total,), "indices", f"be a mask of {total} entries, one a sample", found)
+        found = found.nonzero().flatten()
+    whole = not (found.is_floating_point() or found.is_complex()) and found.ndim == 1
+    require(whole and len(found) > 0, "indices", "be some integers, or a mask with a True in it", indices)
+    low, high = int(found.min()), int(found.max())
+    require(0 <= low and high < total, "indices", f"lie in [0, {total - 1}]", f"{low} … {high}")
+    return found.sort().values
+
+
 def take(batch: Batch, indices: Tensor) -> Batch:
     """Some samples of a batch."""
 

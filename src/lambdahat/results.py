@@ -361,6 +361,7 @@ class Chains(Result):
     observables: Mapping[str, Array] = field(default_factory=dict)
     averages: Mapping[str, Array] = field(default_factory=dict)
     parameters: Tensor | None = None
+    reasons: Mapping[str, str] = field(default_factory=dict)
     cost: int = 0
     status: Status = Status.CONVERGED
 
@@ -395,6 +396,30 @@ class Chains(Result):
             posterior[name] = ((*dims, *(f"{name}_dim_{i}" for i in range(values.ndim - 2))), values)
         groups = {"posterior": posterior, "sample_stats": {name: (dims, values) for name, values in stats_.items()}}
         return xarray.DataTree.from_dict({name: xarray.Dataset(group) for name, group in groups.items()})
+
+
+@dataclass(frozen=True)
+class LearningCoefficient(Estimate):
+    """λ̂ = nβ·(E[L(w)] − L(w*)) under the posterior localised at w*, with its standard error (``value``, ``stderr``).
+
+    ``stderr`` holds the error of the chains and, in quadrature, what their finite steps may add
+    (``discretisation_bias``). ``localization_bias`` estimates λ̂ as γ → 0 less λ̂: it is reported, not added.
+    ``temperature`` says which nβ was taken, and ``chains.reasons`` how each setting was chosen. ``wbic`` is n·E[L(w)],
+    None at other temperatures than n/ln n. ``cost`` counts gradients of batches.
+    """
+
+    per_chain: Array = field(default_factory=lambda: np.zeros(0))
+    wbic: Estimate | None = None
+    nbeta: float = math.nan
+    temperature: str = ""
+    localization: float | Tensor = 0.0
+    step_size: float = math.nan
+    initial_loss: float = math.nan
+    chains: Chains | None = None
+    rhat: float = math.nan
+    ess: float = math.nan
+    discretisation_bias: float = 0.0
+    localization_bias: Estimate = field(default_factory=lambda: Estimate(math.nan, math.nan))
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,10 @@ class Status(Enum):
     BOUNDED = "Chains ran into the bound and were pulled back: raise localization, or bound."
     NOT_MOVING = "The chains did not move, so their spread says nothing: raise step_size."
     GRADIENTS_SPENT = "The gradients allowed ran out before the standard error was reached: raise max_gradients or tol."
+    INDEFINITE = "The curvature is negative beyond the prior's, no minimum: train further, or raise prior_precision."
+    NOT_STATIONARY = "The gradient has not vanished here: train further, or subtract the decrement."
+    NOT_ASYMPTOTIC = "The slope still changes along the levels used: raise levels, or lower radius."
+    FEW_WEIGHTS = "A few draws carry nearly all the weight: sample at the temperature asked for instead."
 
     @property
     def ok(self) -> bool:

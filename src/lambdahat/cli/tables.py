@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lambdahat.report.figures import value_text
+from lambdahat.report.style import value_text
 from lambdahat.results import Estimate, Measurement, Result, Status
 
 HEADER = ("quantity", "value ± error", "products", "status")

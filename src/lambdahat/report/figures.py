@@ -13,7 +13,7 @@ from torch import Tensor
 from lambdahat._check import require
 from lambdahat.report.landscapes import draw_landscape
 from lambdahat.report.spectra import draw_density, draw_eigenpairs, draw_moments, draw_spectrum
-from lambdahat.report.style import BLUE, GREY, new_axes, new_figure, tidy, title
+from lambdahat.report.style import BLUE, GREY, new_axes, new_figure, tidy, title, value_text
 from lambdahat.results import Density, Eigenpairs, Estimate, Landscape, Measurement, Moments, Result, Spectrum
 
 if TYPE_CHECKING:
@@ -84,23 +84,6 @@ def _draw_elements(estimate: Estimate, axes: Axes) -> None:
     typical = float(np.median(errors))
     error = "exact" if typical == 0 else f"median standard error {typical:.2g}"
     title(axes, f"{values.size:,} elements, {error}", estimate.status)
-
-
-def value_text(estimate: Estimate) -> str:
-    """As "12.3 ± 0.4", "12.3 (exact)" where there is no error, "at least 12.3" where it is infinite.
-
-    As many digits as the error leaves.
-    """
-    value, error = float(estimate), float(estimate.stderr)
-    if error == math.inf:
-        return f"at least {value:.6g}"
-    if not math.isfinite(error):
-        return f"{value:.6g} (error unknown)"
-    if error == 0 or not math.isfinite(value):
-        return f"{value:.6g}" + (" (exact)" if error == 0 else f" ± {error:.2g}")
-    lead = math.floor(math.log10(abs(value))) if value else 0
-    digits = min(max(lead - math.floor(math.log10(error)) + 2, 2), 10)
-    return f"{value:#.{digits}g}".removesuffix(".") + f" ± {error:.2g}"
 
 
 def _draw_measurement(measurement: Measurement) -> Figure:

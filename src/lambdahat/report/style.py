@@ -1,17 +1,19 @@
-"""What figures share: a canvas that needs no display, colours, and notes. Nothing here changes global settings."""
+"""What figures share: a canvas that needs no display, colours, notes, and numbers as text. Nothing here changes global settings."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from lambdahat.results import Status
+from lambdahat.results import Estimate, Status
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, told apart by colour-blind readers too
-BLUE, VERMILION, GREEN, AMBER, GREY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#666666"
+BLUE, VERMILION, GREEN, AMBER, SKY, PURPLE = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7"
+GREY = "#666666"
 
 
 def new_figure(width: float = 6.4, height: float = 4.0) -> Figure:
@@ -45,3 +47,20 @@ def title(axes: Axes, text: str, status: Status) -> None:
 def counted(number: int, noun: str) -> str:
     """A text such as "1 probe", "1,200 parameters"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def value_text(estimate: Estimate) -> str:
+    """As "12.3 ± 0.4", "12.3 (exact)" where there is no error, "at least 12.3" where it is infinite.
+
+    As many digits as the error leaves.
+    """
+    value, error = float(estimate), float(estimate.stderr)
+    if error == math.inf:
+        return f"at least {value:.6g}"
+    if not math.isfinite(error):
+        return f"{value:.6g} (error unknown)"
+    if error == 0 or not math.isfinite(value):
+        return f"{value:.6g}" + (" (exact)" if error == 0 else f" ± {error:.2g}")
+    lead = math.floor(math.log10(abs(value))) if value else 0
+    digits = min(max(lead - math.floor(math.log10(error)) + 2, 2), 10)
+    return f"{value:#.{digits}g}".removesuffix(".") + f" ± {error:.2g}"

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lambdahat._rng import derived_seed
 from lambdahat.problem import Problem
 from lambdahat.results import Array, Diagnostics, Estimate, Status
 from lambdahat.sampling.gradients import OneByOne, full_data
@@ -18,11 +19,12 @@ from lambdahat.sampling.streams import Streams
 
 PROBE_SAMPLES = 2048
 RHAT = 1.05  # above it the chains count as not mixed
+HUGE = 1e30  # energies beyond are on their way to infinity, and their squares need not be finite
 
 
 def diagnose(energies: Array, distances: Array, acceptance: float, bounded: NDArray[np.int64]) -> Diagnostics:
     """The diagnostics of energies nβ(L − L*), (chains, draws), over the chains that did not diverge."""
-    diverged = np.logical_not(np.isfinite(energies).all(axis=1))
+    diverged = np.logical_not((np.abs(energies) < HUGE).all(axis=1))
     kept = energies[~diverged]
     moving = kept.size > 0 and bool(np.ptp(kept) > 0)
     rhat, bulk, tail, mean = _mixing(kept) if moving and kept.shape[1] >= 4 else (math.nan,) * 4
@@ -101,7 +103,7 @@ class AcceptanceProbe:
         if len(where) == 0:
             return
         state = self._kernel.init(where, self._centre)
-        rng = Streams(self._seed, [len(self._seen) * 10_000 + i for i in range(len(where))], where.device)
+        rng = Streams(derived_seed(self._seed, "probe", len(self._seen)), range(len(where)), where.device)
         _, info = self._kernel.step(state, lambda at: full_data(self._gradients, at), rng)
         assert info.acceptance is not None
         self._seen.append(float(info.acceptance.mean()))

@@ -28,7 +28,7 @@ class Together:
 
     def own_batches(self, positions: Tensor, source: Minibatches, index: Tensor) -> LossAndGradient:
         """The same with a batch for each chain."""
-        require(source.by_sample, "mode", '"sequential" or "processes" for this problem', "'batched'",
+        require(source.by_sample, "mode", 'be "sequential" or "processes" for this problem', "'batched'",
                 "its batches cannot be drawn sample by sample")  # fmt: skip
 
         def loss(leaves: Parameters, *own: Tensor) -> Tensor:

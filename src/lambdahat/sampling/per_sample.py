@@ -8,6 +8,7 @@ from torch import Tensor
 from lambdahat._check import require
 from lambdahat.batches import Batch, rows_of, take
 from lambdahat.evaluators import Parameters
+from lambdahat.operators.linearise import twice_differentiable
 from lambdahat.problem import Problem
 
 CHUNK = 256
@@ -66,7 +67,8 @@ class SampleLosses:
         if not any(column.numel() for column in columns):  # no data: the samples are alike
             return self.problem.batch_loss(parameters, batch).reshape(()).expand(batch.size)
         one = torch.vmap(lambda *rows: self.problem.batch_loss(parameters, single(*rows)), chunk_size=CHUNK)
-        return one(*columns)
+        with twice_differentiable(), torch.no_grad():  # fused attention has no rule for vmap
+            return one(*columns)
 
     def _looped(self, parameters: Parameters, batch: Batch) -> Tensor:
         rows = torch.arange(batch.size, device=self.problem.device)

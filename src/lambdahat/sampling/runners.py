@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from lambdahat._check import describe
 from lambdahat.operators.linearise import twice_differentiable
 from lambdahat.problem import Problem
 from lambdahat.sampling.gradients import OneByOne, Together, full_data, on_batches
@@ -56,6 +57,11 @@ class Runner:
         self.state = kernel.init(self.centre.repeat(len(self.chains), 1), self.centre)
         self.gradients_spent = 0  # of each chain: on a batch, or on the whole data for an exact kernel
         self.bounded = torch.zeros(len(self.chains), dtype=torch.int64, device=problem.device)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in the batch of a step."""
+        return self.problem.num_samples if self.source is None else self.source.size
 
     @property
     def positions(self) -> Tensor:
@@ -142,9 +148,9 @@ class Runner:
         if plan.keep_parameters:
             looks.setdefault("parameters", []).append(positions.detach().cpu().clone())
         for name, observable in plan.observables.items():
-            looks.setdefault(f"observable {name}", []).append(_values(observable, positions))
+            looks.setdefault(f"observable {name}", []).append(_values(name, observable, positions))
         for name, observable in plan.averages.items():
-            values = _values(observable, positions)
+            values = _values(name, observable, positions)
             key = f"average {name}"
             self._totals[key] = self._totals[key] + values if key in self._totals else values
 
@@ -152,9 +158,14 @@ class Runner:
         """Nothing to give back."""
 
 
-def _values(observable: Observable, positions: Tensor) -> Tensor:
+def _values(name: str, observable: Observable, positions: Tensor) -> Tensor:
     """The observable of every chain, (chains, …)."""
-    return torch.stack([torch.as_tensor(observable(theta)).double().cpu() for theta in positions])
+    found = [observable(theta) for theta in positions]
+    try:
+        return torch.stack([torch.as_tensor(value).detach().double().cpu() for value in found])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"observable {name!r} must return a number or a tensor, of one shape, got {describe(found[0])}"
+                        ) from error  # fmt: skip
 
 
 def _equal_numbers(first: object, second: object) -> bool:

@@ -70,6 +70,9 @@ def sample(
         require_count(batch_size, "batch_size", 1, problem.num_samples)
     if bound is not None:
         require_positive(bound, "bound")
+    _require_functions(observables, "observables")
+    _require_functions(averages, "averages")
+    require(watch is None or callable(watch), "watch", "be a function of the energies so far", watch, "", TypeError)
     plan = Plan(seed, batch_size, shared_batches, accumulate, thin, bound, baseline != "paired", keep_parameters,
                 dict(observables or {}), dict(averages or {}))  # fmt: skip
     frozen = problem.at(problem.vector)
@@ -137,11 +140,10 @@ def as_chains(
     energies = kernel.nbeta * (arrays["loss"] - arrays["centre"])
     acceptance = float(arrays["acceptance"].mean()) if probe is None else probe.acceptance
     diagnostics = diagnose(energies, arrays["distance"], acceptance, runner.bounded.cpu().numpy())
-    size = problem.num_samples if kernel.exact else min(plan.batch_size or 512, problem.num_samples)
     return Chains(
         arrays["loss"], arrays["centre"], arrays["distance"], arrays["force"], arrays["acceptance"],
         type(kernel).__name__, kernel.step_size, kernel.nbeta, kernel.localization,  # type: ignore[arg-type]
-        runner.centre_loss, problem.num_samples, size, burn_in, plan.thin, mode, diagnostics,
+        runner.centre_loss, problem.num_samples, runner.batch_size, burn_in, plan.thin, mode, diagnostics,
         full_losses=arrays.get("full"),
         observables=_of_kind("observable ", arrays),
         averages=_of_kind("average ", arrays),
@@ -185,13 +187,22 @@ def localization_tensor(localization: Localization, space: Space, like: Tensor) 
 def _named_by(pattern: str, space: Space) -> tuple[str, ...]:
     """The parameters that a name, a layer's name or a glob of either stands for."""
     match = matcher(pattern)
-    return space.select(lambda name: match(name) or match(name.rpartition(".")[0]))
+    found = tuple(name for name in space.names if match(name) or match(name.rpartition(".")[0]))
+    some = ", ".join(space.names[:6]) + (", …" if len(space.names) > 6 else "")
+    require(bool(found), "localization", f"name parameters, layers or globs of them among {some}", repr(pattern))
+    return found
 
 
 def _pieces(draws: int) -> list[tuple[int, int]]:
     """(done before, size) of about twenty pieces."""
     size = max(-(-draws // PIECES), 1)
     return [(start, min(size, draws - start)) for start in range(0, draws, size)]
+
+
+def _require_functions(functions: Any, name: str) -> None:
+    pairs = functions.items() if isinstance(functions, Mapping) else [] if functions is None else [(None, None)]
+    fine = all(isinstance(key, str) and callable(value) for key, value in pairs)
+    require(fine, name, "be a dict of names to functions of the flat parameters (P,)", functions, "", TypeError)
 
 
 def _require_kernel(kernel: Any) -> None:

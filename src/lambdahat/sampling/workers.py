@@ -8,6 +8,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -48,6 +49,11 @@ class ForkedRunner:
             self._children.append(child)
 
     @property
+    def batch_size(self) -> int:
+        """Samples in the batch of a step."""
+        return int(self._all("batch_size")[0])
+
+    @property
     def positions(self) -> Tensor:
         """Where the chains are, (chains, P)."""
         return torch.cat(self._all("positions"))[self._order]
@@ -81,9 +87,10 @@ class ForkedRunner:
         for pipe in self._pipes:
             pipe.close()
         for child in self._children:
-            child.join(timeout=5)
-            if child.is_alive():
-                child.terminate()
+            child.join(timeout=1)
+            if child.is_alive():  # amid a step, which nobody waits for any more
+                child.kill()
+                child.join()
         self._pipes, self._children = [], []
 
     def __del__(self) -> None:
@@ -91,15 +98,18 @@ class ForkedRunner:
 
     def _all(self, name: str, *arguments: Any) -> list[Any]:
         """Ask every process, then collect, so that they work at the same time."""
-        for pipe in self._pipes:
-            pipe.send((name, arguments))
         answers = []
-        for pipe, child in zip(self._pipes, self._children, strict=True):
-            try:
-                fine, answer = pipe.recv()
-            except EOFError:
-                raise RuntimeError(f"a sampling process ended (exit code {child.exitcode}), perhaps killed for "
-                                   'memory; mode="sequential" needs least') from None  # fmt: skip
+        try:
+            for pipe in self._pipes:
+                pipe.send((name, arguments))
+            replies = [pipe.recv() for pipe in self._pipes]
+        except (EOFError, OSError) as error:
+            for child in self._children:
+                child.join(timeout=0.2)
+            codes = [child.exitcode for child in self._children if child.exitcode is not None]
+            raise RuntimeError(f"a sampling process ended (exit code {', '.join(map(str, codes))}), perhaps killed "
+                               'for memory; mode="sequential" needs least') from error  # fmt: skip
+        for fine, answer in replies:
             require(
                 fine, "sampling in processes", "succeed", str(answer), 'mode="sequential" shows where', RuntimeError
             )
@@ -113,14 +123,13 @@ def _serve(pipe: Connection, other: Connection, problem: Problem, kernel: Kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
     torch.set_num_threads(1)
     runner: Runner | None = None
-    while True:
-        try:
+    with suppress(EOFError, OSError):
+        while True:
             name, arguments = pipe.recv()
-        except EOFError:
-            return
-        try:
-            runner = Runner(problem, kernel, chains, plan, OneByOne(problem)) if runner is None else runner
-            found = getattr(runner, name)
-            pipe.send((True, found(*arguments) if callable(found) else found))
-        except Exception:
-            pipe.send((False, traceback.format_exc(limit=-3)))
+            try:
+                runner = Runner(problem, kernel, chains, plan, OneByOne(problem)) if runner is None else runner
+                found = getattr(runner, name)
+                answer = True, found(*arguments) if callable(found) else found
+            except Exception:
+                answer = False, traceback.format_exc(limit=-3)
+            pipe.send(answer)

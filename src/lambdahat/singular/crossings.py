@@ -70,7 +70,7 @@ def _density(k: int, bottom: float, top: float) -> Array:
 def _convolved(first: Array, second: Array) -> Array:
     """The density of a sum: all terms are positive, so that sums lose no digits (an FFT would, in the tail)."""
     full = np.convolve(first, second)
-    return full / full.max()
+    return np.asarray(full / full.max())
 
 
 def crossing_problem(exponents: Sequence[int], num_samples: int) -> Problem:

@@ -74,18 +74,18 @@ def effective_dimension(
 ) -> Estimate:
     """N_eff(z) = Σ_i λ_i/(λ_i + z), the directions whose curvature exceeds z, with a negative λ_i as 0.
 
-    MacKay's number of well-determined parameters (1992, "Bayesian interpolation", Eq. 4.9), applied to networks by
-    Maddox, Benton and Wilson (2020, Eq. 3). With z = γ/n, the Hessian being that of the mean loss over n samples, it
-    belongs to the Gaussian prior of precision γ. ``depth`` and ``probes`` as for ``effective_dimensions``.
+    MacKay's number of well-determined parameters ("Bayesian interpolation", 1992), applied to networks by Maddox,
+    Benton and Wilson ("Rethinking parameter counting", 2020). With z = γ/n, the Hessian being that of the mean loss
+    over n samples, it belongs to the Gaussian prior of precision γ. ``depth`` and ``probes`` are those of
+    ``effective_dimensions``.
     """
     _require_source(source)
     return _n_eff(_eigenvalues(source, depth, probes, seed), require_positive(z, "z"))
 
 
-def shifted_logdet(found: Whole | Sampled, z: float, clip: bool = True) -> Estimate:
-    """log det(I + A/z) = Σ log(1 + λ/z), negative eigenvalues taken as 0 if ``clip``."""
-    least = 0.0 if clip else -np.inf
-    return _resolved(found.total(lambda values: np.log1p(np.maximum(values, least) / z)), found, z)
+def shifted_logdet(found: Whole | Sampled, z: float, least: float = 0.0) -> Estimate:
+    """log det(I + A/z) = Σ log(1 + λ/z), with an eigenvalue below ``least`` > −z taken as that."""
+    return _resolved(found.total(lambda values: np.log1p(np.maximum(values, least) / z), z), found, z)
 
 
 def first_problem(*parts: Estimate) -> Status:
@@ -94,7 +94,7 @@ def first_problem(*parts: Estimate) -> Status:
 
 
 def _n_eff(found: Whole | Sampled, z: float) -> Estimate:
-    positive = found.total(lambda values: np.maximum(values, 0.0) / (np.maximum(values, 0.0) + z))
+    positive = found.total(lambda values: np.maximum(values, 0.0) / (np.maximum(values, 0.0) + z), z)
     return _resolved(positive, found, z)
 
 
@@ -119,6 +119,7 @@ def _prior_curvature(source: Source, z: float | None) -> float:
 
 
 def _require_source(source: object) -> None:
-    require(isinstance(source, Problem | LinearOperator | Spectrum), "source", "be a Problem, an operator or a Spectrum",
-            source, "wrap a matrix with lh.operator(matrix), a model with lh.Problem(model, loss, data)",
+    known = isinstance(source, Problem | LinearOperator | Spectrum)
+    require(known, "source", "be a Problem, a LinearOperator or a Spectrum", source,
+            "wrap a matrix with lh.operator(matrix), a model with lh.Problem(model, loss, data)",
             TypeError)  # fmt: skip

@@ -58,9 +58,9 @@ def normal_crossing(exponents: Sequence[int]) -> Coefficient:
 
 
 def reduced_rank(inputs: int, hidden: int, outputs: int, rank: int) -> Coefficient:
-    """λ of y = BAx with A (hidden, inputs), B (outputs, hidden) and a true BA of rank ``rank`` (Aoyagi & Watanabe 2005).
+    """λ of y = BAx, A (hidden, inputs) and B (outputs, hidden), when the true BA has rank ``rank``.
 
-    The multiplicity is that of the two-layer ``deep_linear``.
+    Aoyagi and Watanabe (2005), their four cases. The multiplicity is that of the two-layer ``deep_linear``.
     """
     m, h, n = checked_widths((inputs, hidden, outputs), rank)
     r = rank
@@ -145,6 +145,6 @@ def quadratic_problem(eigenvalues: Sequence[float], num_samples: int) -> Problem
 
     def loss(parameters: Mapping[str, Tensor]) -> Tensor:
         w = parameters["w"]
-        return 0.5 * (h.to(w) * w * w).sum()
+        return 0.5 * (h * w * w).sum()
 
     return Problem.from_function(loss, {"w": torch.zeros_like(h)}, num_samples=num_samples)

@@ -52,7 +52,7 @@ def deep_linear_problem(widths: Sequence[int], rank: int, num_samples: int) -> P
         output = parameters[names[0]]
         for name in names[1:]:
             output = parameters[name] @ output
-        return 0.5 * (output - target.to(output)).square().sum()
+        return 0.5 * (output - target).square().sum()
 
     return Problem.from_function(loss, dict(zip(names, weights, strict=True)), num_samples=num_samples)
 

@@ -1,0 +1,193 @@
+"""What does a step of a chain cost, ours and devinterp's, and do both find the same λ̂ at the same settings?
+
+The unit is one gradient on one batch. A step's time is a median while the chains run; "call ms" divides the whole call,
+set-up included, by its steps. λ̂ is over several seeds with the same ε, nβ, γ, batch size, chains and draws, nothing
+thrown away; devinterp's once as it reports it and once paired, from its own trace: see sampling_peers.py.
+
+The GPU machine has no devinterp: carry a copy. In the repository root (carry/ is ignored by git), for its Python 3.12:
+
+    pip install --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 --platform any \\
+        --target carry/peers devinterp pydantic pydantic_core annotated_types typing_inspection tqdm
+    pip install --no-deps --target carry/arviz arviz-stats arviz-base xarray xarray-einstats
+
+and there: PYTHONPATH=src:carry/arviz python3 benchmarks/sampling.py --device cuda --peer-path carry/peers --json …
+With --images a file of MNIST (.npz with train_images (n, 28, 28) of bytes and train_labels) takes the digits' place: on
+it the networks are trained to a minimum, so that λ̂ means something; what both sides say of it can be compared anyway.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import sampling_peers
+import torch
+from problems import LOSS, Case, load
+from sampling_peers import Settings
+from timing import GRADIENT, arguments, report, seconds, set_tf32, setting
+from torch.nn.functional import cross_entropy
+
+import lambdahat as lh
+from lambdahat.sampling import sample, sgld
+
+LOSSES = partial(cross_entropy, reduction="none")
+MODES = {"cpu": ("batched", "sequential", "processes", "auto"), "cuda": ("batched", "sequential", "graph", "auto")}
+STEP_SIZE, LOCALIZATION = 1e-5, 1000.0
+RATES = {"mlp": (0.1,) * 4 + (0.02,) * 3 + (0.005,) * 2, "lenet5": (0.05,) * 3 + (0.01,) * 2 + (0.002,)}  # per epoch
+
+
+class Cost(NamedTuple):
+    """Seconds of a chain-step while the chains run, and of the whole call over its chain-steps."""
+
+    step_s: float
+    call_s: float
+
+
+def trained_on(path: Path, name: str, batch_size: int, device: str) -> Case:
+    """The network trained by SGD with momentum 0.9 and batches of 128 until its gradient is small."""
+    stored = np.load(path)
+    x = torch.as_tensor(stored["train_images"], device=device).unsqueeze(1).float() / 255
+    y = torch.as_tensor(stored["train_labels"], device=device).long()
+    case = load(name, 128, batch_size=batch_size, device=device)
+    optimizer = torch.optim.SGD(case.model.parameters(), momentum=0.9)
+    rng = torch.Generator().manual_seed(0)
+    for optimizer.param_groups[0]["lr"] in RATES[name]:
+        for rows in torch.randperm(len(x), generator=rng).split(128):
+            optimizer.zero_grad()
+            LOSS(case.model(x[rows]), y[rows]).backward()
+            optimizer.step()
+    case.model.zero_grad()
+    return replace(case, batches=list(zip(x.split(batch_size), y.split(batch_size), strict=True)))
+
+
+def whole(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    images, labels = zip(*case.batches, strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+def ours(problem: lh.Problem, settings: Settings, watch: Callable[[np.ndarray], Any] | None = None, **options: Any):
+    kernel = sgld(step_size=settings.step_size, nbeta=settings.nbeta, localization=settings.localization)
+    return sample(problem, kernel, settings.chains, settings.draws, settings.seed,
+                     batch_size=settings.batch_size, watch=watch, **options)  # fmt: skip
+
+
+def our_cost(problem: lh.Problem, settings: Settings, mode: str) -> Cost:
+    """Timed between the calls of ``watch``, which come some twenty times in a run."""
+    marks: list[tuple[float, int]] = []
+
+    def watch(energies: np.ndarray) -> None:
+        marks.append((time.perf_counter(), energies.shape[1]))
+
+    call = seconds(lambda: ours(problem, settings, watch, mode=mode)) / (settings.chains * settings.draws)
+    pairs = pairwise(marks)
+    steps = [(end - start) / ((after - before) * settings.chains) for (start, before), (end, after) in pairs]
+    return Cost(statistics.median(steps), call)
+
+
+def peer_cost(case: Case, settings: Settings) -> Cost:
+    run = sampling_peers.sampled(case.model, LOSSES, whole(case), settings)
+    return Cost(run.step_s, run.total_s / (settings.chains * settings.draws))
+
+
+def costs(case: Case, problem: lh.Problem, settings: Settings, modes: tuple[str, ...], rounds: int) -> list[dict]:
+    """Medians over rounds, in each of which everyone runs once."""
+    one = Case(case.name, case.model, case.batches[:1])
+    tasks: dict[str, Callable[[], Cost]] = {GRADIENT: lambda: Cost(*[seconds(one.gradient, 50)] * 2)}
+    tasks |= {f"lambdahat, {mode}": partial(our_cost, problem, settings, mode) for mode in modes}
+    if sampling_peers.available():
+        tasks["devinterp"] = partial(peer_cost, case, replace(settings, chains=min(settings.chains, 4)))
+    samples: dict[str, list[Cost]] = {}
+    for number in range(rounds + 1):  # the first warms up
+        for name, task in list(tasks.items()):
+            try:
+                cost = task()
+            except (RuntimeError, ValueError) as error:
+                print(f"{name}: skipped, {type(error).__name__}: {error}")
+                del tasks[name]
+                continue
+            if number:
+                samples.setdefault(name, []).append(cost)
+    medians = {name: Cost(*map(statistics.median, zip(*found, strict=True))) for name, found in samples.items()}
+    unit, peer = medians[GRADIENT].step_s, medians.get("devinterp")
+    return [
+        {"case": case.name, "chains": settings.chains, "by": name, "ms": 1e3 * cost.step_s,
+         "gradients": cost.step_s / unit, "call ms": 1e3 * cost.call_s,
+         "devinterp over it": peer.step_s / cost.step_s if peer else None}
+        for name, cost in medians.items()
+    ]  # fmt: skip
+
+
+def agreement(case: Case, problem: lh.Problem, settings: Settings, seeds: int) -> list[dict]:
+    """λ̂ of both over seeds; z is the distance from ours in standard errors of the difference."""
+    data, found = whole(case), {"lambdahat": [], "devinterp, paired": [], "devinterp": []}
+    for seed in range(seeds):
+        now = replace(settings, seed=1000 * seed)  # devinterp seeds chain i with seed + i
+        found["lambdahat"].append(ours(problem, now, shared_batches=True).energies.mean().item())
+        if sampling_peers.available():
+            run = sampling_peers.sampled(case.model, LOSSES, data, now)
+            found["devinterp, paired"].append(run.paired.mean().item())
+            found["devinterp"].append(run.per_chain.mean().item())
+    rows = []
+    reference = np.asarray(found["lambdahat"])
+    for name, values in found.items():
+        if not values:
+            continue
+        sd = np.std(values, ddof=1).item()
+        error = math.hypot(sd, reference.std(ddof=1).item()) / math.sqrt(seeds)
+        z = None if name == "lambdahat" else (np.mean(values).item() - reference.mean().item()) / error
+        rows.append({"case": case.name, "by": name, "λ̂": np.mean(values).item(), "sd over seeds": sd, "z": z})
+        if name == "devinterp":
+            rows[-1]["sd of its baseline, expected"] = baseline_spread(case, data, settings)
+    return rows
+
+
+def baseline_spread(case: Case, data: tuple[torch.Tensor, torch.Tensor], settings: Settings) -> float:
+    """nβ·σ·√(1/m − 1/n): the standard deviation of nβ·L₀ over m = 32 batches drawn without replacement, σ² the variance
+    of a sample's loss at w*. The mean over the chain's batches varies far less."""
+    centre = sampling_peers.losses_at(case.model, LOSSES, data)
+    taken = min(sampling_peers.INIT_BATCHES * settings.batch_size, len(centre))
+    return settings.nbeta * centre.std().item() * math.sqrt(1 / taken - 1 / len(centre))
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--peer-path", type=Path, help="folder with a copy of devinterp, put on sys.path")
+    parser.add_argument("--images", type=Path, help="MNIST as .npz, in place of the enlarged digits")
+    parser.add_argument("--seeds", type=int, default=10, help="runs of each for λ̂; 0 leaves the comparison out")
+    args = parser.parse_args()
+    if args.peer_path is not None:
+        sys.path.append(str(args.peer_path.resolve()))
+    set_tf32(False)
+    kind = args.device.partition(":")[0]
+    samples, draws, rounds, seeds = (2048, 40, 1, min(args.seeds, 2)) if args.quick else (60_000, 200, 5, args.seeds)
+    described = setting(args) | {"data": "digits" if args.images is None else args.images.name, "draws": draws}
+    described |= {"ε": STEP_SIZE, "γ": LOCALIZATION, "seeds": seeds}
+    table: list[dict] = []
+    for name in ("mlp", "lenet5"):
+        if args.images is None:
+            case = load(name, samples, batch_size=args.batch_size, device=args.device)
+        else:
+            case = trained_on(args.images, name, args.batch_size, args.device)
+        print(case.describe(), f"‖∇L‖ {case.gradient().norm():.2g}")
+        problem, nbeta = lh.Problem(case.model, LOSS, case.batches), case.num_samples / math.log(case.num_samples)
+        described |= {"n": case.num_samples, "nβ": round(nbeta, 1)}
+        settings = Settings(STEP_SIZE, nbeta, LOCALIZATION, args.batch_size, 4, draws)
+        for chains in (4, 32) if kind == "cuda" else (4,):
+            table += costs(case, problem, replace(settings, chains=chains), MODES[kind], rounds)
+            report("Chain-steps, so far", described, table, args.json)
+        if seeds > 1:
+            table += agreement(case, problem, settings, seeds)
+            report("Chain-steps and λ̂, so far", described, table, args.json)
+
+
+if __name__ == "__main__":
+    main()

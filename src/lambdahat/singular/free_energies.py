@@ -1,0 +1,155 @@
+"""The free energy of the localised posterior by thermodynamic integration, with nothing left to asymptotics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import optimize, special
+
+from lambdahat._check import require, require_count
+from lambdahat._progress import report
+from lambdahat._rng import derived_seed, generator
+from lambdahat.problem import Problem, require_problem
+from lambdahat.results import Array, Chains, Estimate, Result, Status
+from lambdahat.sampling.diagnostics import standard_error
+from lambdahat.sampling.kernels import Localization
+from lambdahat.sampling.running import localization_tensor
+from lambdahat.singular.stretches import mean_energy
+from lambdahat.singular.tempered import tempered
+
+PRIOR_DRAWS = 1000
+SPACING = 1.0  # in ln β
+
+
+@dataclass(frozen=True)
+class FreeEnergy(Result):
+    """F = −ln ∫ exp(−n·L_n(w)) φ(w) dw with the prior φ = N(w*, γ⁻¹), and the λ̂(β) that were integrated.
+
+    ``energies`` are λ̂(β) = nβ·E^β[L_n − L_n*] with their ``errors`` at ``nbetas``, rising to n. The error of ``value``
+    holds that of the draws and of the quadrature, ``quadrature_error``. ``prior_ess`` is the effective number of the
+    prior draws that make up the part below the first of them. ``cost`` counts gradients.
+    """
+
+    value: Estimate
+    nbetas: Array
+    energies: Array
+    errors: Array
+    quadrature_error: float
+    prior_ess: float
+    cost: int = 0
+    status: Status = Status.CONVERGED
+
+
+def free_energy(
+    problem: Problem, localization: Localization = 1.0, temperatures: int | None = None, seed: int = 0, **settings: Any
+) -> FreeEnergy:
+    """The free energy of the posterior exp(−n·L_n)·N(w*, γ⁻¹), γ the ``localization``, by thermodynamic integration.
+
+    F − n·L_n* = ∫₀¹ n·E^β[L_n − L_n*] dβ = ∫ λ̂(β) d ln β (Gelman and Meng 1998): below some β₀ by draws of the prior,
+    −ln E_φ exp(−nβ₀(L_n − L_n*)), β₀ such that half of them are effective; from there to 1 by chains at
+    ``temperatures`` values of β (an odd number; by default one for each unit of ln β), with the trapezoidal rule and
+    its end correction, for which d λ̂/d ln β = λ̂ − Var[nβL]. The error of the rule is that against every other point,
+    by Richardson. ``settings`` as for ``llc``.
+    """
+    require_problem(problem)
+    frozen = problem.at(problem.vector)
+    low, bottom, prior_ess = _prior_part(frozen, localization, seed)
+    high = math.log(frozen.num_samples)
+    count = _points(temperatures, high - low)
+    nbetas = np.exp(np.linspace(low, high, count))
+    runs: list[Chains] = []
+    for number, nbeta in enumerate(nbetas):
+        report("temperatures", number, count)
+        own = derived_seed(seed, "temperature", number)
+        runs.append(tempered(frozen, float(nbeta), seed=own, localization=localization, **settings))
+    report("temperatures", count, count)
+    step = (high - low) / (count - 1)
+    rows = [_energies(run) for run in runs]
+    part, error = _integral(rows, step)
+    coarse, _ = _integral(rows[::2], 2 * step)
+    quadrature = abs(part - coarse) / 15
+    stderr = math.sqrt(error**2 + quadrature**2 + float(bottom.stderr) ** 2)
+    status = next((run.status for run in runs if not run.status.ok), bottom.status)
+    cost = sum(run.cost for run in runs)
+    value = frozen.num_samples * frozen.loss() + float(bottom) + part
+    means = [mean_energy(run) for run in runs]
+    return FreeEnergy(
+        Estimate(value, stderr, cost, status), nbetas, np.array([float(mean) for mean in means]),
+        np.array([float(mean.stderr) for mean in means]), quadrature, prior_ess, cost, status,
+    )  # fmt: skip
+
+
+def _points(temperatures: int | None, width: float) -> int:
+    """How many temperatures: odd, so that every other one makes a rule too."""
+    if temperatures is None:
+        return 2 * max(math.ceil(width / (2 * SPACING)), 1) + 1
+    require_count(temperatures, "temperatures", 3)
+    require(temperatures % 2 == 1, "temperatures", "be odd", temperatures, "every other one serves to judge the error")
+    return temperatures
+
+
+def _prior_part(problem: Problem, localization: Localization, seed: int) -> tuple[float, Estimate, float]:
+    """ln nβ₀, −ln E_φ exp(−nβ₀(L − L*)) and the effective number of draws in it, half of them where β₀ < 1 allows."""
+    centre = problem.vector
+    gamma = torch.as_tensor(localization_tensor(localization, problem.space, centre)).to(centre)
+    require(bool((gamma > 0).all()), "localization", "be above 0 for every parameter", localization,
+            "without it there is no prior to integrate over")  # fmt: skip
+    noise = generator(seed, "prior")
+    rises = np.empty(PRIOR_DRAWS)
+    base = problem.loss()
+    for i in range(PRIOR_DRAWS):
+        draw = torch.randn(len(centre), generator=noise, dtype=torch.float64).to(centre)
+        rises[i] = problem.loss(centre + draw / gamma.sqrt()) - base
+    return _cut(np.nan_to_num(rises, nan=np.inf), problem.num_samples)
+
+
+def _cut(rises: Array, count: int) -> tuple[float, Estimate, float]:
+    """``_prior_part`` of losses above the centre's; an infinite one has weight 0."""
+    finite = rises[np.isfinite(rises)]
+    require(len(finite) > 1, "localization", "give prior draws of finite loss", "draws of infinite loss", "raise it")
+
+    def half(log_nbeta: float) -> float:
+        return _effective(math.exp(log_nbeta) * finite) - len(finite) / 2
+
+    high = math.log(count) - SPACING
+    low = min(-30.0 - math.log(float(np.abs(finite).max()) or 1.0), high)
+    found = high if half(high) >= 0 else float(optimize.brentq(half, low, high, xtol=1e-3))
+    exponents = -math.exp(found) * rises
+    weights = np.exp(exponents - exponents.max())
+    error = float(weights.std(ddof=1) / weights.mean() / math.sqrt(len(weights)))
+    value = math.log(len(rises)) - float(special.logsumexp(exponents))
+    return found, Estimate(value, error), _effective(-exponents)
+
+
+def _effective(energies: Array) -> float:
+    """1/Σw² of the weights exp(−energy), normalised."""
+    weights = special.softmax(-energies)
+    return 1.0 / float((weights**2).sum())
+
+
+def _energies(chains: Chains) -> Array:
+    energies = chains.energies if chains.full_losses is None else chains.full_energies
+    kept = energies[~chains.diagnostics.diverged]
+    require(kept.size > 0, "chains", "have draws of finite loss", f"only diverged ones at nβ = {chains.nbeta:.3g}",
+            chains.status.value)  # fmt: skip
+    return kept
+
+
+def _integral(rows: list[Array], step: float) -> tuple[float, float]:
+    """The trapezoidal rule over λ̂ in ln β with its end correction, and its standard error.
+
+    ∫ g = h·Σ'g + (h²/12)·(g'_first − g'_last), g' = λ̂ − Var; each row (chains, draws) enters through its own draws.
+    """
+    last = len(rows) - 1
+    total, variance = 0.0, 0.0
+    for number, row in enumerate(rows):
+        weight = step / 2 if number in (0, last) else step
+        bend = step**2 / 12 * ((number == 0) - (number == last))
+        seen = (weight + bend) * row - bend * (row - row.mean()) ** 2
+        total += float(seen.mean())
+        variance += standard_error(seen) ** 2
+    return total, math.sqrt(variance)

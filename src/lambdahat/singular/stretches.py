@@ -1,0 +1,65 @@
+"""Errors of functions of means over chains: the jackknife over stretches of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lambdahat.results import Array, Chains, Estimate
+from lambdahat.sampling.diagnostics import standard_error
+
+STRETCHES = 20
+
+Statistic = Callable[..., Array]
+
+
+def jackknife(statistic: Statistic, stretches: Sequence[Array]) -> list[Estimate]:
+    """Readings of means, each (…), as estimates, from the means over stretches of chains, each (chains, stretches, …).
+
+    With θ the reading of all N stretches and θ_b that without stretch b, the values θ + (N − 1)(θ − θ_b) have the mean
+    that is corrected for bias to first order (Quenouille 1956), and the standard error of that mean is that of the
+    estimate (Tukey 1958), here with the correlation of neighbouring stretches and the spread of the chains in it.
+    Stretches count alike: where their lengths differ, give sums over them and let the statistic divide.
+    """
+    shape = stretches[0].shape[:2]
+    count = math.prod(shape)
+    totals = [part.sum(axis=(0, 1)) for part in stretches]
+    whole = statistic(*[total / count for total in totals])
+    if count == 1:
+        return [Estimate(float(value), math.nan) for value in whole]
+    without = [
+        statistic(*[(total - part[place]) / (count - 1) for total, part in zip(totals, stretches, strict=True)])
+        for place in np.ndindex(*shape)
+    ]
+    pseudo = whole + (count - 1) * (whole - np.stack(without))
+    spread = [_error(column.reshape(shape)) for column in pseudo.T]
+    return [
+        Estimate(float(value), error, dof=count - 1) for value, error in zip(pseudo.mean(axis=0), spread, strict=True)
+    ]
+
+
+def _error(values: Array) -> float:
+    """The standard error of the mean of stretches, (chains, stretches), no less than that of independent ones.
+
+    So few of them tell their correlation badly; a negative one, which would lower the error, is not believed.
+    """
+    return float(np.fmax(standard_error(values), values.std(ddof=1) / math.sqrt(values.size)))
+
+
+def in_stretches(values: Array) -> Array:
+    """Sums over some twenty stretches of values (chains, draws, …), (chains, stretches, …), so scaled that their mean is
+    that of the values, whatever the lengths."""
+    draws = values.shape[1]
+    parts = np.array_split(values, min(STRETCHES, draws), axis=1)
+    return np.stack([part.sum(axis=1) for part in parts], axis=1) * (len(parts) / draws)
+
+
+def mean_energy(chains: Chains) -> Estimate:
+    """nβ·E[L − L*] over the chains that did not diverge: of the whole data where that is known, else paired."""
+    energies = chains.energies if chains.full_losses is None else chains.full_energies
+    kept = energies[~chains.diagnostics.diverged]
+    if kept.size == 0:
+        return Estimate(math.nan, math.nan, chains.cost, chains.status)
+    return Estimate(float(kept.mean()), standard_error(kept), chains.cost, chains.status)

@@ -1,0 +1,173 @@
+"""WBIC, local free energy, λ over temperatures and thermodynamic integration, against linear regression."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lambdahat.problem import Problem
+from lambdahat.results import Result, Status
+from lambdahat.sampling import hmc, sample, sgld
+from lambdahat.singular.free_energies import _cut, _integral, free_energy
+from lambdahat.singular.temperatures import (
+    FACTORS,
+    _line,
+    local_free_energy,
+    log_temperature,
+    temperature_regression,
+    wbic,
+)
+from tests.singular.regression import regression
+
+KNOWN = regression(30, 3, gamma=5.0)
+SETTINGS = {"step_size": 0.025, "burn_in": 20, "localization": KNOWN.gamma}
+
+
+def exact_points(betas) -> np.ndarray:
+    return np.array([KNOWN.energy(beta) for beta in betas])
+
+
+def test_wbic_is_the_mean_loss_at_the_log_temperature():
+    wanted = KNOWN.energy(1 / math.log(30))
+    found = [wbic(KNOWN.problem, seed=seed, draws=150, **SETTINGS) for seed in range(3)]
+    z = [(float(e) - wanted) / float(e.stderr) for e in found]
+    assert 0.1 < math.sqrt(np.mean(np.square(z))) < 2.2
+    assert all(0 < float(e.stderr) < 0.5 and e.cost > 0 and e.status.ok for e in found)
+
+
+def test_wbic_of_mini_batches_is_paired():
+    chains = sample(KNOWN.problem, sgld(0.01, log_temperature(30), KNOWN.gamma), 2, 40, batch_size=4)
+    found = wbic(chains)
+    rise = (chains.losses - chains.centre_losses).mean()
+    assert float(found) == pytest.approx(30 * (KNOWN.problem.loss() + rise), rel=1e-12)
+    assert float(found.stderr) < 0.2 * 30 * (chains.losses.std() / math.sqrt(chains.losses.size))
+
+
+def test_wbic_refuses_another_temperature():
+    chains = sample(KNOWN.problem, hmc(0.02, 30.0, 5.0), 1, 4)
+    with pytest.raises(ValueError, match=r"chains must be at nβ = n/ln n = 8.82\d+, got chains at 30; sample at"):
+        wbic(chains)
+    with pytest.raises(TypeError, match="problem must be a lambdahat.Problem"):
+        wbic("chains")
+
+
+def test_local_free_energy_is_the_wbic_at_its_temperature():
+    chains = sample(KNOWN.problem, hmc(0.02, log_temperature(30), 5.0), 2, 20)
+    assert local_free_energy(chains) == wbic(chains)
+    cold = sample(KNOWN.problem, hmc(0.02, 30.0, 5.0), 2, 20)
+    wanted = 30 * KNOWN.problem.loss() + math.log(30) * cold.energies.mean()
+    assert float(local_free_energy(cold)) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_regression_over_temperatures():
+    found = temperature_regression(KNOWN.problem, draws=150, **SETTINGS)
+    assert found.betas == pytest.approx(np.array(FACTORS) / math.log(30))
+    wanted = exact_points(found.betas)
+    assert math.sqrt(np.mean(((found.losses - wanted) / found.errors) ** 2)) < 2.2
+    slope, intercept = np.polyfit(1 / found.betas, wanted, 1, w=1 / found.errors)
+    assert abs(float(found.learning_coefficient) - slope) < 3 * float(found.learning_coefficient.stderr)
+    assert abs(float(found.intercept) - intercept) < 3 * float(found.intercept.stderr)
+    assert float(found.learning_coefficient.stderr) < 0.2
+    assert found.cost > 0
+    assert found.status.ok
+
+
+def test_slope_does_not_need_a_minimum():
+    """From a centre where λ̂ would be negative: a regular model of one parameter has slope ½ all the same."""
+    problem = Problem.from_function(
+        lambda p: 0.5 * p["w"].square().sum(), {"w": torch.tensor([1.0]).double()}, num_samples=1000
+    )
+    found = temperature_regression(problem, draws=300, step_size=0.005, localization=0.01, chains=2)
+    assert abs(float(found.learning_coefficient) - 0.5) < 3 * float(found.learning_coefficient.stderr) < 0.3
+    assert abs(float(found.intercept)) < 3 * float(found.intercept.stderr)
+    assert (found.losses < 1000 * problem.loss()).all()
+
+
+def test_one_localization_serves_at_all_temperatures():
+    found = temperature_regression(KNOWN.problem, betas=(0.3, 1.0), draws=10, step_size=0.02, localization={"w": 5.0})
+    assert torch.equal(found.localization, torch.full((3,), 5.0, dtype=torch.float64))
+    assert math.isnan(found.misfit)
+    assert math.isfinite(float(found.learning_coefficient.stderr))
+
+
+def test_line_through_points_with_errors():
+    x, errors = np.array([1.0, 2.0, 4.0, 7.0]), np.array([0.1, 0.2, 0.1, 0.3])
+    y = 3 * x - 2 + np.array([0.05, -0.2, 0.1, 0.1])
+    slope, intercept, misfit = _line(x, y, errors)
+    fit, covariance = np.polyfit(x, y, 1, w=1 / errors, cov="unscaled")
+    assert [float(slope), float(intercept)] == pytest.approx(list(fit))
+    chi = (((y - np.polyval(fit, x)) / errors) ** 2).sum() / 2
+    assert misfit == pytest.approx(chi)
+    grown = math.sqrt(max(chi, 1.0))
+    assert [slope.stderr, intercept.stderr] == pytest.approx(list(np.sqrt(np.diag(covariance)) * grown))
+    bent = _line(x, y + x**2, errors)
+    assert bent[0].stderr == pytest.approx(math.sqrt(covariance[0, 0] * bent[2]))
+    assert bent[0].dof == 2
+
+
+def test_chains_that_cannot_move_have_slope_zero():
+    found = temperature_regression(KNOWN.problem, draws=5, step_size=0.0, chains=2)
+    assert float(found.learning_coefficient) == float(found.learning_coefficient.stderr) == 0
+    assert found.status is Status.NOT_MOVING
+
+
+def test_free_energy_of_regression():
+    wanted = KNOWN.free_energy()
+    found = [free_energy(KNOWN.problem, KNOWN.gamma, seed=s, draws=100, step_size=0.025, burn_in=20) for s in range(3)]
+    z = [(float(f.value) - wanted) / float(f.value.stderr) for f in found]
+    assert 0.1 < math.sqrt(np.mean(np.square(z))) < 2.2
+    assert all(float(f.value.stderr) < 0.25 and f.quadrature_error < 0.05 for f in found)
+    assert all(f.nbetas[-1] == pytest.approx(30) and f.prior_ess >= 499 for f in found)
+    energies = [nbeta * (KNOWN.energy(nbeta / 30) / 30 - KNOWN.problem.loss()) for nbeta in found[0].nbetas]
+    assert np.abs((found[0].energies - energies) / found[0].errors).max() < 4
+
+
+def test_integral_of_energies_that_are_known():
+    """λ̂(β) = ½·β/(β + c) of one Gaussian direction: the rows have that mean and variance 2λ̂²."""
+    step, c = 1.0, math.exp(-3)
+    grid = np.arange(-6.0, 0.5, step)
+    means = 0.5 * np.exp(grid) / (np.exp(grid) + c)
+    rows = [np.array([[m - math.sqrt(2) * m, m + math.sqrt(2) * m]]) for m in means]
+    total, _ = _integral(rows, step)
+    wanted = 0.5 * math.log((1 + c) / (math.exp(-6) + c))
+    assert total == pytest.approx(wanted, abs=3e-4)
+    plain = step * (means.sum() - means[0] / 2 - means[-1] / 2)
+    assert abs(plain - wanted) > 3e-3
+
+
+def test_prior_draws_reach_to_half_their_number():
+    rises = np.linspace(0, 10, 1000)
+    low, bottom, ess = _cut(rises, 10_000)
+    nbeta = math.exp(low)
+    assert ess == pytest.approx(500, rel=0.01)
+    assert float(bottom) == pytest.approx(-math.log(np.exp(-nbeta * rises).mean()))
+    low, _, ess = _cut(np.full(1000, 1e-9), 100)
+    assert low == pytest.approx(math.log(100) - 1)
+    assert ess == pytest.approx(1000)
+    _, half, _ = _cut(np.where(np.arange(1000) < 500, 1e-9, np.inf), 100)
+    assert float(half) == pytest.approx(math.log(2))
+
+
+def test_bad_input_is_refused_by_name():
+    with pytest.raises(ValueError, match="localization must be above 0 for every parameter, got 0.0; without it"):
+        free_energy(KNOWN.problem, 0.0, step_size=0.02)
+    with pytest.raises(ValueError, match="temperatures must be odd, got 4"):
+        free_energy(KNOWN.problem, 5.0, temperatures=4, step_size=0.02)
+    with pytest.raises(ValueError, match="betas must hold two different inverse temperatures or more"):
+        temperature_regression(KNOWN.problem, betas=(0.3, 0.3), step_size=0.02)
+    with pytest.raises(ValueError, match="betas must be a finite number above 0"):
+        temperature_regression(KNOWN.problem, betas=(0.3, -1.0), step_size=0.02)
+    with pytest.raises(ValueError, match="num_samples must be at least 3"):
+        wbic(KNOWN.problem.subset([0]), step_size=0.02)
+
+
+def test_results_go_to_disk_and_back(tmp_path):
+    found = temperature_regression(KNOWN.problem, betas=(0.3, 1.0), draws=6, step_size=0.02, localization=5.0)
+    again = Result.load(found.save(tmp_path / "regression"))
+    assert again.learning_coefficient == found.learning_coefficient
+    assert np.array_equal(again.losses, found.losses)
+    energy = free_energy(KNOWN.problem, 5.0, temperatures=3, draws=6, step_size=0.02)
+    assert Result.load(energy.save(tmp_path / "energy")).value == energy.value
