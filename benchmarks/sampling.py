@@ -128,14 +128,17 @@ def costs(case: Case, problem: lh.Problem, settings: Settings, modes: tuple[str,
 
 def agreement(case: Case, problem: lh.Problem, settings: Settings, seeds: int) -> list[dict]:
     """λ̂ of both over seeds; z is the distance from ours in standard errors of the difference."""
-    data, found = whole(case), {"lambdahat": [], "devinterp, paired": [], "devinterp": []}
+    names = "lambdahat", "devinterp, paired, with replacement", "devinterp, paired", "devinterp"
+    data, found = whole(case), {name: [] for name in names}
     for seed in range(seeds):
         now = replace(settings, seed=1000 * seed)  # devinterp seeds chain i with seed + i
         found["lambdahat"].append(ours(problem, now, shared_batches=True).energies.mean().item())
         if sampling_peers.available():
+            again = sampling_peers.sampled(case.model, LOSSES, data, now, replacement=True)
             run = sampling_peers.sampled(case.model, LOSSES, data, now)
-            found["devinterp, paired"].append(run.paired.mean().item())
-            found["devinterp"].append(run.per_chain.mean().item())
+            runs = again.paired, run.paired, run.per_chain
+            for name, values in zip(names[1:], runs, strict=True):
+                found[name].append(values.mean().item())
     rows = []
     reference = np.asarray(found["lambdahat"])
     for name, values in found.items():

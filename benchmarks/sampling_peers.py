@@ -75,10 +75,10 @@ class PeerRun:
 
 
 class Indices(Dataset):
-    """Samples as (number, label). ``whole`` hands a batch over in one piece, sparing the peer 512 small tensors."""
+    """Samples ``numbers`` as (number, label). ``whole`` hands over a batch in one piece, not as many small tensors."""
 
-    def __init__(self, labels: Tensor, whole: bool) -> None:
-        self.rows = torch.stack([torch.arange(len(labels)), labels.cpu()], dim=1)
+    def __init__(self, numbers: Tensor, labels: Tensor, whole: bool) -> None:
+        self.rows = torch.stack([numbers, labels.cpu()[numbers]], dim=1)
         self.whole = whole
 
     def __len__(self) -> int:
@@ -133,10 +133,20 @@ def losses_at(model: nn.Module, losses: Losses, data: tuple[Tensor, Tensor]) -> 
     return torch.cat([losses(model(x), y) for x, y in parts]).double().cpu()
 
 
-def sampled(model: nn.Module, losses: Losses, data: tuple[Tensor, Tensor], settings: Settings) -> PeerRun:
-    """devinterp's chains, one after the other as it runs them, on the device where ``data`` is."""
+def sampled(
+    model: nn.Module, losses: Losses, data: tuple[Tensor, Tensor], settings: Settings, replacement: bool = False
+) -> PeerRun:
+    """devinterp's chains, one after the other as it runs them, on the device where ``data`` is.
+
+    It walks through the data once, so that the loss of a step is of samples that the chain has not been pulled by; then
+    again in the same order. ``replacement`` gives it a data set drawn with replacement, long enough for all steps.
+    """
     sampler = devinterp("slt.sampler")
     images, labels = data
+    numbers = torch.arange(len(labels))
+    if replacement:
+        rng = torch.Generator().manual_seed(settings.seed)
+        numbers = torch.randint(len(labels), (settings.draws * settings.batch_size,), generator=rng)
     loss = token_loss(losses, images)
     seen: list[tuple[Tensor, Tensor]] = []
     clock: list[list[float]] = [[] for _ in range(settings.chains)]
@@ -154,7 +164,7 @@ def sampled(model: nn.Module, losses: Losses, data: tuple[Tensor, Tensor], setti
         with contextlib.redirect_stderr(io.StringIO()):  # its progress bars
             sampler.sample_single_chain(
                 model,
-                Indices(labels, whole=True),
+                Indices(numbers, labels, whole=True),
                 lambda model, batch: (loss(model, batch["input_ids"]), {}),
                 {name: None for name, _ in model.named_parameters()},
                 num_draws=settings.draws, batch_size=settings.batch_size,
@@ -186,7 +196,7 @@ def official(model: nn.Module, losses: Losses, data: tuple[Tensor, Tensor], sett
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         found = devinterp("slt.llc").llc(
-            model, Indices(labels, whole=False), {}, lr=settings.step_size, n_beta=settings.nbeta,
+            model, Indices(torch.arange(len(labels)), labels, whole=False), {}, lr=settings.step_size, n_beta=settings.nbeta,
             localization=settings.localization, num_chains=settings.chains, num_draws=settings.draws,
             batch_size=settings.batch_size, init_seed=settings.seed, num_init_loss_batches=INIT_BATCHES,
             device=str(images.device), loss_fn=token_loss(losses, images), output_path=Path(folder) / "samples.zarr",

@@ -131,6 +131,11 @@ class Problem:
         return self.batches.num_samples
 
     @property
+    def has_data(self) -> bool:
+        """Whether the loss is one over data, not a function of the parameters alone."""
+        return isinstance(self._evaluate, Evaluator) or self._evaluate.with_data
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype of the flat vector: the widest of the parameters'."""
         out = torch.bfloat16 if self._cast is None else self._cast

@@ -336,15 +336,15 @@ class Chains(Result):
     """Draws of several chains from exp(−nβ·L(w) − ½Σγ_i(w_i − w*_i)²), one row a chain, one column a draw.
 
     ``losses`` are those the chain saw, ``centre_losses`` those of the centre w* on the same batches. ``full_losses``
-    are of the whole data, where they were asked for. ``forces`` holds ‖∇U‖². ``cost`` counts the gradients of all
-    chains, burn-in included: of batches of ``batch_size`` samples, or of the whole data. On request there are
-    ``observables`` (chains, draws, …), ``averages`` (chains, stretches, …) and ``parameters`` (chains, draws, P).
+    are of the whole data. ``forces`` holds ‖∇U‖², ``virials`` (w − w*)·∇U, and ``recycled_losses`` the means over the
+    trajectories of HMC. ``observables`` are (chains, draws, …), ``averages`` (chains, stretches, …), ``parameters``
+    (chains, draws, P). All these are there on request. ``cost`` counts the gradients of all chains, burn-in included:
+    of batches of ``batch_size`` samples, or of the whole data.
     """
 
     losses: Array
     centre_losses: Array
     distances: Array
-    forces: Array
     acceptances: Array
     kernel: str
     step_size: float
@@ -358,6 +358,9 @@ class Chains(Result):
     mode: str
     diagnostics: Diagnostics
     full_losses: Array | None = None
+    recycled_losses: Array | None = None
+    forces: Array | None = None
+    virials: Array | None = None
     observables: Mapping[str, Array] = field(default_factory=dict)
     averages: Mapping[str, Array] = field(default_factory=dict)
     parameters: Tensor | None = None
@@ -371,7 +374,8 @@ class Chains(Result):
     @property
     def energies(self) -> Array:
         """nβ·(L(w) − L(w*)) of every draw, both on the same batch: their mean is λ̂."""
-        return self.nbeta * (self.losses - self.centre_losses)
+        with np.errstate(over="ignore"):  # chains that ran away
+            return self.nbeta * (self.losses - self.centre_losses)
 
     @property
     def full_energies(self) -> Array:
@@ -402,8 +406,9 @@ class Chains(Result):
 class LearningCoefficient(Estimate):
     """λ̂ = nβ·(E[L(w)] − L(w*)) under the posterior localised at w*, with its standard error (``value``, ``stderr``).
 
-    ``stderr`` holds the error of the chains and, in quadrature, what their finite steps may add
-    (``discretisation_bias``). ``localization_bias`` estimates λ̂ as γ → 0 less λ̂: it is reported, not added.
+    ``raw`` is the plain mean over the draws, and ``discretisation_bias`` what finite, noisy steps add to it;
+    ``stderr`` holds the error of the chains and, in quadrature, what of that bias is left. ``localization_bias``
+    estimates λ̂ as γ → 0 less λ̂: it is reported, not added.
     ``temperature`` says which nβ was taken, and ``chains.reasons`` how each setting was chosen. ``wbic`` is n·E[L(w)],
     None at other temperatures than n/ln n. ``cost`` counts gradients of batches.
     """
@@ -418,6 +423,7 @@ class LearningCoefficient(Estimate):
     chains: Chains | None = None
     rhat: float = math.nan
     ess: float = math.nan
+    raw: float = math.nan
     discretisation_bias: float = 0.0
     localization_bias: Estimate = field(default_factory=lambda: Estimate(math.nan, math.nan))
 

@@ -52,11 +52,11 @@ def test_mixing_is_arviz_own_and_near_what_is_known(rho):
 
 def test_the_standard_error_of_a_mean_covers_it():
     """The mean of an AR(1) has variance (1 + ρ)/(1 − ρ)/N: z is standard normal over many runs."""
-    runs = [autoregressive(0.7, draws=300, seed=seed) for seed in range(300)]
+    runs = [autoregressive(0.7, draws=300, seed=seed) for seed in range(200)]
     errors = np.array([standard_error(values) for values in runs])
     assert errors.mean() == pytest.approx(math.sqrt(1.7 / 0.3 / 1200), rel=0.05)
     z = np.array([values.mean() for values in runs]) / errors
-    assert np.mean(np.abs(z) < 1.96) == pytest.approx(0.95, abs=4 * math.sqrt(0.05 * 0.95 / 300))
+    assert np.mean(np.abs(z) < 1.96) == pytest.approx(0.95, abs=4 * math.sqrt(0.05 * 0.95 / 200))
 
 
 def test_chains_that_disagree_have_a_larger_error():
@@ -84,11 +84,11 @@ def test_small_samples_have_an_answer():
 
 def test_drift_does_not_misfire():
     """Its z is standard normal on chains that do not drift."""
-    found = [drift(autoregressive(0.7, draws=300, seed=seed)) for seed in range(300)]
+    found = [drift(autoregressive(0.7, draws=300, seed=seed)) for seed in range(200)]
     z = np.array([float(estimate) / float(estimate.stderr) for estimate in found])
-    assert np.mean(np.abs(z) < 1.96) == pytest.approx(0.95, abs=4 * math.sqrt(0.05 * 0.95 / 300))
+    assert np.mean(np.abs(z) < 1.96) == pytest.approx(0.95, abs=4 * math.sqrt(0.05 * 0.95 / 200))
     assert np.abs(z).max() < 4, "no false alarm"
-    assert abs(z.mean()) < 4 / math.sqrt(300)
+    assert abs(z.mean()) < 4 / math.sqrt(200)
 
 
 def test_a_trend_is_found_and_measured():

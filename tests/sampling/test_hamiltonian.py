@@ -43,8 +43,11 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def flown(kernel: HMC, start: Tensor, momentum: Tensor, step: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Where a trajectory ends, its momentum there, and the rise of H = nβL + ½γ‖w‖² + ½‖p‖² along it."""
-    path = [start]
+    """The places of a trajectory, its momenta and the rise of H = nβL + ½γ‖w‖² + ½‖p‖² since the start.
+
+    A momentum is read off two places: p_i = (w_i − w_{i−1})/δ − (δ/2)∇U(w_i).
+    """
+    path = []
 
     def evaluate(at: Tensor) -> tuple[Tensor, Tensor]:
         path.append(at.clone())
@@ -53,25 +56,25 @@ def flown(kernel: HMC, start: Tensor, momentum: Tensor, step: int = 0) -> tuple[
     state = kernel.init(start, torch.zeros(start.shape[-1]).double())
     state.steps = step
     kernel.step(state, evaluate, Given(momentum))
-    length, gamma = math.sqrt(kernel.step_size), float(kernel.localization)
-    force = kernel.nbeta * double_well(path[-1])[1] + gamma * path[-1]
-    last = (path[-1] - path[-2]) / length - length / 2 * force
-
-    def energy(at: Tensor, p: Tensor) -> Tensor:
-        return kernel.nbeta * double_well(at)[0] + 0.5 * gamma * at.square().sum(-1) + 0.5 * p.square().sum(-1)
-
-    return path[-1], last, energy(path[-1], last) - energy(start, momentum)
+    places, (_, length) = torch.stack(path), kernel.trajectory(step)
+    loss, slope = double_well(places)
+    force = kernel.nbeta * slope + float(kernel.localization) * places
+    momenta = torch.cat([momentum[None], places.diff(dim=0) / length - length / 2 * force[1:]])
+    tie = 0.5 * float(kernel.localization) * places.square().sum(-1)
+    energy = kernel.nbeta * loss + tie + 0.5 * momenta.square().sum(-1)
+    return places, momenta, energy - energy[0]
 
 
 @pytest.mark.parametrize("step", range(4))
 def test_a_trajectory_run_backwards_returns(step):
-    kernel = hmc(0.01, 1.5, 0.2, leapfrog=5)
+    kernel = hmc(0.04, 1.5, 0.2, leapfrog=5)
     start, momentum = normal(7, 3), normal(7, 3, seed=1)
-    end, last, _ = flown(kernel, start, momentum, step)
-    back, first, _ = flown(kernel, end, -last, step)
-    assert (end - start).abs().max() > 0.05
-    assert (back - start).abs().max() < 1e-10
-    assert (first + momentum).abs().max() < 1e-10
+    places, momenta, _ = flown(kernel, start, momentum, step)
+    back, backwards, _ = flown(kernel, places[-1], -momenta[-1], step)
+    assert len(places) == 1 + kernel.trajectory(step)[0]
+    assert (places[-1] - start).abs().max() > 0.05
+    assert (back - places.flip(0)).abs().max() < 1e-10
+    assert (backwards + momenta.flip(0)).abs().max() < 1e-10
 
 
 def test_the_energy_error_of_a_trajectory_falls_with_the_square_of_its_step():
@@ -79,21 +82,31 @@ def test_the_energy_error_of_a_trajectory_falls_with_the_square_of_its_step():
     start, momentum = normal(50, 3), normal(50, 3, seed=1)
     errors = []
     for halvings in range(3):
-        kernel = hmc(0.09 / 4 ** (halvings + 2), 1.5, leapfrog=8 * 2**halvings)
-        object.__setattr__(kernel, "trajectory", lambda step, count=8 * 2**halvings: count)
-        errors.append(float(flown(kernel, start, momentum)[2].abs().mean()))
+        kernel, plan = hmc(1.0, 1.5), (8 * 2**halvings, 0.075 / 2**halvings)
+        object.__setattr__(kernel, "trajectory", lambda step, plan=plan: plan)
+        errors.append(float(flown(kernel, start, momentum)[2][-1].abs().mean()))
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
     assert errors[1] / errors[2] == pytest.approx(4, rel=0.03)
 
 
-def test_the_acceptance_is_that_of_the_energy():
-    kernel, start, momentum = hmc(0.3, 1.5, 0.2, leapfrog=3), normal(50, 3), normal(50, 3, seed=1)
-    _, _, rise = flown(kernel, start, momentum)
+@pytest.mark.parametrize("forces", [False, True])
+def test_the_acceptance_is_that_of_the_energy(forces):
+    """Of the last place, or, where means are taken over trajectories, the mean of all."""
+    kernel, start, momentum = hmc(0.4, 1.5, 0.2, leapfrog=4), normal(50, 3), normal(50, 3, seed=1)
+    places, _, rise = flown(kernel, start, momentum)
+    accepted = (-rise).exp().clamp(max=1.0)
+    assert (rise[1:] > 0.01).any()
+    assert (rise[1:] < -0.01).any()
     state = kernel.init(start, torch.zeros(3).double())
-    _, info = kernel.step(state, double_well, Given(momentum))
-    assert torch.allclose(info.acceptance, (-rise).exp().clamp(max=1.0))
-    assert (rise > 0.01).any()
-    assert (rise < -0.01).any()
+    state.forces = forces
+    state, info = kernel.step(state, double_well, Given(momentum))
+    assert torch.allclose(state.position, places[-1])
+    assert torch.allclose(info.acceptance, accepted[1:].mean(0) if forces else accepted[-1])
+    if forces:
+        loss, slope = double_well(places)
+        virial = (places * (1.5 * slope + 0.2 * places)).sum(-1)
+        for seen, values in ((info.recycled, loss), (info.virial, virial)):
+            assert torch.allclose(seen, (accepted * values + (1 - accepted) * values[0])[1:].mean(0))
 
 
 def test_the_proposal_of_mala_is_a_step_of_sgld():
@@ -104,12 +117,17 @@ def test_the_proposal_of_mala_is_a_step_of_sgld():
 
 
 def test_trajectories_run_over_all_lengths_evenly():
-    kernel = hmc(0.1, 1.0, leapfrog=4)
-    lengths = np.bincount([kernel.trajectory(step) for step in range(700)], minlength=8)
-    assert lengths[0] == 0
-    assert len(lengths) == 8
-    assert np.abs(lengths[1:] - 100).max() <= 3
-    assert {mala(0.1, 1.0).trajectory(step) for step in range(20)} == {1}
+    kernel = hmc(0.09, 1.0, leapfrog=20, jitter=0.2)
+    counts, lengths = zip(*(kernel.trajectory(step) for step in range(500)), strict=True)
+    assert min(counts) >= 3
+    assert max(counts) == 20
+    assert set(range(4, 21)) <= set(counts)
+    for values, least in ((np.array(counts) - 0.5, 3.0), (lengths, 0.06)):
+        uniform = np.log(np.array(values) / least) / np.log(max(values) / least)
+        assert np.abs(np.sort(uniform) - np.linspace(0, 1, 500)).max() < 0.12, "log-uniform"
+    assert 0.06 <= min(lengths) < max(lengths) <= 0.3
+    assert abs(np.corrcoef(counts, lengths)[0, 1]) < 0.1
+    assert {mala(0.09, 1.0).trajectory(step) for step in range(20)} == {(1, 0.3)}
 
 
 # Exact whatever the step
@@ -119,7 +137,7 @@ def test_trajectories_run_over_all_lengths_evenly():
 def test_the_law_of_a_quadratic_does_not_depend_on_the_step(epsilon, leapfrog):
     """SGLD of ε = 1.5 would have 1.6 times the variance along the steepest direction."""
     h, gamma = torch.tensor([1.0, 0.4]).double(), torch.tensor([0.0, 0.2]).double()
-    kernel, rng = hmc(epsilon, 1.0, gamma, leapfrog=leapfrog), Streams(0, [0])
+    kernel, rng = hmc(epsilon, 1.0, gamma, leapfrog=leapfrog, jitter=1.0 if leapfrog == 1 else 0.3), Streams(0, [0])
     state = kernel.init(torch.zeros(MANY, 2).double())
     for _ in range(60):
         state, _ = kernel.step(state, lambda w: (0.5 * (h * w * w).sum(-1), h * w), rng)
@@ -153,13 +171,13 @@ def one_step(kernel: HMC, start: Tensor, evaluate: Evaluate, step: int = 0) -> t
     return state.position, info.acceptance
 
 
-@pytest.mark.parametrize("kernel", [mala(0.8, 2.0), hmc(0.4, 2.0, leapfrog=3)], ids=["mala", "hmc"])
+@pytest.mark.parametrize("kernel", [mala(0.8, 2.0), hmc(0.6, 2.0, leapfrog=4, jitter=0.5)], ids=["mala", "hmc"])
 @pytest.mark.parametrize("step", [0, 1])
 def test_detailed_balance(kernel, step):
     """From the law itself, a move and its reverse are as likely: E[f(w)g(w′)] = E[g(w)f(w′)]."""
     before = from_law(10 * MANY, 2.0)
     after, acceptance = one_step(kernel, before, double_well, step)
-    assert 0.5 < float(acceptance.mean()) < 0.99
+    assert 0.5 < float(acceptance.mean()) < 0.995
     functions: list[Callable[[Tensor], Tensor]] = [lambda w: w, lambda w: w**2, torch.sign, torch.exp]
     for i, f in enumerate(functions):
         for g in functions[:i]:
@@ -169,6 +187,18 @@ def test_detailed_balance(kernel, step):
     grid, weight = quartic_law(2.0)
     law = lambda w: np.interp(w, grid + (grid[1] - grid[0]) / 2, np.cumsum(weight))  # noqa: E731
     assert scipy.stats.kstest(after.squeeze(1).numpy()[:MANY], law).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("kernel", [mala(0.8, 2.0), hmc(0.6, 2.0, leapfrog=6)], ids=["mala", "hmc"])
+def test_means_over_trajectories_are_right_and_sharper(kernel):
+    """E[L] and E[w·∇U] = P under the law, with less noise than the loss of the last place."""
+    state = kernel.init(from_law(10 * MANY, 2.0), torch.zeros(1).double())
+    _, info = kernel.step(state, double_well, Streams(8, [0]))
+    grid, weight = quartic_law(2.0)
+    exact = float((weight * (grid**4 / 4 - grid**2 / 2 + 0.3 * grid)).sum())
+    for values, value in ((info.loss, exact), (info.recycled, exact), (info.virial, 1.0)):
+        assert abs(float(values.mean()) - value) < 4 * float(values.std()) / math.sqrt(len(values))
+    assert info.recycled.std() < info.loss.std()
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.8])
@@ -205,7 +235,7 @@ def test_evaluations_are_counted_and_not_repeated():
     for _ in range(5):
         state, info = kernel.step(state, counted, rng)
         spent += info.gradients
-    assert len(calls) == spent == 1 + sum(kernel.trajectory(step) for step in range(5))
+    assert len(calls) == spent == 1 + sum(kernel.trajectory(step)[0] for step in range(5))
 
 
 def test_what_is_kept_belongs_to_where_the_chain_is():

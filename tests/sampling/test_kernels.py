@@ -77,7 +77,23 @@ def test_an_sgld_step_is_the_equation():
     assert torch.allclose(info.loss, 0.5 * (CURVATURES * at * at).sum(1))
     assert torch.allclose(info.distance, (at - centre).norm(dim=1))
     assert torch.allclose(info.force_square, force.square().sum(1))
+    assert torch.allclose(info.virial, (force * (at - centre)).sum(1))
     assert (info.acceptance, info.gradients, state.steps) == (None, 1, 1)
+
+
+@pytest.mark.parametrize("make", [sgld, rmsprop_sgld, sghmc, sgnht, mala, hmc])
+def test_what_a_step_tells_of_the_force_is_its_own_and_on_request(make):
+    kernel, ways = make(1e-3, NBETA, GAMMA), []
+    for asked in (True, False):
+        state = kernel.init(normal(3, 4), torch.zeros(4).double())
+        state.forces = asked
+        ways.append(kernel.step(state, bowl(CURVATURES), Streams(0, [0])))
+    (first, told), (second, silent) = ways
+    assert torch.equal(first.position, second.position)
+    assert torch.equal(told.loss, silent.loss)
+    assert torch.equal(told.distance, silent.distance)
+    assert silent.force_square is silent.virial is silent.recycled is None
+    assert (told.recycled is not None) == kernel.exact
 
 
 def test_rmsprop_steps_are_the_equation():

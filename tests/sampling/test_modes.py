@@ -80,12 +80,13 @@ CASES: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 
 def run(problem: Problem, mode: str, kernel: Kernel = STEP, **options: Any) -> Chains:
-    given = {"chains": 3, "draws": 6, "burn_in": 2, "mode": mode, "keep_parameters": True, **options}
+    given = {"chains": 3, "draws": 6, "burn_in": 2, "mode": mode, "keep_parameters": True, "forces": True, **options}
     return sample(problem, kernel, **given)
 
 
 def same(first: Chains, second: Chains) -> None:
-    for name in ("losses", "centre_losses", "distances", "forces", "acceptances"):
+    recycled = ("recycled_losses",) if first.kernel == "HMC" else ()
+    for name in ("losses", "centre_losses", "distances", "forces", "virials", "acceptances", *recycled):
         assert getattr(first, name) == pytest.approx(getattr(second, name), rel=1e-7, abs=1e-10)
     assert first.parameters is not None
     assert second.parameters is not None

@@ -32,7 +32,7 @@ def run(problem: Problem | None = None, kernel: Any = STEP, chains: int = 3, dra
 
 
 def equal(first: Chains, second: Chains) -> bool:
-    names = ("losses", "centre_losses", "distances", "forces", "acceptances")
+    names = ("losses", "centre_losses", "distances", "acceptances")
     return all(np.array_equal(getattr(first, name), getattr(second, name)) for name in names)
 
 
@@ -41,10 +41,11 @@ def equal(first: Chains, second: Chains) -> bool:
 
 @pytest.mark.parametrize("kernel", [STEP, mala(1e-3, 50.0, 1.0)], ids=["sgld", "mala"])
 def test_burn_in_is_thrown_away_and_thinning_keeps_every_other(kernel):
-    whole = run(kernel=kernel, draws=20, keep_parameters=True, mode="sequential")
-    late = run(kernel=kernel, draws=8, burn_in=12, keep_parameters=True, mode="sequential")
-    thin = run(kernel=kernel, draws=4, burn_in=12, thin=2, keep_parameters=True, mode="sequential")
-    for name in ("losses", "centre_losses", "distances", "forces", "acceptances"):
+    options: dict[str, Any] = {"kernel": kernel, "keep_parameters": True, "mode": "sequential", "forces": True}
+    whole = run(draws=20, **options)
+    late = run(draws=8, burn_in=12, **options)
+    thin = run(draws=4, burn_in=12, thin=2, **options)
+    for name in ("losses", "centre_losses", "distances", "forces", "virials", "acceptances"):
         assert np.array_equal(getattr(late, name), getattr(whole, name)[:, 12:])
         assert np.array_equal(getattr(thin, name), getattr(whole, name)[:, 13::2])
     assert torch.equal(late.parameters, whole.parameters[:, 12:])
@@ -55,16 +56,21 @@ def test_burn_in_is_thrown_away_and_thinning_keeps_every_other(kernel):
 
 def test_a_loss_belongs_to_its_parameters_and_its_batch():
     problem = classifier()
-    found = run(problem, draws=5, burn_in=3, batch_size=20, keep_parameters=True, baseline="both")
-    exact = run(problem, mala(1e-3, 50.0), draws=5, keep_parameters=True)
+    found = run(problem, draws=5, burn_in=3, batch_size=20, keep_parameters=True, baseline="both", forces=True)
+    exact = run(problem, mala(1e-3, 50.0, 1.0), draws=5, keep_parameters=True, forces=True)
     for chains in (found, exact):
         losses = [[problem.loss(theta) for theta in chain] for chain in chains.parameters]
         assert chains.losses == pytest.approx(np.array(losses), rel=1e-10)
         assert chains.distances == pytest.approx((chains.parameters - problem.vector).norm(dim=2).numpy())
         assert chains.full_energies == pytest.approx(chains.energies, abs=1e-9)
         assert chains.energies == pytest.approx(50.0 * (np.array(losses) - problem.loss()), abs=1e-9)
-    slopes = [[50.0 * problem.gradient(theta) for theta in chain] for chain in exact.parameters]
-    assert exact.forces == pytest.approx(np.array([[float(g @ g) for g in chain] for chain in slopes]))
+        away = chains.parameters - problem.vector
+        slopes = torch.stack([torch.stack([problem.gradient(theta) for theta in row]) for row in chains.parameters])
+        force = 50.0 * slopes + away
+        assert chains.forces == pytest.approx(force.square().sum(2).numpy())
+        if chains is found:
+            assert chains.virials == pytest.approx((away * force).sum(2).numpy())
+    assert run(problem).forces is run(problem).virials is None, "on request only"
     assert found.full_losses == pytest.approx(found.losses)
 
 
@@ -322,14 +328,16 @@ def test_float32_chains_are_paired_too():
 
 
 def test_chains_survive_the_disk(tmp_path):
-    found = run(classifier(), sgld(1e-3, 50.0, {classifier().space.names[0]: 2.0}), observables={"w": lambda w: w[:2]},
-                averages={"w": lambda w: w[0]}, keep_parameters=True, baseline="both", bound=0.2)  # fmt: skip
+    kernel = sgld(1e-3, 50.0, {classifier().space.names[0]: 2.0})
+    found = run(kernel=kernel, observables={"w": lambda w: w[:2]}, averages={"w": lambda w: w[0]}, keep_parameters=True,
+                baseline="both", bound=0.2, forces=True)  # fmt: skip
     back = Result.load(found.save(tmp_path / "chains"))
     assert isinstance(back, Chains)
     assert equal(found, back)
     assert torch.equal(back.parameters, found.parameters)
     assert torch.equal(back.localization, found.localization)
-    assert np.array_equal(back.full_losses, found.full_losses)
+    for name in ("full_losses", "forces", "virials"):
+        assert np.array_equal(getattr(back, name), getattr(found, name))
     assert np.array_equal(back.observables["w"], found.observables["w"])
     assert np.array_equal(back.averages["w"], found.averages["w"])
     for name in ("kernel", "step_size", "nbeta", "initial_loss", "num_samples", "batch_size", "mode", "cost", "status"):

@@ -23,7 +23,7 @@ from lambdahat.singular.temperatures import (
 from tests.singular.regression import regression
 
 KNOWN = regression(30, 3, gamma=5.0)
-SETTINGS = {"step_size": 0.025, "burn_in": 20, "localization": KNOWN.gamma}
+SETTINGS = {"step_size": 0.03, "burn_in": 20, "localization": KNOWN.gamma}
 
 
 def exact_points(betas) -> np.ndarray:
@@ -43,14 +43,16 @@ def test_wbic_of_mini_batches_is_paired():
     found = wbic(chains)
     rise = (chains.losses - chains.centre_losses).mean()
     assert float(found) == pytest.approx(30 * (KNOWN.problem.loss() + rise), rel=1e-12)
-    assert float(found.stderr) < 0.2 * 30 * (chains.losses.std() / math.sqrt(chains.losses.size))
+    still = wbic(sample(KNOWN.problem, sgld(0.0, log_temperature(30), KNOWN.gamma), 2, 40, batch_size=4))
+    assert float(still) == pytest.approx(30 * KNOWN.problem.loss(), rel=1e-12)
+    assert float(still.stderr) < 1e-12
 
 
 def test_wbic_refuses_another_temperature():
     chains = sample(KNOWN.problem, hmc(0.02, 30.0, 5.0), 1, 4)
     with pytest.raises(ValueError, match=r"chains must be at nβ = n/ln n = 8.82\d+, got chains at 30; sample at"):
         wbic(chains)
-    with pytest.raises(TypeError, match="problem must be a lambdahat.Problem"):
+    with pytest.raises(TypeError, match=r"problem must be a lambdahat\.Problem"):
         wbic("chains")
 
 
@@ -63,7 +65,7 @@ def test_local_free_energy_is_the_wbic_at_its_temperature():
 
 
 def test_regression_over_temperatures():
-    found = temperature_regression(KNOWN.problem, draws=150, **SETTINGS)
+    found = temperature_regression(KNOWN.problem, draws=100, **SETTINGS)
     assert found.betas == pytest.approx(np.array(FACTORS) / math.log(30))
     wanted = exact_points(found.betas)
     assert math.sqrt(np.mean(((found.losses - wanted) / found.errors) ** 2)) < 2.2
@@ -80,8 +82,8 @@ def test_slope_does_not_need_a_minimum():
     problem = Problem.from_function(
         lambda p: 0.5 * p["w"].square().sum(), {"w": torch.tensor([1.0]).double()}, num_samples=1000
     )
-    found = temperature_regression(problem, draws=300, step_size=0.005, localization=0.01, chains=2)
-    assert abs(float(found.learning_coefficient) - 0.5) < 3 * float(found.learning_coefficient.stderr) < 0.3
+    found = temperature_regression(problem, draws=100, step_size=0.005, localization=0.01, chains=2)
+    assert abs(float(found.learning_coefficient) - 0.5) < 3 * float(found.learning_coefficient.stderr) < 0.4
     assert abs(float(found.intercept)) < 3 * float(found.intercept.stderr)
     assert (found.losses < 1000 * problem.loss()).all()
 
@@ -116,7 +118,7 @@ def test_chains_that_cannot_move_have_slope_zero():
 
 def test_free_energy_of_regression():
     wanted = KNOWN.free_energy()
-    found = [free_energy(KNOWN.problem, KNOWN.gamma, seed=s, draws=100, step_size=0.025, burn_in=20) for s in range(3)]
+    found = [free_energy(KNOWN.problem, KNOWN.gamma, seed=s, draws=60, step_size=0.03, burn_in=10) for s in range(3)]
     z = [(float(f.value) - wanted) / float(f.value.stderr) for f in found]
     assert 0.1 < math.sqrt(np.mean(np.square(z))) < 2.2
     assert all(float(f.value.stderr) < 0.25 and f.quadrature_error < 0.05 for f in found)
@@ -127,7 +129,7 @@ def test_free_energy_of_regression():
 
 def test_integral_of_energies_that_are_known():
     """λ̂(β) = ½·β/(β + c) of one Gaussian direction: the rows have that mean and variance 2λ̂²."""
-    step, c = 1.0, math.exp(-3)
+    step, c = 1.0, math.exp(-2)
     grid = np.arange(-6.0, 0.5, step)
     means = 0.5 * np.exp(grid) / (np.exp(grid) + c)
     rows = [np.array([[m - math.sqrt(2) * m, m + math.sqrt(2) * m]]) for m in means]
@@ -152,7 +154,7 @@ def test_prior_draws_reach_to_half_their_number():
 
 
 def test_bad_input_is_refused_by_name():
-    with pytest.raises(ValueError, match="localization must be above 0 for every parameter, got 0.0; without it"):
+    with pytest.raises(ValueError, match=r"localization must be above 0 for every parameter, got 0\.0; without it"):
         free_energy(KNOWN.problem, 0.0, step_size=0.02)
     with pytest.raises(ValueError, match="temperatures must be odd, got 4"):
         free_energy(KNOWN.problem, 5.0, temperatures=4, step_size=0.02)
@@ -160,7 +162,7 @@ def test_bad_input_is_refused_by_name():
         temperature_regression(KNOWN.problem, betas=(0.3, 0.3), step_size=0.02)
     with pytest.raises(ValueError, match="betas must be a finite number above 0"):
         temperature_regression(KNOWN.problem, betas=(0.3, -1.0), step_size=0.02)
-    with pytest.raises(ValueError, match="num_samples must be at least 3"):
+    with pytest.raises(ValueError, match="nbeta must be a number for so little data"):
         wbic(KNOWN.problem.subset([0]), step_size=0.02)
 
 

@@ -22,7 +22,7 @@ from lambdahat.report.style import (
     value_text,
 )
 from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, student_quantile
-from lambdahat.sampling.diagnostics import standard_error
+from lambdahat.sampling.diagnostics import HUGE, standard_error
 from lambdahat.singular.stretches import mean_energy
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def draw_chains(result: Chains | LearningCoefficient) -> Figure:
     panels = [tidy(figure.add_subplot(2, 2, place)) for place in range(1, 5)]
     _draw_traces(chains, panels[0])
     _draw_running(result, panels[1])
-    _draw_distances(chains, panels[2])
+    _draw_distances(result, panels[2])
     _draw_acceptance(chains, panels[3]) if _rejects(chains) else _list_diagnostics(result, panels[3])
     figure.suptitle(f"{_headline(result)}\n{_setting(result)}", fontsize="medium")
     return figure
@@ -64,7 +64,8 @@ def chains_of(result: Chains | LearningCoefficient) -> Chains:
 
 def _headline(result: Chains | LearningCoefficient) -> str:
     value = result if isinstance(result, LearningCoefficient) else mean_energy(result)
-    return f"λ̂ = {value_text(value)}" + ("" if result.status.ok else f" [{result.status.name}]")
+    text = f"λ̂ = {value_text(value)}" if np.isfinite(value.value) else "λ̂ unknown"
+    return text + ("" if result.status.ok else f" [{result.status.name}]")
 
 
 def _setting(result: Chains | LearningCoefficient) -> str:
@@ -77,8 +78,9 @@ def _setting(result: Chains | LearningCoefficient) -> str:
         f"γ {gamma_text(chains.localization)}",
         f"ε = {chains.step_size:.3g}",
         f"{chains.kernel}, {batch} samples a step",
+        counted(result.cost, "gradient"),
     ]
-    return "   ".join(parts)
+    return "  ·  ".join(parts)
 
 
 def gamma_text(localization: float | Tensor) -> str:
@@ -117,23 +119,32 @@ def _draw_each(chains: Chains, values: Array, axes: Axes) -> None:
     """Every draw faint, and rolling means."""
     draws = values.shape[1]
     window, step, many = max(draws // 25, 1), max(draws // POINTS, 1), len(chains) > len(COLOURS)
+    lost = bool(chains.diagnostics.diverged.all())
     numbers = np.arange(1, draws + 1)
     for chain, colour, label in _coloured(chains):
         finite = values[chain][: _finite(values[chain])]
-        axes.plot(numbers[: len(finite) : step], finite[::step], color=colour, linewidth=0.5,
-                  alpha=0.1 if many else 0.25)  # fmt: skip
-        if len(finite) >= window:
+        axes.plot(numbers[: len(finite) : step], finite[::step], color=colour, linewidth=1.0 if lost else 0.5,
+                  alpha=1.0 if lost else 0.1 if many else 0.25)  # fmt: skip
+        if len(finite) >= window and not lost:
             axes.plot(*_rolling(finite, window), color=colour, linewidth=0.8 if many else 1.4, label=label)
     _label_draws(chains, axes)
     kept = values[~chains.diagnostics.diverged]
-    if kept.size and len(kept) < len(values):  # the runaway leaves the frame
+    if lost:
+        _follow_runaway(values, axes)
+    elif len(kept) < len(values):  # the runaway leaves the frame
         low, high = float(kept.min()), float(kept.max())
         axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low) or None)
 
 
+def _follow_runaway(values: Array, axes: Axes) -> None:
+    """A logarithmic axis up to the draw where the last chain is gone."""
+    axes.set_yscale("log")
+    axes.set_xlim(0, max(_finite(trace) for trace in values) + 1)
+
+
 def _finite(values: Array) -> int:
-    """How many draws come before the first that is not finite."""
-    broken = ~np.isfinite(values)
+    """How many draws come before the first that is on its way to infinity."""
+    broken = ~(np.abs(values) < HUGE)
     return int(np.argmax(broken)) if broken.any() else len(values)
 
 
@@ -144,18 +155,27 @@ def _label_draws(chains: Chains, axes: Axes) -> None:
 
 def _draw_traces(chains: Chains, axes: Axes) -> None:
     _draw_each(chains, chains.energies, axes)
-    axes.axhline(0.0, color=GREY, linewidth=0.8, linestyle="--")
     axes.set_ylabel(ENERGY)
-    axes.legend(frameon=False, fontsize="small", ncols=3, loc="upper right")
+    if chains.diagnostics.diverged.all():
+        axes.set_title("Traces: every chain diverged", fontsize="medium")
+        return
+    axes.axhline(0.0, color=GREY, linewidth=0.8, linestyle="--")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.12 * (high - low))  # room for the names
+    axes.legend(frameon=False, fontsize="small", ncols=len(COLOURS), loc="upper right", columnspacing=1.2,
+                handlelength=1.2)  # fmt: skip
     shown = chains.diagnostics
     axes.set_title(f"Traces and rolling means: R̂ = {shown.rhat:.3f}, {shown.ess_mean:,.0f} effective draws",
                    fontsize="medium")  # fmt: skip
 
 
 def _draw_running(result: Chains | LearningCoefficient, axes: Axes) -> None:
-    """Means of the draws so far, the pooled one with its 95 % interval, and the final value."""
+    """Means of the draws so far, the pooled one with its 95 % interval, and λ̂ with its own at the end.
+
+    λ̂ may lie off the last mean: the bias of the steps is taken off it, or a control variate used.
+    """
     chains = chains_of(result)
-    energies, draws = chains.energies, chains.losses.shape[1]
+    energies, draws = _averaged(chains), chains.losses.shape[1]
     numbers = np.arange(1, draws + 1)
     step = max(draws // POINTS, 1)
     for chain, colour, _ in _coloured(chains):
@@ -166,12 +186,27 @@ def _draw_running(result: Chains | LearningCoefficient, axes: Axes) -> None:
     if kept.size:
         _draw_pooled(kept, axes)
     final = result if isinstance(result, LearningCoefficient) else mean_energy(result)
-    if np.isfinite(final.value):
-        axes.axhline(float(final), color=GREY, linewidth=1, linestyle="--", label=f"λ̂ = {value_text(final)}")
     _label_draws(chains, axes)
+    if np.isfinite(final.value):
+        _draw_final(final, draws, axes)
     axes.set_ylabel("λ̂, mean of the draws so far")
-    axes.legend(frameon=False, fontsize="small", loc="best")
+    axes.legend(frameon=False, fontsize="small") if kept.size else _follow_runaway(energies, axes)
     axes.set_title("Running λ̂", fontsize="medium")
+
+
+def _averaged(chains: Chains) -> Array:
+    """What λ̂ is the mean of: energies over trajectories where there are any, else those of the draws."""
+    if chains.recycled_losses is None:
+        return chains.energies
+    return np.asarray(chains.nbeta * (chains.recycled_losses - chains.centre_losses))
+
+
+def _draw_final(final: Estimate, draws: int, axes: Axes) -> None:
+    half = student_quantile(LEVEL, final.dof) * float(final.stderr)
+    axes.errorbar(draws, float(final), yerr=half, fmt="D", color="black", markerfacecolor="white", markersize=6,
+                  capsize=4, clip_on=False, zorder=4, label=f"λ̂ = {value_text(final)}")  # fmt: skip
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, float(final) - 1.2 * half), max(high, float(final) + 1.2 * half))
 
 
 def _draw_pooled(energies: Array, axes: Axes) -> None:
@@ -189,11 +224,16 @@ def _draw_pooled(energies: Array, axes: Axes) -> None:
     axes.set_ylim(float(steady.min()) - 1.5 * reach, float(steady.max()) + 1.5 * reach)
 
 
-def _draw_distances(chains: Chains, axes: Axes) -> None:
+def _draw_distances(result: Chains | LearningCoefficient, axes: Axes) -> None:
+    chains = chains_of(result)
     _draw_each(chains, chains.distances, axes)
-    axes.set_ylim(bottom=0.0)
+    if axes.get_yscale() == "linear":
+        axes.set_ylim(bottom=0.0)
     axes.set_ylabel("distance ‖w − w*‖")
-    axes.set_title("Distance from the centre", fontsize="medium")
+    text = "Distance from the centre"
+    if isinstance(result, LearningCoefficient) and np.isfinite(float(result.localization_bias)):
+        text += f"; γ → 0 adds {value_text(result.localization_bias)} to λ̂"
+    axes.set_title(text, fontsize="medium")
 
 
 def _draw_acceptance(chains: Chains, axes: Axes) -> None:
@@ -215,10 +255,12 @@ def _list_diagnostics(result: Chains | LearningCoefficient, axes: Axes) -> None:
     axes.set_axis_off()
     axes.set_title("Diagnostics", fontsize="medium")
     table = axes.table([list(row) for row in _diagnostics(result)], cellLoc="left", edges="horizontal",
-                       loc="upper center", colWidths=[0.55, 0.45])  # fmt: skip
+                       loc="upper center", colWidths=[0.62, 0.38])  # fmt: skip
     table.auto_set_font_size(False)
     table.set_fontsize(9)
     table.scale(1.0, 1.45)
+    for line in table.get_celld().values():
+        line.set_edgecolor("0.8")
 
 
 def _diagnostics(result: Chains | LearningCoefficient) -> list[tuple[str, str]]:
@@ -231,14 +273,11 @@ def _diagnostics(result: Chains | LearningCoefficient) -> list[tuple[str, str]]:
         ("drift, last third less first", value_text(seen.drift)),
     ]
     if isinstance(result, LearningCoefficient):
-        rows += [("bias of the step size, at most", f"{result.discretisation_bias:.2g}")]
-        if np.isfinite(float(result.localization_bias)):
-            rows += [("λ̂ without localization, less λ̂", value_text(result.localization_bias))]
+        rows += [("mean of the draws, bias of the steps", f"{result.raw:.4g}, {result.discretisation_bias:.2g}")]
     stopped = int(seen.diverged.sum()), int(seen.bounded.sum())
     rows += [
         ("diverged chains, times pulled back", f"{stopped[0]} of {len(chains)}, {stopped[1]:,}"),
         ("burn-in steps, draws, chains", f"{chains.burn_in:,}, {chains.losses.shape[1]:,}, {len(chains)}"),
-        ("gradients", f"{result.cost:,}"),
     ]
     return rows
 

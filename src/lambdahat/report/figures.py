@@ -11,10 +11,34 @@ import numpy as np
 from torch import Tensor
 
 from lambdahat._check import require
+from lambdahat.report.chains import draw_chains, draw_running, has_chains
+from lambdahat.report.coefficients import (
+    draw_sweep,
+    draw_sweep_figure,
+    draw_temperatures,
+    draw_verification,
+    draw_volumes,
+    verification_axes,
+)
 from lambdahat.report.landscapes import draw_landscape
 from lambdahat.report.spectra import draw_density, draw_eigenpairs, draw_moments, draw_spectrum
 from lambdahat.report.style import BLUE, GREY, new_axes, new_figure, tidy, title, value_text
-from lambdahat.results import Density, Eigenpairs, Estimate, Landscape, Measurement, Moments, Result, Spectrum
+from lambdahat.results import (
+    Chains,
+    Density,
+    Eigenpairs,
+    Estimate,
+    Landscape,
+    LearningCoefficient,
+    Measurement,
+    Moments,
+    Result,
+    Spectrum,
+)
+from lambdahat.singular.sweeps import Sweep
+from lambdahat.singular.temperatures import TemperatureRegression
+from lambdahat.singular.verification import Verification
+from lambdahat.singular.volumes import VolumeScaling
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +46,10 @@ if TYPE_CHECKING:
 
 
 def plot(result: Result, ax: Axes | None = None) -> Any:
-    """Draw any result and return its ``Axes``; a ``Measurement`` is drawn as a grid and returned as a ``Figure``.
+    """Draw any result and return its ``Axes``; what has several panels is returned as a ``Figure``.
+
+    Those are ``Measurement``, ``Chains``, ``LearningCoefficient`` and ``Sweep``. With ``ax`` the last three draw the
+    panel that tells most: the running λ̂ with its band, and λ̂ over step sizes.
 
     Without ``ax`` the figure is a new one outside pyplot, so no display is needed and no global setting changes:
     ``plot(result).figure.savefig("figure.png")``. A plane ``Landscape`` becomes a surface on three-dimensional axes
@@ -36,14 +63,28 @@ def plot(result: Result, ax: Axes | None = None) -> Any:
     known = ", ".join(kind.__name__ for kind in _DRAWERS)
     require(draw is not None, "result", f"be one of {known}, Measurement", type(result).__name__, error=TypeError)
     assert draw is not None
-    axes = new_axes(1.8 if is_number(result) else 4.0) if ax is None else ax
+    if ax is None and (panels := _figure_of(result)) is not None:
+        return panels(result)
+    axes = _axes_for(result) if ax is None else ax
     draw(result, axes)
     return axes
 
 
 def is_number(result: Any) -> bool:
-    """Whether a result is one number with its error, which a table shows better than a figure."""
-    return isinstance(result, Estimate) and not isinstance(result.value, Tensor)
+    """Whether a result is one number with its error and nothing more, which a table shows better than a figure."""
+    return isinstance(result, Estimate) and not isinstance(result.value, Tensor) and not has_chains(result)
+
+
+def _axes_for(result: Result) -> Axes:
+    """New axes of the size that suits the result."""
+    return verification_axes(result) if isinstance(result, Verification) else new_axes(1.8 if is_number(result) else 4.0)
+
+
+def _figure_of(result: Any) -> Callable[[Any], Figure] | None:
+    """What draws a result as a figure of several panels."""
+    if isinstance(result, Chains) or has_chains(result):
+        return draw_chains
+    return draw_sweep_figure if isinstance(result, Sweep) else None
 
 
 def _drawer(result: Any) -> Callable[[Any, Axes], None] | None:
@@ -68,6 +109,11 @@ def _draw_scalar(estimate: Estimate, axes: Axes) -> None:
     axes.set_xlabel("value")
     axes.legend(frameon=False, fontsize="small", loc="upper right")
     title(axes, value_text(estimate), estimate.status)
+
+
+def _draw_coefficient(coefficient: LearningCoefficient, axes: Axes) -> None:
+    """The running λ̂, or where the chains were not kept the value with its interval."""
+    draw_running(coefficient, axes) if has_chains(coefficient) else _draw_scalar(coefficient, axes)
 
 
 def _draw_elements(estimate: Estimate, axes: Axes) -> None:
@@ -110,9 +156,9 @@ def _sorted_out(results: Mapping[str, Any]) -> tuple[list[tuple[str, Estimate]],
     """Scalars, and what deserves a panel, by name; mappings are opened."""
     numbers, panels = [], []
     for name, result in _leaves(results):
-        if is_number(result):
+        if is_number(result) or has_chains(result):
             numbers.append((name, result))
-        elif _drawer(result) is not None:
+        if not is_number(result) and _drawer(result) is not None:
             panels.append((name, result))
     return numbers, panels
 
@@ -157,5 +203,11 @@ _DRAWERS: dict[type, Callable[[Any, Axes], None]] = {
     Eigenpairs: draw_eigenpairs,
     Moments: draw_moments,
     Landscape: draw_landscape,
+    Chains: draw_running,
+    LearningCoefficient: _draw_coefficient,
+    Sweep: draw_sweep,
+    VolumeScaling: draw_volumes,
+    TemperatureRegression: draw_temperatures,
+    Verification: draw_verification,
     Estimate: _draw_estimate,
 }

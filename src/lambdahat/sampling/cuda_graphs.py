@@ -11,7 +11,7 @@ from lambdahat.operators.linearise import twice_differentiable
 from lambdahat.problem import Problem
 from lambdahat.sampling.gradients import OneByOne, Together
 from lambdahat.sampling.kernels import Kernel
-from lambdahat.sampling.runners import TRACES, Plan, Record, Runner
+from lambdahat.sampling.runners import Plan, Record, Runner
 
 ROOM = 512
 
@@ -25,7 +25,7 @@ class GraphRunner(Runner):
         super().__init__(problem, kernel, chains, plan, gradients)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._room = max(ROOM, plan.thin)
-        shape = (len(TRACES), len(self.chains), self._room)
+        shape = (len(self.traces), len(self.chains), self._room)
         self._traces = torch.zeros(shape, dtype=torch.float64, device=problem.device)
         self._place = torch.zeros(1, dtype=torch.int64, device=problem.device)
         self._capture()
@@ -54,7 +54,7 @@ class GraphRunner(Runner):
             self._graph.replay()
         self.gradients_spent += draws * self.plan.thin
         last = slice(self.plan.thin - 1, draws * self.plan.thin, self.plan.thin)
-        return dict(zip(TRACES, self._traces[:, :, last].cpu(), strict=True))
+        return dict(zip(self.traces, self._traces[:, :, last].cpu(), strict=True))
 
     def _recorded_step(self) -> None:
         values = torch.stack([value.double() for value in self._step()])

@@ -18,6 +18,7 @@ from lambdahat.sampling.kernels import Kernel
 from lambdahat.sampling.streams import Streams
 
 PROBE_SAMPLES = 2048
+AXES = {"chain_axis": 0, "draw_axis": 1}
 RHAT = 1.05  # above it the chains count as not mixed
 HUGE = 1e30  # energies beyond are on their way to infinity, and their squares need not be finite
 
@@ -34,11 +35,15 @@ def diagnose(energies: Array, distances: Array, acceptance: float, bounded: NDAr
 def _mixing(energies: Array) -> tuple[float, float, float, float]:
     from arviz_stats.base import array_stats  # type: ignore[attr-defined]
 
-    axes = {"chain_axis": 0, "draw_axis": 1}
-    bulk, mean = (float(array_stats.ess(energies, method=method, **axes)) for method in ("bulk", "mean"))
-    tail = float(array_stats.ess(energies, method="tail", prob=(0.05, 0.95), **axes))
-    rhat = float(array_stats.rhat(energies, **axes)) if energies.size > energies.shape[1] else math.nan
-    return rhat, bulk, tail, mean
+    rhat = float(array_stats.rhat(energies, **AXES)) if energies.size > energies.shape[1] else math.nan
+    return rhat, _ess(energies, "bulk"), _ess(energies, "tail"), _ess(energies, "mean")
+
+
+def _ess(values: Array, method: str) -> float:
+    """The effective sample size for the bulk, the 5 and 95 % quantiles ("tail") or the mean."""
+    from arviz_stats.base import array_stats  # type: ignore[attr-defined]
+
+    return float(array_stats.ess(values, method=method, prob=(0.05, 0.95) if method == "tail" else None, **AXES))
 
 
 def drift(energies: Array) -> Estimate:
@@ -59,8 +64,7 @@ def standard_error(values: Array) -> float:
         return 0.0
     if values.shape[1] < 4:
         return float(values.mean(axis=1).std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
-    _, _, _, ess = _mixing(values)
-    return float(values.std(ddof=1)) / math.sqrt(ess)
+    return float(values.std(ddof=1)) / math.sqrt(_ess(values, "mean"))
 
 
 def verdict(diagnostics: Diagnostics, moved: bool) -> Status:
@@ -95,7 +99,7 @@ class AcceptanceProbe:
 
     def retune(self, kernel: Kernel) -> None:
         """Probe another kernel's steps."""
-        self._kernel = HMC(kernel.step_size, kernel.nbeta, kernel.localization, kernel.scale, leapfrog=1)
+        self._kernel = HMC(kernel.step_size, kernel.nbeta, kernel.localization, kernel.scale, leapfrog=1, jitter=1.0)
 
     def look(self, positions: Tensor) -> None:
         """One probe of every chain."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lambdahat._check import require_count
-from lambdahat.sampling.kernels import Evaluate, Info, Kernel, Localization, State
+from lambdahat.sampling.kernels import Evaluate, Info, Kernel, Localization, State, require_share
 from lambdahat.sampling.streams import Streams
 
-GOLDEN = (math.sqrt(5) - 1) / 2
+FEWEST = 3  # leapfrog steps of the shortest trajectory
+GOLDEN, ROOT = (math.sqrt(5) - 1) / 2, math.sqrt(2)
 
 
 @dataclass(frozen=True)
@@ -21,69 +22,116 @@ class HMC(Kernel):
     """Hamiltonian Monte Carlo with mass S⁻² (Duane et al. 1987; Neal 2011): leapfrog steps of length √ε, then accepted
     with probability min(1, exp(−ΔH)).
 
-    With ``leapfrog`` 1 it is MALA, whose proposal is an SGLD step of the same ε. Above 1 the number of steps runs
-    quasi-randomly over 1 … 2·leapfrog − 1, the same for all chains, so that no direction's period is met each time
-    (as in ChEES-HMC, Hoffman, Radul and Sountsov 2021).
+    With ``leapfrog`` 1 and ``jitter`` 1 it is MALA, whose proposal is an SGLD step of the same ε. Else trajectories
+    differ: the number of steps is log-uniform on 3 … ``leapfrog`` and their length on [``jitter``·√ε, √ε], both from
+    quasi-random sequences that all chains share. Short ones refresh the energy, long ones move along flat directions,
+    small steps enter narrow places, and no direction's period is met each time (with 1 it can be: that direction then
+    never mixes).
+
+    Where forces are asked for, the loss and the virial are also averaged over each trajectory, every point i with the
+    weight a_i = min(1, exp(H_0 − H_i)) it would be accepted with, and 1 − a_i on the start: each i-step kernel leaves
+    the posterior as it is, so that the mean is right and its noise less (Nishimura and Dunson 2020).
     """
 
     leapfrog: int = 10
+    jitter: float = 0.1
 
     exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_count(self.leapfrog, "leapfrog")
+        require_share(self.jitter, "jitter")
 
-    def trajectory(self, step: int) -> int:
-        """The number of leapfrog steps of the ``step``-th step."""
-        return 1 + int((2 * self.leapfrog - 1) * ((step + 1) * GOLDEN % 1.0))
+    def trajectory(self, step: int) -> tuple[int, float]:
+        """The number of leapfrog steps of the ``step``-th trajectory and the length of each."""
+        fewest = min(FEWEST, self.leapfrog)
+        count = math.ceil(fewest * (self.leapfrog / fewest) ** ((step + 1) * GOLDEN % 1.0))
+        return count, math.sqrt(self.step_size) * self.jitter ** ((step + 1) * ROOT % 1.0)
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         evaluations = self._prepared(state, evaluate)
-        start, loss, force = state.position, state.memory["loss"], state.memory["force"]
-        momentum = rng.normal_(torch.empty_like(start))
-        energy = self._energy(state, loss, momentum)
-        count, length = self.trajectory(state.steps), math.sqrt(self.step_size)
-        moved = State(start.clone(), state.centre)
-        now, there = loss, force
+        start = _Point(state.position, state.memory["loss"], state.memory["force"])
+        momentum = rng.normal_(torch.empty_like(start.position))
+        energy = self._energy(state.centre, start, momentum)
+        count, length = self.trajectory(state.steps)
+        now, means = start, _Means(state.centre, start) if state.forces else None
         for _ in range(count):
-            momentum = momentum.sub(self.scaled(there), alpha=length / 2)
-            moved.position.add_(self.scaled(momentum), alpha=length)
-            now, gradient = evaluate(moved.position)
-            there = self._force_at(moved, gradient)
-            momentum = momentum.sub(self.scaled(there), alpha=length / 2)
-        rise = self._energy(moved, now, momentum) - energy
-        acceptance = torch.exp(-rise.clamp(min=0.0)).nan_to_num(nan=0.0)
-        accepted = rng.uniform(max(loss.numel(), 1), energy.dtype).view_as(energy) < acceptance
-        chosen = accepted.unsqueeze(-1)
-        state.position = torch.where(chosen, moved.position, start)
-        state.memory["force"] = torch.where(chosen, there, force)
-        state.memory["loss"] = torch.where(accepted, now, loss)
+            momentum = momentum.sub(self.scaled(now.force), alpha=length / 2)
+            position = now.position.add(self.scaled(momentum), alpha=length)
+            loss, gradient = evaluate(position)
+            force, factor = self.force(position - state.centre, gradient)
+            now = _Point(position, loss, force.mul_(factor))
+            momentum = momentum.sub(self.scaled(now.force), alpha=length / 2)
+            acceptance = _acceptance(energy - self._energy(state.centre, now, momentum))
+            if means is not None:
+                means.add(now, acceptance)
+        accepted = rng.uniform(max(energy.numel(), 1), energy.dtype).view_as(energy) < acceptance
+        state.position = torch.where(accepted.unsqueeze(-1), now.position, start.position)
+        state.memory["force"] = torch.where(accepted.unsqueeze(-1), now.force, start.force)
+        state.memory["loss"] = torch.where(accepted, now.loss, start.loss)
         state.steps += 1
-        square = self.scaled(state.memory["force"]).square().sum(-1)
         distance = torch.linalg.vector_norm(state.position - state.centre, dim=-1)
-        return state, Info(state.memory["loss"], distance, square, acceptance, count + evaluations)
-
-    def _force_at(self, state: State, gradient: Tensor) -> Tensor:
-        force, factor = self.force(state.position - state.centre, gradient)
-        return force.mul_(factor)
+        info = Info(state.memory["loss"], distance, acceptance, count + evaluations)
+        if means is not None:
+            square = self.scaled(state.memory["force"]).square().sum(-1)
+            loss, virial, acceptance = means.over(count)
+            info = info._replace(force_square=square, virial=virial, recycled=loss, acceptance=acceptance)
+        return state, info
 
     def _prepared(self, state: State, evaluate: Evaluate) -> int:
         """The loss and force where the chains are; 1 if they had to be evaluated."""
         if "loss" in state.memory:
             return 0
         loss, gradient = evaluate(state.position)
-        state.memory["loss"], state.memory["force"] = loss.clone(), self._force_at(state, gradient).clone()
+        force, factor = self.force(state.position - state.centre, gradient)
+        state.memory["loss"], state.memory["force"] = loss.clone(), force * factor
         return 1
 
-    def _energy(self, state: State, loss: Tensor, momentum: Tensor) -> Tensor:
+    def _energy(self, centre: Tensor, point: _Point, momentum: Tensor) -> Tensor:
         """H = U(w) + ½‖p‖² in float64, p the momentum in the coordinates S⁻¹w."""
-        away = (state.position - state.centre).double()
+        away = (point.position - centre).double()
         gamma = self.localization if isinstance(self.localization, Tensor) else float(self.localization)  # type: ignore[arg-type]
         tie = 0.5 * (gamma * away.square()).sum(-1)
-        return self.nbeta * loss.double() + tie + 0.5 * momentum.double().square().sum(-1)
+        return self.nbeta * point.loss.double() + tie + 0.5 * momentum.double().square().sum(-1)
+
+
+class _Point(NamedTuple):
+    """A place on a trajectory, with the loss and ∇U there."""
+
+    position: Tensor
+    loss: Tensor
+    force: Tensor
+
+
+class _Means:
+    """Sums of loss, virial and acceptance over a trajectory, for their means."""
+
+    def __init__(self, centre: Tensor, start: _Point) -> None:
+        self._centre = centre
+        self._first = self._seen(start)
+        self._sums = [torch.zeros_like(value) for value in (*self._first, self._first[0])]
+
+    def _seen(self, point: _Point) -> tuple[Tensor, Tensor]:
+        return point.loss.double(), torch.linalg.vecdot(point.position - self._centre, point.force).double()
+
+    def add(self, point: _Point, acceptance: Tensor) -> None:
+        """One more point, with its probability."""
+        for place, (was, value) in enumerate(zip(self._first, self._seen(point), strict=True)):
+            self._sums[place] += torch.where(acceptance > 0, (1 - acceptance) * was + acceptance * value, was)
+        self._sums[2] += acceptance
+
+    def over(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The means over ``count`` points: loss, virial, acceptance."""
+        loss, virial, acceptance = (total / count for total in self._sums)
+        return loss, virial, acceptance
+
+
+def _acceptance(fall: Tensor) -> Tensor:
+    """min(1, exp(−ΔH)) for a fall −ΔH of the energy, 0 where it is not a number."""
+    return torch.exp(fall.clamp(max=0.0)).nan_to_num(nan=0.0)
 
 
 def mala(step_size: float, nbeta: float, localization: Localization = 0.0, scale: Tensor | None = None) -> HMC:
     """The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): SGLD's step on all data, then a test."""
-    return HMC(step_size, nbeta, localization, scale, leapfrog=1)
+    return HMC(step_size, nbeta, localization, scale, leapfrog=1, jitter=1.0)

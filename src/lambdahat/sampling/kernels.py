@@ -26,26 +26,33 @@ Localization = float | Tensor | Mapping[str, float]
 
 @dataclass
 class State:
-    """Where chains are: ``position`` (…, P), the ``centre`` (P,) they are tied to, and what the kernel remembers."""
+    """Where chains are: ``position`` (…, P), the ``centre`` (P,) they are tied to, and what the kernel remembers.
+
+    ``forces`` says whether steps tell about the force, at a pass or two over the parameters.
+    """
 
     position: Tensor
     centre: Tensor
     memory: dict[str, Tensor] = field(default_factory=dict)
     steps: int = 0
+    forces: bool = True
 
 
 class Info(NamedTuple):
-    """What a step saw: the loss, the distance ‖w − w*‖ and ‖∇U‖² there, and the probability of acceptance, each (…,).
+    """What a step saw: the loss, the distance ‖w − w*‖ and the probability of acceptance, each (…,).
 
     Kernels that never reject see the point they leave; the others the point they end at. ``gradients`` counts the
-    evaluations of the step.
+    evaluations of the step. Where the state asks for forces, there are ‖S∇U‖² and the virial (w − w*)·∇U; kernels with
+    trajectories then give the loss and the virial as means over the whole trajectory (``recycled``: the loss).
     """
 
     loss: Tensor
     distance: Tensor
-    force_square: Tensor
     acceptance: Tensor | None
     gradients: int
+    force_square: Tensor | None = None
+    virial: Tensor | None = None
+    recycled: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,10 @@ class Kernel(ABC):
         away = state.position - state.centre
         distance = _norm(away)
         force, factor = self.force(away, gradient)
-        return force, factor, Info(loss, distance, (factor * _norm(self.scaled(force))).square(), None, 1)
+        if not state.forces:
+            return force, factor, Info(loss, distance, None, 1)
+        square, virial = (factor * _norm(self.scaled(force))).square(), factor * torch.linalg.vecdot(away, force)
+        return force, factor, Info(loss, distance, None, 1, square, virial)
 
     def scaled(self, vectors: Tensor) -> Tensor:
         """S v for each row."""
@@ -145,7 +155,7 @@ class RMSpropSGLD(Kernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_share(self.decay, "decay")
+        require_share(self.decay, "decay")
         require_positive(self.epsilon, "epsilon")
         require(self.scale is None, "scale", "be left out: RMSprop-SGLD finds its own", self.scale)
 
@@ -160,7 +170,10 @@ class RMSpropSGLD(Kernel):
         away = state.position - state.centre
         force, factor = self.force(away, gradient)
         metric = squares.sqrt().add_(self.epsilon).reciprocal_()
-        info = Info(loss, _norm(away), factor**2 * (force.square() * metric).sum(-1), None, 1)
+        info = Info(loss, _norm(away), None, 1)
+        if state.forces:
+            square = factor**2 * (force.square() * metric).sum(-1)
+            info = info._replace(force_square=square, virial=factor * torch.linalg.vecdot(away, force))
         state.position.addcmul_(force, metric, value=-self.step_size / 2 * factor)
         state.position.addcmul_(self.noise(state, rng), metric.sqrt_(), value=math.sqrt(self.step_size))
         state.steps += 1
@@ -178,7 +191,7 @@ class SGHMC(Kernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_share(self.friction, "friction")
+        require_share(self.friction, "friction")
 
     def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
         state = super().init(theta, centre)
@@ -207,7 +220,7 @@ class SGNHT(Kernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_share(self.diffusion, "diffusion")
+        require_share(self.diffusion, "diffusion")
         require(self.scale is None, "scale", "be left out: the thermostat knows one temperature only", self.scale)
 
     def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
@@ -238,7 +251,8 @@ def _require_number(value: Any, name: str) -> None:
     require(real, name, "be a number", describe(value), error=TypeError)
 
 
-def _require_share(value: Any, name: str) -> None:
+def require_share(value: Any, name: str) -> None:
+    """A number in (0, 1]."""
     _require_number(value, name)
     require(0 < value <= 1, name, "lie in (0, 1]", repr(value))
 

@@ -18,7 +18,8 @@ from lambdahat.sampling.streams import Streams
 
 Observable = Callable[[Tensor], Tensor | float]
 Record = dict[str, Tensor]
-TRACES = ("loss", "centre", "distance", "force", "acceptance")
+TRACES = ("loss", "centre", "distance", "acceptance")
+FORCES = ("force", "virial")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Plan:
     thin: int = 1
     bound: float | None = None
     full_losses: bool = False
+    forces: bool = False
     keep_parameters: bool = False
     observables: Mapping[str, Observable] = field(default_factory=dict)
     averages: Mapping[str, Observable] = field(default_factory=dict)
@@ -68,6 +70,13 @@ class Runner:
         """Where the chains are, (chains, P)."""
         return self.state.position
 
+    @property
+    def traces(self) -> tuple[str, ...]:
+        """The names of what every step tells: loss, loss at the centre on the same batch, distance from it, acceptance;
+        with forces ‖S∇U‖² and the virial, and from trajectories their mean loss."""
+        forces = FORCES if self.plan.forces else ()
+        return (*TRACES, *forces, *(("recycled",) if forces and self.kernel.exact else ()))
+
     def retune(self, kernel: Kernel) -> None:
         """Go on with other settings from where the chains are."""
         was, now = self.kernel, kernel
@@ -75,7 +84,8 @@ class Runner:
         same = type(was) is type(now) and was.nbeta == now.nbeta and tied
         self.kernel = kernel
         if not same:  # what was remembered belongs to another posterior
-            self.state = kernel.init(self.state.position, self.centre)
+            steps, self.state = self.state.steps, kernel.init(self.state.position, self.centre)
+            self.state.steps = steps
 
     def restart(self) -> None:
         """Put the chains back to the centre."""
@@ -93,7 +103,8 @@ class Runner:
 
     def _advanced(self, draws: int) -> Record:
         count = len(self.chains)
-        record = {name: torch.zeros(count, draws, dtype=torch.float64, device=self.problem.device) for name in TRACES}
+        names = self.traces
+        record = {name: torch.zeros(count, draws, dtype=torch.float64, device=self.problem.device) for name in names}
         looks: dict[str, list[Tensor]] = {}
         self._totals: dict[str, Tensor] = {}
         for draw in range(draws):
@@ -101,7 +112,7 @@ class Runner:
                 self._step()
             if self.plan.looks and not self.kernel.exact:
                 self._look(looks)
-            for name, value in zip(TRACES, self._step(), strict=True):
+            for name, value in zip(names, self._step(), strict=True):
                 record[name][:, draw] = value
             if self.plan.looks and self.kernel.exact:
                 self._look(looks)
@@ -110,13 +121,15 @@ class Runner:
         return {name: values.cpu() for name, values in {**record, **stacked}.items()}
 
     def _step(self) -> tuple[Tensor, ...]:
-        """One step: loss, loss at the centre on the same batch, distance from it, ‖∇U‖², acceptance, each (chains,)."""
+        """One step, and what it adds to each of the ``traces``, (chains,)."""
+        self.state.forces = self.plan.forces
         base, info = self._moved()
         if self.plan.bound is not None:
             self._keep_within(self.plan.bound)
         self.gradients_spent += info.gradients
         acceptance = info.acceptance if info.acceptance is not None else torch.ones_like(info.distance)
-        return info.loss, base, info.distance, info.force_square, acceptance
+        seen = (info.loss, base, info.distance, acceptance, info.force_square, info.virial, info.recycled)
+        return tuple(value for value in seen if value is not None)
 
     def _moved(self) -> tuple[Tensor, Info]:
         """The kernel's step, and the loss at the centre on the batch it saw."""

@@ -41,6 +41,7 @@ def sample(
     baseline: str = "paired",
     observables: Mapping[str, Observable] | None = None,
     averages: Mapping[str, Observable] | None = None,
+    forces: bool = False,
     keep_parameters: bool = False,
     bound: float | None = None,
     mode: str = "auto",
@@ -56,6 +57,7 @@ def sample(
 
     ``observables`` are functions of the flat parameters, recorded draw by draw; of ``averages`` only the means over
     some twenty stretches of each chain are kept, whatever the number of draws; ``keep_parameters`` keeps the draws.
+    ``forces`` records ‖∇U‖² and the virial (w − w*)·∇U, which show the bias of the steps and what has not relaxed.
     Chains farther than ``bound`` from w* are pulled back, which the status tells. ``mode`` is "batched", "sequential",
     "processes", "graph" or "auto", the fastest. ``watch`` is called with nβ(L − L*) of the draws so far,
     (chains, draws), some twenty times; if it returns True, the sampling stops there.
@@ -73,14 +75,16 @@ def sample(
     _require_functions(observables, "observables")
     _require_functions(averages, "averages")
     require(watch is None or callable(watch), "watch", "be a function of the energies so far", watch, "", TypeError)
-    plan = Plan(seed, batch_size, shared_batches, accumulate, thin, bound, baseline != "paired", keep_parameters,
-                dict(observables or {}), dict(averages or {}))  # fmt: skip
+    plan = Plan(seed, batch_size, shared_batches, accumulate, thin, bound, baseline != "paired", forces,
+                keep_parameters, dict(observables or {}), dict(averages or {}))  # fmt: skip
     frozen = problem.at(problem.vector)
     placed = place(kernel, frozen)
     runner, found = make_runner(frozen, placed, chains, plan, mode)
     try:
         burn(runner, burn_in, thin)
-        return collect(runner, frozen, placed, plan, draws, burn_in, found, watch=watch)
+        collector = Collector(runner, frozen, placed, plan, found, watch)
+        collector.draw(draws)
+        return collector.chains(burn_in)
     finally:
         runner.close()
 
@@ -95,62 +99,61 @@ def burn(runner: AnyRunner, steps: int, thin: int) -> None:
         report("burn-in", draws, draws)
 
 
-def collect(
-    runner: AnyRunner,
-    problem: Problem,
-    kernel: Kernel,
-    plan: Plan,
-    draws: int,
-    burn_in: int,
-    mode: str,
-    *,
-    watch: Watch | None = None,
-    before: Record | None = None,
-) -> Chains:
-    """``draws`` more draws of the runner's chains, after those of ``before``, as a result."""
-    probe = None if kernel.exact else AcceptanceProbe(problem, kernel, plan.seed)
-    parts: list[Record] = [] if before is None else [before]
-    pieces = list(_pieces(draws))
-    for number, (done, piece) in enumerate(pieces):
-        report("sample", done, draws)
-        parts.append(runner.advance(piece))
-        if probe is not None and number % max(len(pieces) // PROBES, 1) == 0:
-            probe.look(runner.positions)
-        if watch is not None:
-            losses, centres = (torch.cat([part[name] for part in parts], dim=1) for name in ("loss", "centre"))
-            if watch(kernel.nbeta * (losses - centres).numpy()):
-                break
-    report("sample", draws, draws)
-    record = {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
-    return as_chains(record, runner, problem, kernel, plan, burn_in, mode, probe)
+class Collector:
+    """Draws of a runner's chains as they come, and what they make together."""
 
+    def __init__(
+        self, runner: AnyRunner, problem: Problem, kernel: Kernel, plan: Plan, mode: str, watch: Watch | None = None
+    ) -> None:
+        self.runner, self.problem, self.kernel, self.plan, self.mode = runner, problem, kernel, plan, mode
+        self._watch = watch
+        self.forget()
 
-def as_chains(
-    record: Record,
-    runner: AnyRunner,
-    problem: Problem,
-    kernel: Kernel,
-    plan: Plan,
-    burn_in: int,
-    mode: str,
-    probe: AcceptanceProbe | None,
-) -> Chains:
-    """What was recorded, with diagnostics and a verdict."""
-    arrays = {name: values.numpy() for name, values in record.items() if name != "parameters"}
-    energies = kernel.nbeta * (arrays["loss"] - arrays["centre"])
-    acceptance = float(arrays["acceptance"].mean()) if probe is None else probe.acceptance
-    diagnostics = diagnose(energies, arrays["distance"], acceptance, runner.bounded.cpu().numpy())
-    return Chains(
-        arrays["loss"], arrays["centre"], arrays["distance"], arrays["force"], arrays["acceptance"],
-        type(kernel).__name__, kernel.step_size, kernel.nbeta, kernel.localization,  # type: ignore[arg-type]
-        runner.centre_loss, problem.num_samples, runner.batch_size, burn_in, plan.thin, mode, diagnostics,
-        full_losses=arrays.get("full"),
-        observables=_of_kind("observable ", arrays),
-        averages=_of_kind("average ", arrays),
-        parameters=record.get("parameters"),
-        cost=runner.gradients_spent * len(energies),
-        status=verdict(diagnostics, moved=bool((arrays["distance"] > 0).any())),
-    )  # fmt: skip
+    def forget(self) -> None:
+        """Leave out the draws so far: they count as burn-in."""
+        self._parts: list[Record] = []
+        self._probe = None if self.kernel.exact else AcceptanceProbe(self.problem, self.kernel, self.plan.seed)
+
+    def draw(self, draws: int) -> bool:
+        """``draws`` more; False if the caller's ``watch`` has seen enough."""
+        pieces = _pieces(draws)
+        for number, (done, piece) in enumerate(pieces):
+            report("sample", done, draws)
+            self._parts.append(self.runner.advance(piece))
+            if self._probe is not None and number % max(len(pieces) // PROBES, 1) == 0:
+                self._probe.look(self.runner.positions)
+            if self._watch is not None and self._watch(self._energies(self._joined())):
+                return False
+        report("sample", draws, draws)
+        return True
+
+    def chains(self, burn_in: int, reasons: Mapping[str, str] | None = None) -> Chains:
+        """What was recorded, with diagnostics and a verdict."""
+        record, runner, kernel = self._joined(), self.runner, self.kernel
+        arrays = {name: values.numpy() for name, values in record.items() if name != "parameters"}
+        acceptance = float(arrays["acceptance"].mean()) if self._probe is None else self._probe.acceptance
+        bounded = runner.bounded.cpu().numpy()
+        diagnostics = diagnose(self._energies(record), arrays["distance"], acceptance, bounded)
+        return Chains(
+            arrays["loss"], arrays["centre"], arrays["distance"], arrays["acceptance"],
+            type(kernel).__name__, kernel.step_size, kernel.nbeta, kernel.localization,  # type: ignore[arg-type]
+            runner.centre_loss, self.problem.num_samples, runner.batch_size, burn_in, self.plan.thin, self.mode,
+            diagnostics,
+            full_losses=arrays.get("full"), recycled_losses=arrays.get("recycled"),
+            forces=arrays.get("force"), virials=arrays.get("virial"),
+            observables=_of_kind("observable ", arrays), averages=_of_kind("average ", arrays),
+            parameters=record.get("parameters"), reasons=dict(reasons or {}),
+            cost=runner.gradients_spent * len(bounded),
+            status=verdict(diagnostics, moved=bool((arrays["distance"] > 0).any())),
+        )  # fmt: skip
+
+    def _joined(self) -> Record:
+        return {name: torch.cat([part[name] for part in self._parts], dim=1) for name in self._parts[0]}
+
+    def _energies(self, record: Record) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):  # chains that run away
+            energies: Array = self.kernel.nbeta * (record["loss"] - record["centre"]).numpy()
+        return energies
 
 
 def _of_kind(kind: str, arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -156,7 +156,8 @@ def _weighted_sums(problem: Problem, sets: Sequence[_Rises], parameters: Tensor,
 
     def total(rises: _Rises, chain: int, cut: Any) -> Array:
         parts = (float(weights[chain, i]) * rises(parameters[chain, i].to(problem.device)) for i in cut)
-        return torch.stack(list(parts)).sum(0).cpu().numpy() * (len(cuts) / draws)
+        mean = torch.stack(list(parts)).sum(0) * (len(cuts) / draws)
+        return np.asarray(mean.cpu().numpy(), dtype=np.float64)
 
     rows = range(len(weights))
     seen = [np.stack([np.stack([total(rises, row, cut) for cut in cuts]) for row in rows]) for rises in sets]
@@ -210,7 +211,7 @@ def _by_sample(means: Array, centre: Array) -> tuple[Array, Array, Array]:
 def _over_samples(estimate: Estimate, by_sample: Array) -> Estimate:
     """The estimate as one of the mean over all samples there could be: the error of so many is added."""
     count = len(by_sample)
-    among = by_sample.std(ddof=1) / math.sqrt(count) if count > 1 else math.nan
+    among = float(by_sample.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
     within = float(estimate.stderr)
     error = math.hypot(within, among)
     freedom = within**4 / estimate.dof + among**4 / max(count - 1, 1)  # Welch and Satterthwaite

@@ -54,7 +54,7 @@ def reweighted(chains: Chains, nbeta: float) -> Reweighting:
     weights = np.exp(exponents - exponents.max())
     weights = weights / weights.sum()
     ess = 1.0 / float((weights**2).sum())
-    status = chains.status if not chains.status.ok else Status.CONVERGED if ess >= ENOUGH else Status.FEW_WEIGHTS
+    status = chains.status if ess >= ENOUGH else Status.FEW_WEIGHTS
     return Reweighting(weights, target, chains.nbeta, ess, status)
 
 

@@ -49,16 +49,20 @@ def _error(values: Array) -> float:
 
 
 def in_stretches(values: Array) -> Array:
-    """Sums over some twenty stretches of values (chains, draws, …), (chains, stretches, …), so scaled that their mean is
-    that of the values, whatever the lengths."""
+    """Sums over some twenty stretches of values (chains, draws, …), so scaled that their mean is that of the values."""
     draws = values.shape[1]
     parts = np.array_split(values, min(STRETCHES, draws), axis=1)
-    return np.stack([part.sum(axis=1) for part in parts], axis=1) * (len(parts) / draws)
+    return np.stack([part.sum(axis=1) * (len(parts) / draws) for part in parts], axis=1)
 
 
 def mean_energy(chains: Chains) -> Estimate:
-    """nβ·E[L − L*] over the chains that did not diverge: of the whole data where that is known, else paired."""
+    """nβ·E[L − L*] over the chains that did not diverge.
+
+    From the means over trajectories where there are any, then the losses of the whole data, else the paired ones.
+    """
     energies = chains.energies if chains.full_losses is None else chains.full_energies
+    if chains.recycled_losses is not None:
+        energies = chains.nbeta * (chains.recycled_losses - chains.initial_loss)
     kept = energies[~chains.diagnostics.diverged]
     if kept.size == 0:
         return Estimate(math.nan, math.nan, chains.cost, chains.status)

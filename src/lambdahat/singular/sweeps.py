@@ -67,14 +67,14 @@ def sweep(
 ) -> Sweep:
     """λ̂ by SGLD at every step size and temperature, beside the point that ``llc`` chose.
 
-    ``coefficient`` is what ``llc`` found for this problem; without it, it is computed. Its localization and batch size
-    hold in the whole grid. ``step_sizes`` are by default 1/16 to 16 times its own; ``nbetas``, numbers or names, B/log B
+    ``coefficient`` is what ``llc(problem, kernel="sgld")`` found; without it, it is computed. Its localization and
+    batch size hold in the whole grid. ``step_sizes`` are by default 1/16 to 16 times its own; ``nbetas``, numbers or names, B/log B
     and n/log n with their geometric mean, or 1/16 to 1 times n/log n where a step sees all data. ``burn_in`` is by
     default as long as the draws, since the smallest steps need it.
     """
     require_problem(problem)
     require_count(draws, "draws", least=4)
-    found = llc(problem, seed=seed, mode=mode) if coefficient is None else coefficient
+    found = llc(problem, seed=seed, kernel="sgld", mode=mode) if coefficient is None else coefficient
     _require_chains(found)
     assert found.chains is not None
     batch = found.chains.batch_size
@@ -138,3 +138,7 @@ def _levels(nbetas: Sequence[float | str] | None, samples: int, batch: int) -> l
 def _require_chains(coefficient: LearningCoefficient) -> None:
     known = isinstance(coefficient, LearningCoefficient) and coefficient.chains is not None
     require(known, "coefficient", "be what llc found, with its chains", coefficient, "leave it out", TypeError)
+    assert coefficient.chains is not None
+    kernel = coefficient.chains.kernel
+    require(kernel == "SGLD", "coefficient", "come from SGLD, whose step size is swept", kernel,
+            'call llc(problem, kernel="sgld")')  # fmt: skip

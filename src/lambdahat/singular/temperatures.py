@@ -15,6 +15,7 @@ from lambdahat._progress import report
 from lambdahat._rng import derived_seed
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
+from lambdahat.sampling.temperature import inverse_temperature
 from lambdahat.singular.stretches import mean_energy
 from lambdahat.singular.tempered import tempered
 
@@ -69,8 +70,7 @@ def local_free_energy(chains: Chains) -> Estimate:
 
 def log_temperature(count: int) -> float:
     """nβ = n/ln n."""
-    require(count > 2, "num_samples", "be at least 3, so that β = 1/ln n < 1", count)
-    return count / math.log(count)
+    return inverse_temperature("n/log n", count, count)[0]
 
 
 def temperature_regression(

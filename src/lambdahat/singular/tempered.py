@@ -27,5 +27,5 @@ def tempered(
 ) -> Chains:
     """Chains of exp(−nβ·L(w) − (γ/2)‖w − w*‖²)."""
     gamma = 1.0 if localization is None else localization
-    kernel = hmc(step_size, nbeta, gamma, leapfrog=settings.pop("leapfrog", 5))
+    kernel = hmc(step_size, nbeta, gamma, leapfrog=8, jitter=0.5)
     return sample(problem, kernel, chains, draws or 500, seed, burn_in=burn_in or 50, averages=averages, **settings)

@@ -1,0 +1,246 @@
+"""Chains with no settings to give: what is not given is found by a pilot, and the result says why."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lambdahat._check import describe, require, require_choice, require_count, require_positive
+from lambdahat.problem import Problem, require_problem
+from lambdahat.results import Chains, Estimate
+from lambdahat.sampling import hamiltonian_pilot, langevin_pilot
+from lambdahat.sampling.diagnostics import RHAT
+from lambdahat.sampling.estimation import Reading, read
+from lambdahat.sampling.hamiltonian import HMC, mala
+from lambdahat.sampling.kernels import SGHMC, SGLD, SGNHT, Kernel, Localization, RMSpropSGLD
+from lambdahat.sampling.modes import AnyRunner, make_runner
+from lambdahat.sampling.runners import Observable, Plan
+from lambdahat.sampling.running import Collector, Watch, burn, place
+
+KERNELS: dict[str, Any] = {
+    "sgld": SGLD, "rmsprop_sgld": RMSpropSGLD, "sghmc": SGHMC, "sgnht": SGNHT, "hmc": HMC, "mala": mala,
+}  # fmt: skip
+EXACT_WORK = 1_000_000  # parameters × samples up to which sampling on the whole data is taken as cheap
+CHECKS = (2000, 4000, 8000, 16000)  # gradients of a chain after which HMC looks whether the error is small enough
+STRONGEST = 1e4
+STEPS = 4000  # of a chain of SGLD at most; half of them as a rule
+BURN_SHARE = 0.55
+REDUCTIONS = 12
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Chains, λ̂ read off them, and (γ, λ̂) at a stronger localization where that was sampled on the way."""
+
+    chains: Chains
+    reading: Reading
+    stronger: tuple[float, Estimate] | None = None
+    spent: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a caller fixed of a run; None is to be found."""
+
+    nbeta: float
+    chains: int = 4
+    draws: int | None = None
+    burn_in: int | None = None
+    localization: Localization | None = None
+    step_size: float | None = None
+    kernel: str | Kernel | None = None
+    tol: float = 0.03
+    max_gradients: int | None = None
+    mode: str = "auto"
+    watch: Watch | None = None
+
+    def __post_init__(self) -> None:
+        require_count(self.chains, "chains")
+        for name, least in (("draws", 8), ("burn_in", 0), ("max_gradients", 100)):
+            if getattr(self, name) is not None:
+                require_count(getattr(self, name), name, least)
+        if self.step_size is not None:
+            number = isinstance(self.step_size, int | float) and not isinstance(self.step_size, bool)
+            require(number and self.step_size >= 0, "step_size", "be a number of at least 0", describe(self.step_size))
+        require_positive(self.tol, "tol")
+        if isinstance(self.kernel, str):
+            require_choice(self.kernel, "kernel", KERNELS)
+        elif self.kernel is not None:
+            require(isinstance(self.kernel, Kernel), "kernel", f"be one of {', '.join(KERNELS)}, or a kernel",
+                    self.kernel, "", TypeError)  # fmt: skip
+            others = {"step_size": self.step_size, "localization": self.localization}
+            given = ", ".join(name for name, value in others.items() if value is not None)
+            require(not given, "kernel", "be a name where the settings are given apart", f"a kernel and {given}",
+                    "set them in the kernel")  # fmt: skip
+        finds = self.kernel in (None, "sgld", "hmc") or isinstance(self.kernel, Kernel) or self.step_size is not None
+        require(finds, "step_size", f"be given for kernel {self.kernel!r}", "None", "sgld and hmc find their own")
+
+
+def draw(problem: Problem, nbeta: float, **settings: Any) -> Chains:
+    """Chains at inverse temperature ``nbeta`` with whatever is not given found; see ``drawn``."""
+    return drawn(problem, nbeta, **settings).chains
+
+
+def drawn(
+    problem: Problem,
+    nbeta: float,
+    *,
+    seed: int = 0,
+    batch_size: int | None = None,
+    shared_batches: bool = False,
+    accumulate: int = 1,
+    baseline: str = "paired",
+    bound: float | None = None,
+    observables: Mapping[str, Observable] | None = None,
+    averages: Mapping[str, Observable] | None = None,
+    keep_parameters: bool = False,
+    **request: Any,
+) -> Drawn:
+    """Chains of the kernel that suits the problem, with settings found by a pilot where they are not given.
+
+    Where the whole data is cheap, HMC, which has no bias (``hamiltonian_pilot``); else SGLD (``langevin_pilot``).
+    """
+    require_problem(problem)
+    wanted = Request(nbeta, **request)
+    if batch_size is not None:
+        require_count(batch_size, "batch_size", 1, problem.num_samples)
+    require_choice(baseline, "baseline", ("paired", "full", "both"))
+    plan = Plan(seed, batch_size, shared_batches, accumulate, 1, bound, baseline != "paired", True, keep_parameters,
+                dict(observables or {}), dict(averages or {}))  # fmt: skip
+    frozen = problem.at(problem.vector)
+    kernel = _kernel(frozen, wanted)
+    if isinstance(kernel, HMC):
+        return _by_trajectories(frozen, kernel, wanted, plan)
+    return _by_steps(frozen, kernel, wanted, plan)
+
+
+def _kernel(problem: Problem, wanted: Request) -> Kernel:
+    """The kernel with what is known of its settings."""
+    if isinstance(wanted.kernel, Kernel):
+        return place(wanted.kernel, problem)
+    samples = problem.num_samples if problem.has_data else 1
+    cheap = problem.num_parameters * samples <= EXACT_WORK
+    name = wanted.kernel or ("hmc" if cheap and wanted.step_size is None else "sgld")
+    gamma = 1.0 if wanted.localization is None else wanted.localization
+    step = 1e-4 if wanted.step_size is None else wanted.step_size
+    made: Kernel = KERNELS[name](step, wanted.nbeta, gamma)
+    return place(made, problem)
+
+
+def _by_trajectories(problem: Problem, kernel: HMC, wanted: Request, plan: Plan) -> Drawn:
+    """HMC; where γ is free it is 1, and ten times that while the chains do not mix."""
+    free = wanted.localization is None and not isinstance(wanted.kernel, Kernel)
+    budget = (wanted.max_gradients or wanted.chains * (CHECKS[-1] + hamiltonian_pilot.WARM_UP[-1])) // wanted.chains
+    while True:
+        runner, mode = make_runner(problem, kernel, wanted.chains, plan, wanted.mode)
+        try:
+            found = _trajectories(runner, mode, problem, kernel, wanted, plan, budget)
+        finally:
+            runner.close()
+        diagnostics, reading = found.chains.diagnostics, found.reading
+        mixed = diagnostics.rhat <= RHAT and diagnostics.acceptance > 0.5 and reading.stderr <= 0.1 * abs(reading.value)
+        still = not (found.chains.distances > 0).any()
+        gamma = kernel.localization
+        if mixed or still or not free or not isinstance(gamma, float) or gamma >= STRONGEST:
+            return found
+        kernel = dataclasses.replace(kernel, localization=10 * gamma)
+
+
+def _trajectories(
+    runner: AnyRunner, mode: str, problem: Problem, kernel: HMC, wanted: Request, plan: Plan, budget: int
+) -> Drawn:
+    """Tune, then draw until the error is small enough or the budget spent."""
+    reasons: dict[str, str] = {}
+    if wanted.step_size is None and not isinstance(wanted.kernel, Kernel):
+        tuned = hamiltonian_pilot.tune(runner, problem, kernel)
+        kernel, reasons = tuned.kernel, dict(tuned.reasons)
+    burn(runner, wanted.burn_in or 0, 1)
+    if wanted.localization is None and not isinstance(wanted.kernel, Kernel):
+        reasons["localization"] = "the weakest of 1, 10, 100, … at which the chains mix"
+    before = runner.gradients_spent
+    collector = Collector(runner, problem, kernel, plan, mode, wanted.watch)
+    if wanted.draws is not None:
+        collector.draw(wanted.draws)
+        chains = collector.chains(before, reasons)
+        return Drawn(chains, read(chains, problem.num_parameters, False))
+    pace = max((kernel.leapfrog + 3) // 3, 1)  # gradients of a trajectory, about
+    for check in CHECKS:
+        goal = min(check, max(budget - before, 200))
+        while (left := goal - (runner.gradients_spent - before)) > 0:
+            if not collector.draw(max(left // pace, 8)):
+                break
+        chains = collector.chains(before, reasons)
+        reading = read(chains, problem.num_parameters, False)
+        if reading.stderr <= wanted.tol * abs(reading.value) or goal < check:
+            break
+    reasons["draws"] = (
+        f"until the standard error is {wanted.tol:.0%} of the value, up to {CHECKS[-1]} gradients a chain"
+    )
+    chains = dataclasses.replace(chains, reasons=reasons)
+    return Drawn(chains, reading, spent=reading.stderr > wanted.tol * abs(reading.value))
+
+
+def _by_steps(problem: Problem, kernel: Kernel, wanted: Request, plan: Plan) -> Drawn:
+    """SGLD and its kin; a step size that diverges is made smaller."""
+    runner, mode = make_runner(problem, kernel, wanted.chains, plan, wanted.mode)
+    notes: dict[str, str] = {}
+    try:
+        for _ in range(REDUCTIONS):
+            found = _steps(runner, mode, problem, kernel, wanted, plan, notes)
+            if not found.chains.diagnostics.diverged.any() or kernel.step_size == 0:
+                break
+            smaller = dataclasses.replace(kernel, step_size=found.chains.step_size / 4)
+            notes["step_size"] = f"{found.chains.step_size:.3g} made chains diverge, so it was reduced"
+            wanted, kernel = dataclasses.replace(wanted, step_size=smaller.step_size), smaller
+            runner.retune(kernel)
+            runner.restart()
+        return found
+    finally:
+        runner.close()
+
+
+def _steps(
+    runner: AnyRunner,
+    mode: str,
+    problem: Problem,
+    kernel: Kernel,
+    wanted: Request,
+    plan: Plan,
+    notes: Mapping[str, str],
+) -> Drawn:
+    """Tune what is to be found, then draw until the error is small enough or the budget spent."""
+    most = (wanted.max_gradients or wanted.chains * STEPS) // wanted.chains
+    burn_in = int(BURN_SHARE * most / 2) if wanted.burn_in is None else wanted.burn_in
+    draws = max(most // 2 - burn_in, 8) if wanted.draws is None else wanted.draws
+    reasons, stronger, searched = dict(notes), None, False
+    ready = isinstance(wanted.kernel, Kernel) or not isinstance(kernel, SGLD)
+    if not ready and (wanted.step_size is None or wanted.localization is None) and kernel.step_size > 0:
+        assert isinstance(kernel, SGLD)
+        searched = wanted.step_size is None
+        fixed = (not searched, wanted.localization is not None)
+        tuned = langevin_pilot.tune(runner, problem, kernel, burn_in, fixed, plan.seed)
+        kernel, stronger = tuned.kernel, tuned.stronger
+        reasons = {**tuned.reasons, **reasons}
+    else:
+        runner.retune(kernel)
+        burn(runner, burn_in, 1)
+    before = runner.gradients_spent
+    collector = Collector(runner, problem, kernel, plan, mode, wanted.watch)
+    going = collector.draw(draws)
+    chains = collector.chains(before, reasons)
+    reading = read(chains, problem.num_parameters, searched)
+    while wanted.draws is None and going and runner.gradients_spent + draws <= most:
+        if reading.drifting:
+            collector.forget()
+            before = runner.gradients_spent
+        elif reading.stderr <= wanted.tol * abs(reading.value) or chains.diagnostics.diverged.any():
+            break
+        going = collector.draw(draws)
+        chains = collector.chains(before, reasons)
+        reading = read(chains, problem.num_parameters, searched)
+    if wanted.draws is None:
+        reasons["draws"] = f"until the standard error is {wanted.tol:.0%} of the value, up to {most} steps a chain"
+    chains = dataclasses.replace(chains, reasons=reasons)
+    return Drawn(chains, reading, stronger, reading.stderr > wanted.tol * abs(reading.value))

@@ -1,0 +1,134 @@
+"""λ̂ and its standard error from chains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from lambdahat.results import Array, Chains
+from lambdahat.sampling.diagnostics import drift, standard_error
+
+DEGREES = (1.0, 8.0)  # between which the degree of the loss around the centre is taken to lie
+FLOOR = 0.002  # no error is less than this part of the value
+CONTROL = 3.0, 1.03  # the virial's z-score and split R̂ up to which it is used as control variate
+DOF = 15.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """λ̂ with its error: ``raw`` is the plain mean of nβ(L − L*), ``value`` what is left without the bias of the steps.
+
+    ``settled`` is E[(w − w*)·∇U]/P, less what the steps add: 1 when all directions have relaxed, NaN where unknown.
+    """
+
+    value: float
+    stderr: float
+    per_chain: Array
+    raw: float
+    bias: float = 0.0
+    settled: float = math.nan
+    unsettled: bool = False
+    drifting: bool = False
+    controlled: bool = False
+
+
+def read(chains: Chains, parameters: int, corrected: bool) -> Reading:
+    """λ̂ from the chains of any kernel; ``corrected`` takes the bias of SGLD's steps off."""
+    energies = np.where(np.isfinite(chains.energies), chains.energies, np.nan)
+    kept = energies[~np.isnan(energies).any(axis=1)]
+    if len(kept) == 0:
+        return Reading(math.nan, math.nan, energies.mean(axis=1), math.nan)
+    if np.ptp(kept) == 0:
+        return Reading(float(kept[0, 0]), 0.0, energies.mean(axis=1), float(kept[0, 0]))
+    if chains.recycled_losses is not None and chains.virials is not None:
+        return _from_trajectories(chains, parameters)
+    if chains.kernel == "SGLD" and chains.forces is not None and chains.virials is not None:
+        return _from_langevin(chains, parameters, corrected)
+    value = float(kept.mean())
+    return Reading(value, _blocked_error(kept), energies.mean(axis=1), value)
+
+
+def _from_trajectories(chains: Chains, parameters: int) -> Reading:
+    """From HMC: energies averaged over trajectories, with the virial as control variate where it has settled.
+
+    Under the posterior E[(w − w*)·∇U] = P (Stein), and for a loss of one degree around the centre the energy is a
+    multiple of the virial but for the localization: e − c·((w − w*)·∇U − P) then has hardly any variance. c is the
+    regression coefficient of block means. While flat directions still spread, the mean of the virial is not P, though
+    the energy may have settled: then it is left out.
+    """
+    assert chains.recycled_losses is not None
+    assert chains.virials is not None
+    energies = chains.nbeta * (chains.recycled_losses - chains.centre_losses)
+    excess = chains.virials - parameters
+    error = standard_error(excess)
+    score = float(excess.mean()) / error if error > 0 else math.inf
+    settled = 1.0 + float(excess.mean()) / parameters
+    most, apart = CONTROL
+    use = abs(score) < most and max(_split_rhat(chains.distances**2), _split_rhat(excess)) < apart
+    if use:
+        blocks, covariates = _blocks(energies, 8).ravel(), _blocks(excess, 8).ravel()
+        covariates = covariates - covariates.mean()
+        energies = energies - float(covariates @ (blocks - blocks.mean()) / (covariates @ covariates)) * excess
+    value = float(energies.mean())
+    sixteen = _blocks(energies, 4)
+    error = max(float(sixteen.std(ddof=1)) / math.sqrt(sixteen.size), standard_error(energies))
+    raw = float(chains.energies.mean())
+    return Reading(value, math.hypot(error, FLOOR * value), energies.mean(axis=1), raw, settled=settled, controlled=use)
+
+
+def _from_langevin(chains: Chains, parameters: int, corrected: bool) -> Reading:
+    """From SGLD: what its finite, noisy steps add is measured by the chain itself.
+
+    With u = (w − w*)·nβ∇L and G = nβ∇L·∇U, both on batches, a loss of degree q around the centre has u = q·nβ(L − L*),
+    and the stationarity of ‖w − w*‖² gives E[u] more by (ε/4)·E[G] than exact steps would: λ̂ is too large by
+    b = εE[G]/(4q). It is taken off if asked for, and a quarter of it (all of it, if not) goes into the error.
+    """
+    assert chains.forces is not None
+    assert chains.virials is not None
+    gamma = float(chains.localization.mean()) if isinstance(chains.localization, Tensor) else chains.localization
+    ties = gamma * chains.distances**2
+    work, heat = chains.virials - ties, chains.forces - gamma * chains.virials
+    energies = chains.energies
+    fine = np.isfinite(energies).all(axis=1)
+    raw, mean_work = float(energies[fine].mean()), float(work[fine].mean())
+    degree = float(np.clip(mean_work / raw, *DEGREES)) if raw > 0 and mean_work > 0 else 2.0
+    shares = chains.step_size / (4 * degree) * heat
+    bias = float(shares[fine].mean())
+    values = (energies - shares if corrected else energies)[fine]
+    value = float(values.mean())
+    error = _blocked_error(values)
+    change = drift(values)
+    drifting = abs(float(change)) > max(3 * float(change.stderr), 0.05 * abs(value))
+    balance = (chains.virials - chains.step_size / 4 * chains.forces)[fine] / parameters
+    settled, its_error = float(balance.mean()), _blocked_error(balance)
+    unsettled = abs(1 - settled) > 3 * its_error
+    squares = error**2 + (bias / 4 if corrected else bias) ** 2
+    squares += (float(change) / 2) ** 2 if drifting else 0.0
+    squares += ((1 - settled) * value) ** 2 if unsettled and chains.step_size > 0 else 0.0
+    return Reading(value, math.sqrt(squares), (energies - shares if corrected else energies).mean(axis=1), raw, bias,
+                   settled, abs(1 - settled) > max(0.1, 3 * its_error), drifting)  # fmt: skip
+
+
+def _blocked_error(values: Array) -> float:
+    """The standard error of the mean from blocks of √draws, in which the white noise of batches hides nothing slow."""
+    count = values.shape[1] // max(math.isqrt(values.shape[1]), 1)
+    return standard_error(_blocks(values, count) if count >= 8 else values)
+
+
+def _blocks(values: Array, count: int) -> Array:
+    """Means of ``count`` equal blocks of each chain's last draws, (chains, count)."""
+    size = values.shape[1] // count
+    if size == 0:
+        return values
+    return values[:, values.shape[1] - size * count :].reshape(len(values), count, size).mean(axis=2)
+
+
+def _split_rhat(values: Array) -> float:
+    """√(1 + variance between half chains over the variance within)."""
+    half = values.shape[1] // 2
+    parts = np.concatenate([values[:, :half], values[:, half : 2 * half]])
+    within = float(parts.var(axis=1, ddof=1).mean())
+    return math.sqrt(1 + float(parts.mean(axis=1).var(ddof=1)) / within) if within > 0 else math.inf

@@ -1,0 +1,150 @@
+"""``llc``: the learning coefficient at a point, with an error bar and nothing to tune."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lambdahat.problem import Problem, require_problem
+from lambdahat.results import Chains, Estimate, LearningCoefficient, Status
+from lambdahat.sampling.automatic import Drawn, drawn
+from lambdahat.sampling.diagnostics import standard_error
+from lambdahat.sampling.estimation import DOF
+from lambdahat.sampling.kernels import Kernel, Localization
+from lambdahat.sampling.minibatches import DEFAULT_BATCH
+from lambdahat.sampling.running import Watch
+from lambdahat.sampling.temperature import inverse_temperature
+
+DESCENT = 0.1  # of λ̂: what a line search along the gradient at the centre may gain in nβL at a minimum
+
+
+def llc(
+    problem: Problem,
+    chains: int = 4,
+    seed: int = 0,
+    *,
+    draws: int | None = None,
+    burn_in: int | None = None,
+    batch_size: int | None = None,
+    nbeta: str | float = "n/log n",
+    localization: Localization | None = None,
+    step_size: float | None = None,
+    kernel: str | Kernel | None = None,
+    tol: float = 0.03,
+    max_gradients: int | None = None,
+    mode: str = "auto",
+    watch: Watch | None = None,
+    **options: Any,
+) -> LearningCoefficient:
+    """The local learning coefficient λ̂ = nβ·(E[L(w)] − L(w*)) at the problem's parameters w* (Lau et al. 2023).
+
+    The expectation is under exp(−nβ·L(w) − (γ/2)‖w − w*‖²). Only the problem is needed: kernel, step size, localization
+    γ, burn-in and number of draws are found so that the standard error is ``tol`` of the value, within ``max_gradients``
+    over all chains, and ``chains.reasons`` tells how. What is given is taken as it is; a step size that makes chains
+    diverge is reduced, and the result says so. With a step size that was found, the bias of the steps is measured and
+    taken off; with one that was given, ``value`` is the plain mean over the draws and the bias is part of ``stderr``.
+
+    ``nbeta`` is "n/log n", "batch" (B/ln B, as in devinterp) or a number. ``kernel`` is "sgld", "hmc", "mala",
+    "rmsprop_sgld", "sghmc", "sgnht" or a kernel with its own settings, nβ included. ``watch`` is called with
+    nβ(L − L*) of the draws so far, (chains, draws), and ends the sampling when it returns True. ``options`` are those of
+    ``sample``: shared_batches, accumulate, baseline, bound, observables, averages, keep_parameters. For some of the
+    parameters only, pass ``problem.restrict("layers.0.*")``.
+    """
+    require_problem(problem)
+    batch = min(batch_size or DEFAULT_BATCH, problem.num_samples)
+    if isinstance(kernel, Kernel):
+        value, name = kernel.nbeta, "given by the kernel"
+    else:
+        value, name = inverse_temperature(nbeta, problem.num_samples, batch)
+    found = drawn(
+        problem, value, chains=chains, seed=seed, draws=draws, burn_in=burn_in, batch_size=batch_size,
+        localization=localization, step_size=step_size, kernel=kernel, tol=tol, max_gradients=max_gradients, mode=mode,
+        watch=watch, **options,
+    )  # fmt: skip
+    return coefficient(problem, found, name)
+
+
+def coefficient(problem: Problem, found: Drawn, temperature: str) -> LearningCoefficient:
+    """The result of chains that have been drawn."""
+    chains, reading = found.chains, found.reading
+    at_wbic = math.isclose(chains.nbeta, problem.num_samples / math.log(max(problem.num_samples, 2)), rel_tol=1e-6)
+    return LearningCoefficient(
+        reading.value, reading.stderr, chains.cost, _status(problem, found), DOF,
+        per_chain=reading.per_chain,
+        wbic=_wbic(chains, reading.value, reading.stderr) if at_wbic else None,
+        nbeta=chains.nbeta, temperature=temperature, localization=chains.localization, step_size=chains.step_size,
+        initial_loss=chains.initial_loss, chains=chains, rhat=chains.diagnostics.rhat,
+        ess=chains.diagnostics.ess_bulk, raw=reading.raw, discretisation_bias=reading.bias,
+        localization_bias=localization_bias(found),
+    )  # fmt: skip
+
+
+def _wbic(chains: Chains, value: float, error: float) -> Estimate:
+    """n·E[L(w)] = n·L(w*) + (n/nβ)·λ̂ (Watanabe 2013)."""
+    ratio = chains.num_samples / chains.nbeta
+    return Estimate(chains.num_samples * chains.initial_loss + ratio * value, ratio * error, chains.cost, dof=DOF)
+
+
+def localization_bias(found: Drawn) -> Estimate:
+    """λ̂ as γ → 0 less λ̂, to first order.
+
+    dλ̂/dγ = −½·Cov(nβΔL, ‖w − w*‖²), so that the bias is about (γ/2)·Cov; where λ̂ at a stronger γ₂ is known, the slope
+    between the two: γ/(γ₂ − γ)·(λ̂(γ) − λ̂(γ₂)). λ̂ is convex in γ for a quadratic: then both are lower bounds.
+    """
+    chains, gamma = found.chains, found.chains.localization
+    if isinstance(gamma, Tensor) or not np.isfinite(chains.energies).all():
+        return Estimate(math.nan, math.nan)
+    if found.stronger is not None and found.stronger[0] > gamma:
+        strong, other = found.stronger
+        slope = gamma / (strong - gamma)
+        error = slope * math.hypot(standard_error(chains.energies), float(other.stderr))
+        return Estimate(slope * (found.reading.raw - float(other)), error)
+    squares = chains.distances**2
+    products = (chains.energies - chains.energies.mean(axis=1, keepdims=True)) * (
+        squares - squares.mean(axis=1, keepdims=True)
+    )
+    return Estimate(gamma / 2 * float(products.mean()), gamma / 2 * standard_error(products))
+
+
+def _status(problem: Problem, found: Drawn) -> Status:
+    """What stands in the way of believing λ̂, the worst first."""
+    chains, reading = found.chains, found.reading
+    if chains.status in (Status.DIVERGED, Status.NOT_MOVING):
+        return chains.status
+    if _below_centre(problem, found):
+        return Status.NOT_A_MINIMUM
+    if chains.status is Status.BOUNDED:
+        return chains.status
+    if chains.diagnostics.rhat > 1.1 or reading.drifting or reading.unsettled:
+        return Status.NOT_MIXED
+    return Status.GRADIENTS_SPENT if found.spent and reading.stderr > 0.1 * abs(reading.value) else Status.CONVERGED
+
+
+def _below_centre(problem: Problem, found: Drawn) -> bool:
+    """Whether lower loss was found than at the centre: by the chains on average, for a while, or along the gradient."""
+    chains, reading = found.chains, found.reading
+    if reading.value + 2 * reading.stderr < 0:
+        return True
+    windows = chains.energies[:, : chains.energies.shape[1] // 25 * 25].reshape(len(chains), -1, 25)
+    if windows.size and len(chains) > 1:
+        means = windows.transpose(1, 0, 2).reshape(windows.shape[1], -1)
+        errors = means.std(axis=1, ddof=1) / math.sqrt(means.shape[1] / 5)  # neighbours in a window are alike
+        if bool((means.mean(axis=1) < -4 * errors - 1e-6 * abs(reading.value)).any()):
+            return True
+    return chains.nbeta * _descent(problem) > DESCENT * abs(reading.value)
+
+
+def _descent(problem: Problem) -> float:
+    """What an exact line search along the gradient gains if the loss is quadratic: ‖g‖⁴/(2|gᵀHg|)."""
+    theta = problem.vector
+    gradient = problem.gradient(theta)
+    square = float(gradient.double().square().sum())
+    if square == 0:
+        return 0.0
+    step = 1e-3 * (1.0 + float(theta.norm()) / math.sqrt(len(theta))) / math.sqrt(square)
+    ahead = problem.gradient(theta + step * gradient)
+    curvature = abs(float(((ahead - gradient).double() * gradient.double()).sum())) / step
+    return square**2 / (2 * curvature) if curvature > 0 else math.inf

@@ -1,0 +1,185 @@
+"""``verify``: the learning coefficient at default settings against cases whose answer is known."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lambdahat._check import require, require_count
+from lambdahat._progress import report
+from lambdahat._rng import derived_seed
+from lambdahat.problem import Problem
+from lambdahat.results import Estimate, Result, student_quantile
+from lambdahat.singular.coefficient import llc
+
+TOLERANCE = 0.15  # the largest relative error that passes
+LEVEL, FARTHEST = 0.95, 0.999  # of the interval that should hold the truth, and of that which must
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem whose λ̂ is known: ``truth(nbeta, localization)`` at finite temperature, ``asymptotic`` as n → ∞."""
+
+    name: str
+    make: Callable[[], Problem]
+    truth: Callable[[float, float], Estimate]
+    asymptotic: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison(Result):
+    """What ``llc`` found of one case, and the truth at the same nβ and γ, which has an error of its own if sampled.
+
+    ``asymptotic`` is λ as n → ∞, NaN where it is not known. ``estimate.cost`` counts gradients.
+    """
+
+    case: str
+    estimate: Estimate
+    truth: Estimate
+    asymptotic: float
+    nbeta: float
+    localization: float | Tensor
+    seconds: float
+    seed: int
+
+    @property
+    def relative_error(self) -> float:
+        """(estimate − truth)/|truth|."""
+        difference = float(self.estimate) - float(self.truth)
+        return difference / abs(float(self.truth)) if float(self.truth) else math.copysign(math.inf, difference)
+
+    @property
+    def stderr(self) -> float:
+        """The standard error of the difference."""
+        return math.hypot(float(self.estimate.stderr), float(self.truth.stderr))
+
+    @property
+    def deviation(self) -> float:
+        """The difference in standard errors."""
+        difference = float(self.estimate) - float(self.truth)
+        return difference / self.stderr if self.stderr else (0.0 if difference == 0 else math.inf)
+
+    def covers(self, level: float = LEVEL) -> bool:
+        """Whether the interval of ``level`` holds the truth."""
+        return abs(self.deviation) <= student_quantile(level, self.estimate.dof)
+
+    @property
+    def verdict(self) -> str:
+        """ "agrees": the 95 % interval holds the truth; "near": the 99.9 % interval does, as should one case in twenty.
+
+        "fails": neither, or the estimate is off by more than 15 %, however wide its interval.
+        """
+        if not (self.covers(FARTHEST) and abs(self.relative_error) <= TOLERANCE):
+            return "fails"
+        return "agrees" if self.covers() else "near"
+
+
+@dataclass(frozen=True)
+class Verification(Result):
+    """The comparisons of all cases, in their order."""
+
+    rows: tuple[Comparison, ...]
+    seed: int
+    quick: bool
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def median_error(self) -> float:
+        """The median of |relative error|."""
+        return float(np.median([abs(row.relative_error) for row in self.rows]))
+
+    @property
+    def worst_error(self) -> float:
+        """The largest |relative error|."""
+        return max(abs(row.relative_error) for row in self.rows)
+
+    @property
+    def covered(self) -> int:
+        """How many 95 % intervals hold the truth."""
+        return sum(row.covers() for row in self.rows)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The cases that fail."""
+        return tuple(row.case for row in self.rows if row.verdict == "fails")
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per case."""
+        return [
+            {
+                "case": row.case, "value": float(row.estimate), "stderr": float(row.estimate.stderr),
+                "dof": row.estimate.dof, "truth": float(row.truth), "truth_stderr": float(row.truth.stderr),
+                "asymptotic": row.asymptotic, "relative_error": row.relative_error, "deviation": row.deviation,
+                "gradients": row.estimate.cost, "seconds": row.seconds, "status": row.estimate.status.name,
+                "verdict": row.verdict,
+            }
+            for row in self.rows
+        ]  # fmt: skip
+
+
+def verify(
+    cases: Sequence[Case] | None = None, seed: int = 0, quick: bool = False, folder: str | Path | None = None
+) -> Verification:
+    """``llc(problem)`` of every case at its defaults, beside the exact answer.
+
+    ``cases`` are by default those of ``lambdahat.singular.suite``; ``quick`` takes one of each family. A case has the
+    same seed whichever run beside it. With ``folder`` every finished case is written there at once, and a later call
+    runs only what is missing.
+    """
+    from lambdahat.singular.suite import suite
+
+    require_count(seed, "seed", least=0)
+    chosen = list(suite(quick) if cases is None else cases)
+    require(bool(chosen), "cases", "hold at least one case", "none")
+    names = [case.name for case in chosen]
+    require(len({_file_name(name) for name in names}) == len(names), "cases", "have names that differ", names)
+    rows = []
+    for done, case in enumerate(chosen):
+        report("verify", done, len(chosen))
+        path = None if folder is None else Path(folder) / "cases" / _file_name(case.name)
+        row = None if path is None else _finished(path, seed)
+        if row is None:
+            row = compare(case, seed)
+            if path is not None:
+                row.save(path)
+        rows.append(row)
+    report("verify", len(chosen), len(chosen))
+    found = Verification(tuple(rows), seed, quick)
+    if folder is not None:
+        found.save(Path(folder) / "verification.json")
+    return found
+
+
+def compare(case: Case, seed: int = 0) -> Comparison:
+    """Run one case."""
+    start = time.perf_counter()
+    found = llc(case.make(), seed=derived_seed(seed, case.name))
+    seconds = time.perf_counter() - start
+    truth = case.truth(found.nbeta, found.localization)
+    estimate = Estimate(found.value, found.stderr, found.cost, found.status, found.dof)
+    asymptotic = math.nan if case.asymptotic is None else case.asymptotic
+    return Comparison(case.name, estimate, truth, asymptotic, found.nbeta, found.localization, seconds, seed)
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w.,-]+", "_", name) + ".json"
+
+
+def _finished(path: Path, seed: int) -> Comparison | None:
+    """The comparison that an earlier run of the same seed has left."""
+    if not path.is_file():
+        return None
+    row = Comparison.load(path)
+    require(row.seed == seed, "folder", f"hold cases of this run, with seed = {seed}", f"{path} with seed = {row.seed}",
+            "choose another folder, or delete this one")  # fmt: skip
+    return row
