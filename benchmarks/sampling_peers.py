@@ -193,10 +193,11 @@ def _as_run(
 def official(model: nn.Module, losses: Losses, data: tuple[Tensor, Tensor], settings: Settings) -> tuple[Tensor, float]:
     """λ̂ of each chain and the baseline from devinterp's own ``llc()``, which stores all losses on disk."""
     images, labels = data
+    dataset = Indices(torch.arange(len(labels)), labels, whole=False)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         found = devinterp("slt.llc").llc(
-            model, Indices(torch.arange(len(labels)), labels, whole=False), {}, lr=settings.step_size, n_beta=settings.nbeta,
+            model, dataset, {}, lr=settings.step_size, n_beta=settings.nbeta,
             localization=settings.localization, num_chains=settings.chains, num_draws=settings.draws,
             batch_size=settings.batch_size, init_seed=settings.seed, num_init_loss_batches=INIT_BATCHES,
             device=str(images.device), loss_fn=token_loss(losses, images), output_path=Path(folder) / "samples.zarr",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lambdahat import sampling, singular
 from lambdahat._progress import progress
 from lambdahat.estimators.degeneracy import RankBound, rank_bound
 from lambdahat.estimators.diagonals import diagonal
@@ -34,10 +35,12 @@ from lambdahat.operators.kronecker import KFAC, ekfac, kfac
 from lambdahat.operators.matrix import operator
 from lambdahat.problem import Problem
 from lambdahat.results import (
+    Chains,
     Density,
     Eigenpairs,
     Estimate,
     Landscape,
+    LearningCoefficient,
     Measurement,
     Moments,
     Result,
@@ -45,6 +48,8 @@ from lambdahat.results import (
     Status,
     Variance,
 )
+from lambdahat.sampling import sample
+from lambdahat.singular import llc
 
 if TYPE_CHECKING:
     from lambdahat import data, models
@@ -54,10 +59,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "KFAC",
+    "Chains",
     "Density",
     "Eigenpairs",
     "Estimate",
     "Landscape",
+    "LearningCoefficient",
     "LinearOperator",
     "Measurement",
     "Moments",
@@ -85,6 +92,7 @@ __all__ = [
     "inverse",
     "kfac",
     "landscape",
+    "llc",
     "logdet",
     "measure",
     "models",
@@ -96,7 +104,10 @@ __all__ = [
     "random_direction",
     "rank_bound",
     "relative_sharpness",
+    "sample",
+    "sampling",
     "sharpness",
+    "singular",
     "spectral_norm",
     "spectrum",
     "towards",

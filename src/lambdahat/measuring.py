@@ -10,7 +10,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 import scipy
 import torch
 
-from lambdahat._check import require, require_choice, require_count
+from lambdahat._check import describe, require, require_choice, require_count
 from lambdahat._progress import report
 from lambdahat.estimators.diagonals import diagonal
 from lambdahat.estimators.eigen import eigenpairs, spectral_norm
@@ -31,6 +31,7 @@ from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Eigenpairs, Measurement, Result, write_atomically
+from lambdahat.singular.coefficient import llc
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {
     "hessian": hessian,
@@ -41,21 +42,36 @@ CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {
 }
 
 
+SAMPLING = (
+    "chains", "draws", "burn_in", "batch_size", "nbeta", "localization", "step_size", "kernel", "tol", "max_gradients",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Settings:
-    """What decides the numbers, beside the problem: ``depth`` and ``probes`` of the spectrum, ``top`` eigenpairs."""
+    """What decides the numbers, beside the problem: ``depth`` and ``probes`` of the spectrum, ``top`` eigenpairs.
+
+    ``sampling`` holds settings of ``llc`` by name, as it takes them, in numbers and text so that they can be stored.
+    """
 
     curvature: str = "hessian"
     depth: int = 100
     probes: int = 1
     top: int = 10
     seed: int = 0
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_choice(self.curvature, "curvature", CURVATURES)
         for name in ("depth", "probes", "top"):
             require_count(getattr(self, name), name)
         require_count(self.seed, "seed", least=0)
+        for name, value in self.sampling.items():
+            require_choice(name, "sampling", SAMPLING, "these are settings of llc")
+            parts = value.values() if isinstance(value, Mapping) else [value]
+            plain = all(isinstance(part, int | float | str) for part in parts)
+            require(plain, f"sampling[{name!r}]", "be a number, a text, or a dict of names to numbers", describe(value),
+                    "call lh.llc for more", TypeError)  # fmt: skip
 
 
 Quantity = Callable[[Problem, LinearOperator, Settings], Any]
@@ -79,6 +95,7 @@ QUANTITIES: dict[str, Quantity] = {
     "sharpness": lambda problem, _, settings: sharpness(problem, seed=settings.seed),
     "relative_sharpness": lambda problem, _, settings: relative_sharpness(problem, seed=settings.seed),
     "fisher_rao": lambda problem, *_: fisher_rao_norm(problem),
+    "llc": lambda problem, _, settings: llc(problem, seed=settings.seed, **settings.sampling),
 }
 
 
@@ -91,10 +108,14 @@ def measure(
     probes: int = 1,
     top: int = 10,
     seed: int = 0,
+    sampling: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
     keep_vectors: bool = True,
 ) -> Measurement:
-    """Measure each quantity named in ``what`` of one curvature operator of the problem.
+    """Measure each quantity named in ``what`` of the problem, most of them of one curvature operator.
+
+    "llc" is the learning coefficient at the problem's parameters; ``sampling`` holds settings for it, such as
+    {"draws": 1000, "nbeta": "batch"}, else all is found.
 
     With ``folder``, every finished result is written there at once, and a later call with the same problem and
     settings measures only what is missing; in the end ``Measurement.load(folder)`` reads everything. Without
@@ -102,7 +123,7 @@ def measure(
     """
     require_problem(problem)
     names = quantity_names(what)
-    settings = Settings(curvature, depth, probes, top, seed)
+    settings = Settings(curvature, depth, probes, top, seed, dict(sampling or {}))
     about = description(problem, settings)
     store = None if folder is None else _Folder(Path(folder), {**fingerprint(problem, about), "vectors": keep_vectors})
     operator: LinearOperator | None = None

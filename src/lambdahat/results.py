@@ -473,6 +473,11 @@ def _readings(name: str, result: Any) -> Iterator[tuple[str, Estimate]]:
     """The scalar numbers of a result, for tables."""
     if isinstance(result, Estimate) and not isinstance(result.value, Tensor):
         yield name, result
+        if isinstance(result, LearningCoefficient):
+            found = {"wbic": result.wbic, "localization_bias": result.localization_bias}
+            for label, part in found.items():
+                if part is not None and math.isfinite(part.value):
+                    yield f"{name}.{label}", dataclasses.replace(part, cost=result.cost, status=result.status)
     elif isinstance(result, Eigenpairs):
         for i, (estimate, _) in enumerate(result, start=1):
             yield f"{name}[{i}]", dataclasses.replace(estimate, cost=result.cost, status=result.status)

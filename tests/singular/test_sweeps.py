@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lambdahat.results import Estimate, LearningCoefficient, Result, Status
-from lambdahat.sampling import sample, sgld
+from lambdahat.sampling import hmc, sample, sgld
 from lambdahat.singular.exact import quadratic, quadratic_problem
 from lambdahat.singular.sweeps import sweep
 from tests.cases import classifier
@@ -15,7 +15,7 @@ from tests.cases import classifier
 EIGENVALUES = [1.0, 2.0, 4.0]
 NBETAS = [50.0, 200.0]
 GAMMA = 5.0
-STEPS = [1e-3, 2.5e-3, 8e-3, 2.5e-2]
+STEPS = [1e-3, 4e-3, 2.5e-2]
 
 
 def chosen(problem, step_size=2.5e-3, nbeta=200.0, batch_size=None):
@@ -26,10 +26,15 @@ def chosen(problem, step_size=2.5e-3, nbeta=200.0, batch_size=None):
     )
 
 
+def by_hmc():
+    problem = quadratic_problem(EIGENVALUES, 1000)
+    return LearningCoefficient(1.45, 0.02, chains=sample(problem, hmc(1e-3, 200.0, GAMMA), 1, 4))
+
+
 @pytest.fixture(scope="module")
 def swept():
     problem = quadratic_problem(EIGENVALUES, 1000)
-    return sweep(problem, STEPS, NBETAS, chains=4, draws=1500, seed=3, coefficient=chosen(problem))
+    return sweep(problem, STEPS, NBETAS, chains=6, draws=500, seed=3, burn_in=100, coefficient=chosen(problem))
 
 
 def test_every_cell_has_the_exact_value_of_its_finite_step(swept):
@@ -44,25 +49,25 @@ def test_every_cell_has_the_exact_value_of_its_finite_step(swept):
                 continue
             exact = quadratic(EIGENVALUES, nbeta, GAMMA, step)
             assert abs(float(found) - exact) < 4 * found.stderr, (nbeta, step)
-            assert found.stderr < 0.15 * exact
+            assert found.stderr < 0.2 * exact
             stable.append(abs(quadratic(EIGENVALUES, nbeta, GAMMA) - exact) / found.stderr)
-    assert len(stable) == 6
-    assert max(stable) > 10  # the grid reaches steps whose bias shows
+    assert len(stable) == 4
+    assert max(stable) > 8  # the grid reaches steps whose bias shows
 
 
 def test_acceptance_falls_with_the_step_size(swept):
-    assert swept.acceptance.shape == (2, 4)
+    assert swept.acceptance.shape == (2, 3)
     for row in swept.acceptance:
         shown = row[np.isfinite(row)]
         assert (np.diff(shown) < 0).all()
     assert swept.acceptance[0, 0] > 0.95
-    assert swept.acceptance[1, 2] < 0.5
+    assert swept.acceptance[1, 1] < 0.8
 
 
 def test_the_choice_of_llc_is_marked(swept):
     assert swept.chosen == (2.5e-3, 200.0)
     assert (float(swept.coefficient), swept.coefficient.cost, swept.localization) == (1.45, 400, GAMMA)
-    assert swept.cost == 8 * 4 * 3000
+    assert swept.cost == 6 * 6 * 600
 
 
 def test_it_comes_back_from_disk(swept, tmp_path):
@@ -113,6 +118,7 @@ def test_a_point_that_is_no_minimum_shows_its_negative_value():
         ({"nbetas": ["warm"]}, ValueError, "nbeta must be a number or one of"),
         ({"draws": 1}, ValueError, "draws must be an integer of at least 4"),
         ({"chains": 0}, ValueError, "chains must be an integer"),
+        ({"coefficient": by_hmc()}, ValueError, "coefficient must come from SGLD"),
         ({"coefficient": Estimate(1.0)}, TypeError, "coefficient must be what llc found"),
         ({"coefficient": LearningCoefficient(1.0)}, TypeError, "coefficient must be what llc found"),
     ],

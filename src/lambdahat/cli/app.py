@@ -12,7 +12,7 @@ from lambdahat.cli.exits import EXIT_CODES, exit_codes
 
 app = typer.Typer(
     name="lambdahat",
-    help="Curvature of PyTorch models, with error bars.",
+    help="Curvature and degeneracy of PyTorch models, with error bars.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
@@ -71,6 +71,30 @@ NormOption = Annotated[
 Out = Annotated[Path | None, typer.Option(help="Folder for results, tables and figures; a killed run resumes from it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Make one product, predict the cost, and stop.")]
+LLC = "For llc; what is not given is found"
+Chains = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help="Chains.", show_default="4")]
+Draws = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help="Draws of each chain.")]
+BurnIn = Annotated[int | None, typer.Option(min=0, rich_help_panel=LLC, help="Steps before the first draw.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help="Samples that a step of SGLD sees.")]
+Nbeta = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=LLC, show_default="n/log n",
+        help='Inverse temperature: "n/log n", "batch" (B/log B, as in devinterp) or a number.',
+    ),
+]  # fmt: skip
+Localization = Annotated[float | None, typer.Option(min=0, rich_help_panel=LLC, help="γ, which ties chains to w*.")]
+StepSize = Annotated[float | None, typer.Option(min=0, rich_help_panel=LLC, help="ε of the kernel.")]
+KernelOption = Annotated[
+    str | None, typer.Option(rich_help_panel=LLC, help="sgld, hmc, mala, rmsprop_sgld, sghmc or sgnht.")
+]
+Tol = Annotated[
+    float | None,
+    typer.Option(rich_help_panel=LLC, help="Standard error to reach, as a part of the value.", show_default="0.03"),
+]
+MaxGradients = Annotated[
+    int | None, typer.Option(min=100, rich_help_panel=LLC, help="The most gradients, over all chains.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no table.")]
 
 
@@ -88,7 +112,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
-    """Curvature of PyTorch models, with error bars."""
+    """Curvature and degeneracy of PyTorch models, with error bars."""
 
 
 @app.command(epilog=EXIT_CODES)
@@ -109,11 +133,21 @@ def measure(
     norm: NormOption = None,
     out: Out = None,
     vectors: Annotated[bool, typer.Option("--vectors", help="Keep the eigenvectors too.")] = False,
+    chains: Chains = None,
+    draws: Draws = None,
+    burn_in: BurnIn = None,
+    batch_size: BatchSize = None,
+    nbeta: Nbeta = None,
+    localization: Localization = None,
+    step_size: StepSize = None,
+    kernel: KernelOption = None,
+    tol: Tol = None,
+    max_gradients: MaxGradients = None,
     as_json: Json = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure a model's curvature: trace, norms, eigenpairs, spectrum and more, each with its error."""
+    """Measure a model: trace, norms, eigenpairs, spectrum, learning coefficient and more, each with its error."""
     from lambdahat.cli.loading import Choices
     from lambdahat.cli.measurements import run_measure
     from lambdahat.measuring import Settings
@@ -121,10 +155,24 @@ def measure(
     kept = "finished results are kept; the same command resumes" if out else "pass --out to keep finished results"
     with exit_codes("" if dry_run else kept):
         choices = Choices(checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed)
-        settings = Settings(curvature.value, depth, probes, top, seed)
+        given = {
+            "chains": chains, "draws": draws, "burn_in": burn_in, "batch_size": batch_size, "nbeta": number(nbeta),
+            "localization": localization, "step_size": step_size, "kernel": kernel, "tol": tol,
+            "max_gradients": max_gradients,
+        }  # fmt: skip
+        sampling = {name: value for name, value in given.items() if value is not None}
+        settings = Settings(curvature.value, depth, probes, top, seed, sampling)
         names = [name.strip() for name in what.split(",") if name.strip()]
         code = run_measure(factory, choices, names, settings, out, vectors, as_json, dry_run, quiet)
     raise typer.Exit(code)
+
+
+def number(text: str | None) -> str | float | None:
+    """A number where the text is one."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
 
 
 @app.command(epilog=EXIT_CODES)
@@ -168,6 +216,24 @@ def landscape(
         names = [name.strip() for name in along.split(",") if name.strip()]
         lines = Lines(tuple(names), plane, refresh, distance, points, curvature.value, depth, seed, towards)
         code = run_landscape(factory, choices, lines, held_out, out, as_json, dry_run, quiet)
+    raise typer.Exit(code)
+
+
+@app.command(epilog=EXIT_CODES)
+def verify(
+    case: Annotated[str, typer.Option(help="Only the cases whose names this glob matches.")] = "*",
+    quick: Annotated[bool, typer.Option("--quick", help="One case of each family.")] = False,
+    seed: Seed = 0,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """The learning coefficient at default settings against cases whose exact answer is known."""
+    from lambdahat.cli.verifications import run_verify
+
+    kept = "finished cases are kept; the same command resumes" if out else "pass --out to keep finished cases"
+    with exit_codes(kept):
+        code = run_verify(case, seed, quick, out, as_json, quiet)
     raise typer.Exit(code)
 
 

@@ -1,9 +1,9 @@
-"""What a measurement would cost, from one measured product."""
+"""What a measurement would cost, from one measured product and, for chains, one measured gradient."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,13 +19,22 @@ from lambdahat.operators.closed_form import MAX_ROUNDS, MIN_ROUNDS
 from lambdahat.operators.curvature import MANY_FACTORS, Curvature, GaussNewton, Hessian
 from lambdahat.operators.output_factors import samples_separate
 from lambdahat.problem import Problem
+from lambdahat.sampling.automatic import CHECKS, EXACT_WORK, STEPS
+from lambdahat.sampling.hamiltonian_pilot import GATE, LONGEST, WARM_UP
+from lambdahat.sampling.langevin_pilot import MOST_WINDOWS, STRONGER, WINDOW
+from lambdahat.sampling.minibatches import DEFAULT_BATCH
 
 HEADER = ("quantity", "products", "time", "memory for vectors")
+CHAIN_VECTORS = 6  # of P numbers that a chain holds: position, gradient, noise and what the kernel remembers
+ROUND = 8  # trajectories that are drawn at once at the least
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Products, seconds and bytes that one quantity takes, between ``fewest`` and ``most`` products."""
+    """Products, seconds and bytes that one quantity takes, between ``fewest`` and ``most`` products.
+
+    Of chains it is gradients, over all of them, and ``unit`` says so.
+    """
 
     quantity: str
     fewest: int
@@ -33,12 +42,14 @@ class Forecast:
     seconds_fewest: float
     seconds_most: float
     vectors_bytes: int
+    unit: str = "products"
 
     def row(self) -> tuple[str, str, str, str]:
         """In words."""
         if self.most == 0:
             return self.quantity, "0, closed form", "a few gradients", size(self.vectors_bytes)
         products = f"{self.fewest:,}" if self.fewest == self.most else f"{self.fewest:,} to {self.most:,}"
+        products += "" if self.unit == "products" else f" {self.unit}"
         low, high = duration(self.seconds_fewest), duration(self.seconds_most)
         return self.quantity, products, low if low == high else f"{low} to {high}", size(self.vectors_bytes)
 
@@ -162,10 +173,60 @@ def forecast(problem: Problem, what: Sequence[str], settings: Settings) -> tuple
     item = torch.empty(0, dtype=operator.dtype).element_size()
     rows = []
     for name in what:
+        if name == "llc":
+            rows.append(chains_forecast(problem, settings))
+            continue
         fewest, most, vectors = PLANS[name](operator, settings)
         times = first.seconds * fewest, first.seconds * most
         rows.append(Forecast(name, fewest, most, *times, vectors * operator.dim * item))
     return first, rows
+
+
+def chains_forecast(problem: Problem, settings: Settings) -> Forecast:
+    """The gradients of ``llc``, each on a batch, or on all data where that is cheap or asked for."""
+    given = settings.sampling
+    chains = int(given.get("chains", 4))
+    whole = _on_all_data(problem, given)
+    fewest, most = _trajectories(given) if whole else _steps(given)
+    batch = problem.num_samples if whole else min(int(given.get("batch_size", DEFAULT_BATCH)), problem.num_samples)
+    seconds = chains * _one_gradient(problem, batch, settings.seed)
+    held = CHAIN_VECTORS * chains * problem.num_parameters * problem.vector.element_size()
+    return Forecast("llc", chains * fewest, chains * most, seconds * fewest, seconds * most, held, "gradients")
+
+
+def _on_all_data(problem: Problem, given: Mapping[str, Any]) -> bool:
+    """Whether ``llc`` takes HMC."""
+    if "kernel" in given:
+        return given["kernel"] in ("hmc", "mala")
+    samples = problem.num_samples if problem.has_data else 1
+    return "step_size" not in given and problem.num_parameters * samples <= EXACT_WORK
+
+
+def _trajectories(given: Mapping[str, Any]) -> tuple[int, int]:
+    """Gradients of a chain of HMC: warm-ups, one or two, and then trajectories until the error is small enough."""
+    warm = (0, 0) if "step_size" in given else (WARM_UP[-1], 2 * WARM_UP[-1] + GATE[0])
+    if "draws" in given:
+        return warm[0] + given["draws"], warm[1] + (LONGEST + 1) * (given["draws"] + given.get("burn_in", 0))
+    budget = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else CHECKS[-1] + warm[0]
+    return min(warm[0] + CHECKS[0], max(budget, warm[0])), max(budget, warm[1]) + ROUND * LONGEST
+
+
+def _steps(given: Mapping[str, Any]) -> tuple[int, int]:
+    """Steps of a chain of SGLD and its kin: the search for ε and γ, the burn-in and the draws."""
+    most = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else STEPS
+    pilot = WINDOW * MOST_WINDOWS + sum(STRONGER)
+    if "draws" in given:
+        return given["draws"], pilot + given.get("burn_in", most // 2) + given["draws"]
+    return most // 3, pilot + max(most, 2 * given.get("burn_in", 0))
+
+
+def _one_gradient(problem: Problem, samples: int, seed: int) -> float:
+    """Seconds of a gradient on so many samples, the second of two."""
+    part = problem.subsample(samples, seed) if samples < problem.num_samples and problem.norm != "train" else problem
+    for _ in range(2):
+        start = time.perf_counter()
+        float(part.gradient().norm())  # a number, so that a GPU has finished
+    return time.perf_counter() - start
 
 
 def as_document(first: OneProduct, rows: Sequence[Forecast]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def run_measure(
     with bars(quiet):
         measurement = measure(
             problem, names, settings.curvature, depth=settings.depth, probes=settings.probes, top=settings.top,
-            seed=settings.seed, folder=out, keep_vectors=vectors,
+            seed=settings.seed, sampling=settings.sampling, folder=out, keep_vectors=vectors,
         )  # fmt: skip
     if out is not None:
         write_tables(measurement, out)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from lambdahat.report.style import value_text
-from lambdahat.results import Estimate, Measurement, Result, Status
+from lambdahat.results import Estimate, LearningCoefficient, Measurement, Result, Status
 
 HEADER = ("quantity", "value ± error", "products", "status")
 NOTE = "± is one standard error; for eigenvalues, a bound: an eigenvalue lies that near."
@@ -19,10 +19,12 @@ NOTE = "± is one standard error; for eigenvalues, a bound: an eigenvalue lies t
 
 def rows_of(measurement: Measurement) -> list[tuple[str, str, str, str]]:
     """One row per number, in words; what is more than numbers has a row that says where it is."""
+    sampled = {name for name, result in leaves(measurement.results) if isinstance(result, LearningCoefficient)}
     rows = [
-        (row["quantity"], value_text(Estimate(row["value"], row["stderr"])), f"{row['cost']:,}", row["status"])
+        (row["quantity"], value_text(Estimate(row["value"], row["stderr"])),
+         f"{row['cost']:,}" + (" gradients" if row["quantity"].split(".")[0] in sampled else ""), row["status"])
         for row in measurement.table()
-    ]
+    ]  # fmt: skip
     for name, result in leaves(measurement.results):
         if isinstance(result, Estimate) and isinstance(result.value, Tensor):
             rows.append((name, f"{result.value.numel():,} elements", f"{result.cost:,}", result.status.name))

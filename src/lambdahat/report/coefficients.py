@@ -190,4 +190,4 @@ def _draw_cases(rows: tuple[Comparison, ...], axes: Axes) -> float:
 
 def _half(row: Comparison) -> float:
     """Half the 95 % interval, in per cent of the truth."""
-    return 100 * student_quantile(LEVEL, row.estimate.dof) * row.stderr / abs(float(row.truth))
+    return 100 * student_quantile(LEVEL, row.dof) * row.stderr / abs(float(row.truth))

@@ -77,7 +77,9 @@ def is_number(result: Any) -> bool:
 
 def _axes_for(result: Result) -> Axes:
     """New axes of the size that suits the result."""
-    return verification_axes(result) if isinstance(result, Verification) else new_axes(1.8 if is_number(result) else 4.0)
+    return (
+        verification_axes(result) if isinstance(result, Verification) else new_axes(1.8 if is_number(result) else 4.0)
+    )
 
 
 def _figure_of(result: Any) -> Callable[[Any], Figure] | None:

@@ -27,7 +27,6 @@ CHECKS = (2000, 4000, 8000, 16000)  # gradients of a chain after which HMC looks
 STRONGEST = 1e4
 STEPS = 4000  # of a chain of SGLD at most; half of them as a rule
 BURN_SHARE = 0.55
-REDUCTIONS = 12
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,7 @@ class Request:
     localization: Localization | None = None
     step_size: float | None = None
     kernel: str | Kernel | None = None
+    step_hint: float | None = None
     tol: float = 0.03
     max_gradients: int | None = None
     mode: str = "auto"
@@ -187,16 +187,10 @@ def _by_steps(problem: Problem, kernel: Kernel, wanted: Request, plan: Plan) -> 
     runner, mode = make_runner(problem, kernel, wanted.chains, plan, wanted.mode)
     notes: dict[str, str] = {}
     try:
-        for _ in range(REDUCTIONS):
-            found = _steps(runner, mode, problem, kernel, wanted, plan, notes)
-            if not found.chains.diagnostics.diverged.any() or kernel.step_size == 0:
-                break
-            smaller = dataclasses.replace(kernel, step_size=found.chains.step_size / 4)
-            notes["step_size"] = f"{found.chains.step_size:.3g} made chains diverge, so it was reduced"
-            wanted, kernel = dataclasses.replace(wanted, step_size=smaller.step_size), smaller
-            runner.retune(kernel)
-            runner.restart()
-        return found
+        if kernel.step_size > 0 and (wanted.step_size is not None or isinstance(wanted.kernel, Kernel)):
+            kernel, note = langevin_pilot.stable(runner, problem, kernel)
+            notes = {"step_size": note} if note else {}
+        return _steps(runner, mode, problem, kernel, wanted, plan, notes)
     finally:
         runner.close()
 
@@ -220,7 +214,7 @@ def _steps(
         assert isinstance(kernel, SGLD)
         searched = wanted.step_size is None
         fixed = (not searched, wanted.localization is not None)
-        tuned = langevin_pilot.tune(runner, problem, kernel, burn_in, fixed, plan.seed)
+        tuned = langevin_pilot.tune(runner, problem, kernel, burn_in, fixed, plan.seed, wanted.step_hint)
         kernel, stronger = tuned.kernel, tuned.stronger
         reasons = {**tuned.reasons, **reasons}
     else:

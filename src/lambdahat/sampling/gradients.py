@@ -41,10 +41,12 @@ class Together:
         """One backward pass through the sum: the chains do not touch each other."""
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.problem.named(positions).items()}
         losses = torch.vmap(loss)(leaves, *parts)
-        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        if len(gradients) == 1 and gradients[0] is not None and gradients[0].dtype == positions.dtype:
+            return losses.detach(), gradients[0].reshape(positions.shape)
         flat = torch.empty_like(positions)
         for place, gradient in zip(self.problem.space.split(flat), gradients, strict=True):
-            place.copy_(gradient)
+            place.copy_(gradient) if gradient is not None else place.zero_()
         return losses.detach(), flat
 
 
@@ -80,6 +82,9 @@ class OneByOne:
 
 def full_data(gradients: Together | OneByOne, positions: Tensor) -> LossAndGradient:
     """Losses and gradients over the whole data."""
+    if len(gradients.problem.batches) == 1:
+        loss, gradient = gradients.one_batch(positions, gradients.problem.batches.first())
+        return loss.double(), gradient
     losses, total = torch.zeros(len(positions), dtype=torch.float64, device=positions.device), None
     for weight, batch in gradients.problem.weighted():
         loss, gradient = gradients.one_batch(positions, batch)

@@ -51,19 +51,16 @@ class HMC(Kernel):
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         evaluations = self._prepared(state, evaluate)
-        start = _Point(state.position, state.memory["loss"], state.memory["force"])
+        start = _Point(state.position, state.position - state.centre, state.memory["loss"], state.memory["force"])
         momentum = rng.normal_(torch.empty_like(start.position))
-        energy = self._energy(state.centre, start, momentum)
+        energy = self._energy(start, momentum)
         count, length = self.trajectory(state.steps)
-        now, means = start, _Means(state.centre, start) if state.forces else None
+        now, means = start, _Means(start) if state.forces else None
         for _ in range(count):
             momentum = momentum.sub(self.scaled(now.force), alpha=length / 2)
-            position = now.position.add(self.scaled(momentum), alpha=length)
-            loss, gradient = evaluate(position)
-            force, factor = self.force(position - state.centre, gradient)
-            now = _Point(position, loss, force.mul_(factor))
-            momentum = momentum.sub(self.scaled(now.force), alpha=length / 2)
-            acceptance = _acceptance(energy - self._energy(state.centre, now, momentum))
+            now = self._evaluated(now.position.add(self.scaled(momentum), alpha=length), state.centre, evaluate)
+            momentum.sub_(self.scaled(now.force), alpha=length / 2)
+            acceptance = _acceptance(energy - self._energy(now, momentum))
             if means is not None:
                 means.add(now, acceptance)
         accepted = rng.uniform(max(energy.numel(), 1), energy.dtype).view_as(energy) < acceptance
@@ -83,23 +80,31 @@ class HMC(Kernel):
         """The loss and force where the chains are; 1 if they had to be evaluated."""
         if "loss" in state.memory:
             return 0
-        loss, gradient = evaluate(state.position)
-        force, factor = self.force(state.position - state.centre, gradient)
-        state.memory["loss"], state.memory["force"] = loss.clone(), force * factor
+        point = self._evaluated(state.position, state.centre, evaluate)
+        state.memory["loss"], state.memory["force"] = point.loss.clone(), point.force.clone()
         return 1
 
-    def _energy(self, centre: Tensor, point: _Point, momentum: Tensor) -> Tensor:
+    def _evaluated(self, position: Tensor, centre: Tensor, evaluate: Evaluate) -> _Point:
+        loss, gradient = evaluate(position)
+        away = position - centre
+        force, factor = self.force(away, gradient)
+        return _Point(position, away, loss, force.mul_(factor))
+
+    def _energy(self, point: _Point, momentum: Tensor) -> Tensor:
         """H = U(w) + ½‖p‖² in float64, p the momentum in the coordinates S⁻¹w."""
-        away = (point.position - centre).double()
-        gamma = self.localization if isinstance(self.localization, Tensor) else float(self.localization)  # type: ignore[arg-type]
-        tie = 0.5 * (gamma * away.square()).sum(-1)
-        return self.nbeta * point.loss.double() + tie + 0.5 * momentum.double().square().sum(-1)
+        away, momentum = point.away.double(), momentum.double()
+        if isinstance(self.localization, Tensor):
+            tie = torch.linalg.vecdot(self.localization * away, away)
+        else:
+            tie = float(self.localization) * torch.linalg.vecdot(away, away)  # type: ignore[arg-type]
+        return self.nbeta * point.loss.double() + 0.5 * (tie + torch.linalg.vecdot(momentum, momentum))
 
 
 class _Point(NamedTuple):
-    """A place on a trajectory, with the loss and ∇U there."""
+    """A place on a trajectory, w − w*, and the loss and ∇U there."""
 
     position: Tensor
+    away: Tensor
     loss: Tensor
     force: Tensor
 
@@ -107,24 +112,23 @@ class _Point(NamedTuple):
 class _Means:
     """Sums of loss, virial and acceptance over a trajectory, for their means."""
 
-    def __init__(self, centre: Tensor, start: _Point) -> None:
-        self._centre = centre
+    def __init__(self, start: _Point) -> None:
         self._first = self._seen(start)
-        self._sums = [torch.zeros_like(value) for value in (*self._first, self._first[0])]
+        self._sums, self._acceptances = torch.zeros_like(self._first), torch.zeros_like(self._first[0])
 
-    def _seen(self, point: _Point) -> tuple[Tensor, Tensor]:
-        return point.loss.double(), torch.linalg.vecdot(point.position - self._centre, point.force).double()
+    def _seen(self, point: _Point) -> Tensor:
+        return torch.stack([point.loss.double(), torch.linalg.vecdot(point.away, point.force).double()])
 
     def add(self, point: _Point, acceptance: Tensor) -> None:
         """One more point, with its probability."""
-        for place, (was, value) in enumerate(zip(self._first, self._seen(point), strict=True)):
-            self._sums[place] += torch.where(acceptance > 0, (1 - acceptance) * was + acceptance * value, was)
-        self._sums[2] += acceptance
+        change = (self._seen(point) - self._first) * acceptance
+        self._sums += torch.where(acceptance > 0, change, 0.0)
+        self._acceptances += acceptance
 
     def over(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """The means over ``count`` points: loss, virial, acceptance."""
-        loss, virial, acceptance = (total / count for total in self._sums)
-        return loss, virial, acceptance
+        loss, virial = self._first + self._sums / count
+        return loss, virial, self._acceptances / count
 
 
 def _acceptance(fall: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate
 from lambdahat.sampling.diagnostics import standard_error
-from lambdahat.sampling.kernels import SGLD
+from lambdahat.sampling.kernels import SGLD, Kernel
 from lambdahat.sampling.modes import AnyRunner
 from lambdahat.sampling.runners import Record
 
@@ -25,6 +25,7 @@ RELAXATION = 4.0  # γ is this over ε·burn-in: flat directions then relax in h
 WEAKEST = 1.0
 STRONGER = 150, 200  # steps thrown away and recorded at 2γ
 POWERS, POWER_SAMPLES = 10, 512
+REDUCTIONS = 30
 
 
 @dataclass(frozen=True)
@@ -36,17 +37,26 @@ class Tuned:
     stronger: tuple[float, Estimate] | None = None
 
 
-def tune(runner: AnyRunner, problem: Problem, kernel: SGLD, burn_in: int, fixed: tuple[bool, bool], seed: int) -> Tuned:
+def tune(
+    runner: AnyRunner,
+    problem: Problem,
+    kernel: SGLD,
+    burn_in: int,
+    fixed: tuple[bool, bool],
+    seed: int,
+    hint: float | None = None,
+) -> Tuned:
     """Find ε and γ while the chains burn in (``fixed`` says which of the two the kernel brings).
 
     ε is the largest whose bias is 10 % of λ̂, as ``estimation`` measures it: ε = 4·0.1·E[u]/E[G], looked at after each
     of twelve windows of 25 steps. γ is as weak as lets flat directions, which relax in 2/(εγ) steps, relax in half the
-    burn-in: 4/(ε·burn-in), not below 1. If even at 2γ the loss holds most directions, it is made 20 times weaker.
+    burn-in: 4/(ε·burn-in), not below 1 and rounded up to 1, 2, 5, 10, …. If even at 2γ the loss holds most directions,
+    it is made 20 times weaker. ``hint`` is a step size to begin from, as of a checkpoint before: then four windows do.
     """
     step_given, tie_given = fixed
     reasons = {"kernel": "SGLD: a step on a batch costs less than one on the whole data"}
     if not step_given:
-        kernel = _searched(runner, problem, kernel, burn_in, tie_given, seed)
+        kernel = _searched(runner, problem, kernel, burn_in, tie_given, seed, hint)
         reasons["step_size"] = (
             f"the largest whose bias, which is measured and taken off, is {STEP_BIAS:.0%} of the value"
         )
@@ -67,16 +77,58 @@ def tune(runner: AnyRunner, problem: Problem, kernel: SGLD, burn_in: int, fixed:
     return Tuned(kernel, reasons, (2 * _weakest(kernel.step_size, burn_in), stronger))
 
 
+def stable(runner: AnyRunner, problem: Problem, kernel: Kernel) -> tuple[Kernel, str]:
+    """A kernel whose step size is given, made smaller until chains stay finite and its bias below half the value.
+
+    Also a note on what was done, empty where nothing was. The chains are left at the centre.
+    """
+    given, note = kernel.step_size, ""
+    for _ in range(REDUCTIONS):
+        runner.retune(kernel)
+        record = runner.advance(2 * WINDOW)
+        runner.restart()
+        if not _ran_away(record, problem.num_parameters, kernel.localization) and not _heated(record, kernel):
+            break
+        kernel = dataclasses.replace(kernel, step_size=kernel.step_size / 4)
+        note = f"{given:.3g} made the chains diverge, so it was reduced"
+    runner.retune(kernel)
+    return kernel, note
+
+
+def _heated(record: Record, kernel: Kernel) -> bool:
+    """Whether more than half of an SGLD chain's energy is due to its steps."""
+    if not isinstance(kernel, SGLD):
+        return False
+    late = {name: values[:, WINDOW:] for name, values in record.items()}
+    _, heat = _work_and_heat(late, kernel.localization)
+    energy = kernel.nbeta * float((late["loss"] - late["centre"]).mean())
+    return kernel.step_size / 8 * heat > 0.5 * abs(energy) > 0
+
+
 def _weakest(step_size: float, burn_in: int) -> float:
-    return max(WEAKEST, RELAXATION / (step_size * burn_in)) if step_size > 0 else WEAKEST
+    """γ from the burn-in, raised to 1, 2 or 5 times a power of ten, so that runs can be compared."""
+    if step_size == 0:
+        return WEAKEST
+    least = max(WEAKEST, RELAXATION / (step_size * burn_in))
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(round_ * power for round_ in (1.0, 2.0, 5.0, 10.0) if round_ * power >= least * (1 - 1e-9))
 
 
-def _searched(runner: AnyRunner, problem: Problem, kernel: SGLD, burn_in: int, tie_given: bool, seed: int) -> SGLD:
+def _searched(
+    runner: AnyRunner,
+    problem: Problem,
+    kernel: SGLD,
+    burn_in: int,
+    tie_given: bool,
+    seed: int,
+    hint: float | None,
+) -> SGLD:
     """The kernel with the step size that the pilot finds, the chains left where it ends."""
-    step = 0.1 / (kernel.nbeta * _curvature(problem, seed))
+    step = 0.1 / (kernel.nbeta * _curvature(problem, seed)) if hint is None else hint
+    windows = WINDOWS if hint is None else WINDOWS // 3
     good, tried = 0, 0
-    while good < WINDOWS:
-        report("pilot", good, WINDOWS)
+    while good < windows:
+        report("pilot", good, windows)
         tried += 1
         require(tried <= MOST_WINDOWS, "step_size", "be found by the pilot", f"chains that diverge even at {step:.2g}",
                 "the loss may not be bounded below around this point: give localization, or train further")  # fmt: skip
@@ -91,7 +143,7 @@ def _searched(runner: AnyRunner, problem: Problem, kernel: SGLD, burn_in: int, t
         work, heat = _work_and_heat(record, gamma)
         if work > 0 and heat > 0:
             step = min(max(4 * STEP_BIAS * work / heat, step / 4), 2 * step)
-    report("pilot", WINDOWS, WINDOWS)
+    report("pilot", windows, windows)
     return dataclasses.replace(kernel, step_size=step)
 
 

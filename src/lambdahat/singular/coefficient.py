@@ -41,16 +41,17 @@ def llc(
 ) -> LearningCoefficient:
     """The local learning coefficient λ̂ = nβ·(E[L(w)] − L(w*)) at the problem's parameters w* (Lau et al. 2023).
 
-    The expectation is under exp(−nβ·L(w) − (γ/2)‖w − w*‖²). Only the problem is needed: kernel, step size, localization
-    γ, burn-in and number of draws are found so that the standard error is ``tol`` of the value, within ``max_gradients``
-    over all chains, and ``chains.reasons`` tells how. What is given is taken as it is; a step size that makes chains
-    diverge is reduced, and the result says so. With a step size that was found, the bias of the steps is measured and
-    taken off; with one that was given, ``value`` is the plain mean over the draws and the bias is part of ``stderr``.
+    The expectation is under exp(−nβ·L(w) − (γ/2)‖w − w*‖²). Only the problem is needed: kernel, step size,
+    localization γ, burn-in and number of draws are found so that the standard error is ``tol`` of the value, within
+    ``max_gradients`` over all chains, and ``chains.reasons`` tells how. What is given is taken as it is; a step size
+    that makes chains diverge is reduced, and the result says so. With a step size that was found, the bias of the steps
+    is measured and taken off; with one that was given, ``value`` is the plain mean over the draws and the bias is part
+    of ``stderr``.
 
     ``nbeta`` is "n/log n", "batch" (B/ln B, as in devinterp) or a number. ``kernel`` is "sgld", "hmc", "mala",
     "rmsprop_sgld", "sghmc", "sgnht" or a kernel with its own settings, nβ included. ``watch`` is called with
-    nβ(L − L*) of the draws so far, (chains, draws), and ends the sampling when it returns True. ``options`` are those of
-    ``sample``: shared_batches, accumulate, baseline, bound, observables, averages, keep_parameters. For some of the
+    nβ(L − L*) of the draws so far, (chains, draws), and ends the sampling when it returns True. ``options`` are those
+    of ``sample``: shared_batches, accumulate, baseline, bound, observables, averages, keep_parameters. For some of the
     parameters only, pass ``problem.restrict("layers.0.*")``.
     """
     require_problem(problem)
@@ -118,6 +119,8 @@ def _status(problem: Problem, found: Drawn) -> Status:
         return Status.NOT_A_MINIMUM
     if chains.status is Status.BOUNDED:
         return chains.status
+    if reading.bias > 0.25 * abs(reading.value):
+        return Status.STEP_BIAS
     if chains.diagnostics.rhat > 1.1 or reading.drifting or reading.unsettled:
         return Status.NOT_MIXED
     return Status.GRADIENTS_SPENT if found.spent and reading.stderr > 0.1 * abs(reading.value) else Status.CONVERGED

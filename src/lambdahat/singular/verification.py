@@ -62,6 +62,12 @@ class Comparison(Result):
         return math.hypot(float(self.estimate.stderr), float(self.truth.stderr))
 
     @property
+    def dof(self) -> float:
+        """The degrees of freedom of that error (Welch 1947)."""
+        shares = sum(float(part.stderr) ** 4 / part.dof for part in (self.estimate, self.truth))
+        return self.stderr**4 / shares if shares > 0 else math.inf
+
+    @property
     def deviation(self) -> float:
         """The difference in standard errors."""
         difference = float(self.estimate) - float(self.truth)
@@ -69,7 +75,7 @@ class Comparison(Result):
 
     def covers(self, level: float = LEVEL) -> bool:
         """Whether the interval of ``level`` holds the truth."""
-        return abs(self.deviation) <= student_quantile(level, self.estimate.dof)
+        return abs(self.deviation) <= student_quantile(level, self.dof)
 
     @property
     def verdict(self) -> str:
@@ -136,10 +142,8 @@ def verify(
     same seed whichever run beside it. With ``folder`` every finished case is written there at once, and a later call
     runs only what is missing.
     """
-    from lambdahat.singular.suite import suite
-
     require_count(seed, "seed", least=0)
-    chosen = list(suite(quick) if cases is None else cases)
+    chosen = list(_suite(quick) if cases is None else cases)
     require(bool(chosen), "cases", "hold at least one case", "none")
     names = [case.name for case in chosen]
     require(len({_file_name(name) for name in names}) == len(names), "cases", "have names that differ", names)
@@ -158,6 +162,12 @@ def verify(
     if folder is not None:
         found.save(Path(folder) / "verification.json")
     return found
+
+
+def _suite(quick: bool) -> Sequence[Case]:
+    from lambdahat.singular.suite import suite  # which is made of the cases defined here
+
+    return suite(quick)
 
 
 def compare(case: Case, seed: int = 0) -> Comparison:

@@ -11,7 +11,7 @@ from scipy.special import digamma
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lambdahat._check import require, require_count, require_positive
+from lambdahat._check import require_count, require_positive
 from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.batches import Batch

@@ -1,0 +1,86 @@
+"""``lambdahat verify``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, say
+from lambdahat.cli.measurements import bars
+from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
+from lambdahat.report.figures import plot
+from lambdahat.report.style import value_text
+from lambdahat.results import write_atomically
+from lambdahat.singular.suite import suite
+from lambdahat.singular.verification import Case, Comparison, Verification, verify
+
+HEADER = ("case", "λ̂ ± error", "exact", "n → ∞", "off by", "gradients", "verdict")
+NOTE = (
+    "exact is λ̂ at the same nβ and γ; off by: in standard errors, and relative. A case agrees if its 95 % interval holds "
+    "the exact value, is near if the 99.9 % interval does, and fails beyond, or if it is off by more than 15 %."
+)
+
+
+def run_verify(pattern: str, seed: int, quick: bool, out: Path | None, as_json: bool, quiet: bool) -> int:
+    """Run the cases, print and write; the exit code."""
+    cases = chosen(suite(quick), pattern)
+    with bars(quiet):
+        found = verify(cases, seed, quick, out)
+    rows = [as_row(row) for row in found.rows]
+    if out is not None:
+        write(found, rows, out)
+    if as_json:
+        print_json({"cases": found.table(), "summary": summary(found)})
+    elif not quiet:
+        print_table(HEADER, rows)
+        print(f"{headline(found)}\n{NOTE}")
+        if out is not None:
+            print(f"written to {out}")
+    for name in found.failed:
+        say(f"{name}: fails")
+    return NOT_CONVERGED if found.failed else OK
+
+
+def chosen(cases: Sequence[Case], pattern: str) -> list[Case]:
+    """The cases whose names a glob matches, whatever their letters' case."""
+    found = [case for case in cases if fnmatch(case.name.casefold(), pattern.casefold())]
+    if not found:
+        names = "; ".join(case.name for case in cases)
+        raise InputError(f"--case must match a case, got {pattern!r}; there are: {names}")
+    return found
+
+
+def as_row(row: Comparison) -> tuple[str, ...]:
+    """One case in words."""
+    limit = f"{row.asymptotic:.4g}" if math.isfinite(row.asymptotic) else ""
+    status = row.estimate.status
+    return (
+        row.case, value_text(row.estimate), value_text(row.truth).removesuffix(" (exact)"), limit,
+        f"{row.deviation:+.1f}, {row.relative_error:+.1%}", f"{row.estimate.cost:,}",
+        row.verdict + ("" if status.ok else f" [{status.name}]"),
+    )  # fmt: skip
+
+
+def headline(found: Verification) -> str:
+    """One line on all cases."""
+    return (
+        f"{found.covered} of {len(found)} intervals hold the exact value; relative error {found.median_error:.1%} in the "
+        f"median, {found.worst_error:.1%} at worst; {len(found.failed) or 'none'} "
+        f"{'fails' if len(found.failed) == 1 else 'fail'}"
+    )
+
+
+def summary(found: Verification) -> dict[str, float | int | list[str]]:
+    """The same for --json."""
+    return {"covered": found.covered, "cases": len(found), "median_error": found.median_error,
+            "worst_error": found.worst_error, "failed": list(found.failed)}  # fmt: skip
+
+
+def write(found: Verification, rows: Sequence[Sequence[str]], folder: Path) -> None:
+    """``table.txt``, ``table.md`` and ``verification.png``."""
+    text = f"{headline(found)}\n{NOTE}\n"
+    write_atomically(folder / "table.txt", f"{text_table(HEADER, rows)}\n{text}".encode())
+    write_atomically(folder / "table.md", f"{markdown_table(HEADER, rows)}\n{text}".encode())
+    plot(found).figure.savefig(folder / "verification.png", dpi=150)

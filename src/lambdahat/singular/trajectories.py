@@ -1,0 +1,83 @@
+"""The learning coefficient along training, one checkpoint after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lambdahat._check import require
+from lambdahat._progress import report
+from lambdahat.problem import Problem, require_problem
+from lambdahat.results import Array, LearningCoefficient, Result
+from lambdahat.sampling.kernels import SGLD
+from lambdahat.singular.coefficient import llc
+
+Checkpoint = Tensor | Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Trajectory(Result):
+    """λ̂ at each checkpoint: ``labels`` (steps or epochs, as numbers) and the ``results`` there."""
+
+    labels: Array
+    results: tuple[LearningCoefficient, ...]
+
+    @property
+    def values(self) -> Array:
+        """λ̂ at each checkpoint."""
+        return np.array([float(result) for result in self.results])
+
+    @property
+    def stderr(self) -> Array:
+        """The standard error of each."""
+        return np.array([float(result.stderr) for result in self.results])
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+
+def llc_along(
+    problem: Problem, checkpoints: Mapping[float, Checkpoint] | Sequence[Checkpoint], **settings: Any
+) -> Trajectory:
+    """λ̂ of the problem at each checkpoint: flat vectors, or state dicts, by step or in order.
+
+    The first is calibrated in full; the others keep its localization, so that all are at one γ, and begin the search for
+    their step size from the one before. ``settings`` are those of ``llc``.
+    """
+    require_problem(problem)
+    steps = dict(checkpoints) if isinstance(checkpoints, Mapping) else dict(enumerate(checkpoints))
+    require(len(steps) > 0, "checkpoints", "hold at least one", "none")
+    results: list[LearningCoefficient] = []
+    for done, (step, checkpoint) in enumerate(steps.items()):
+        report("checkpoints", done, len(steps))
+        results.append(llc(_at(problem, checkpoint, step), **{**settings, **_warm(results, settings)}))
+    report("checkpoints", len(steps), len(steps))
+    return Trajectory(np.array([float(step) for step in steps]), tuple(results))
+
+
+def _at(problem: Problem, checkpoint: Checkpoint, step: float) -> Problem:
+    """The problem there; of a state dict only the parameters that the problem has."""
+    if isinstance(checkpoint, Tensor):
+        return problem.at(checkpoint)
+    missing = [name for name in problem.space.names if name not in checkpoint]
+    require(
+        not missing, f"checkpoints[{step}]", "hold the problem's parameters", f"one without {', '.join(missing[:3])}"
+    )
+    return problem.at({name: checkpoint[name] for name in problem.space.names})
+
+
+def _warm(results: Sequence[LearningCoefficient], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the checkpoint before tells the next."""
+    if not results:
+        return {}
+    warm: dict[str, Any] = {}
+    if settings.get("localization") is None:
+        warm["localization"] = results[0].localization
+    last = results[-1].chains
+    if last is not None and last.kernel == SGLD.__name__ and settings.get("step_size") is None:
+        warm["step_hint"] = last.step_size
+    return warm

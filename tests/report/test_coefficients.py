@@ -1,0 +1,134 @@
+"""Figures of sweeps, volumes, temperatures and verifications."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from lambdahat.report.figures import plot
+from lambdahat.report.style import new_figure
+from lambdahat.results import Estimate, Result, Status
+from lambdahat.singular.sweeps import Sweep
+from lambdahat.singular.temperatures import TemperatureRegression
+from lambdahat.singular.verification import Comparison, Verification
+from lambdahat.singular.volumes import VolumeScaling
+
+FINE, MIXING, GONE = Status.CONVERGED, Status.NOT_MIXED, Status.DIVERGED
+
+
+def a_sweep():
+    values = np.array([[2.0, 2.1, 2.4], [5.0, 5.5, np.nan]])
+    return Sweep(
+        np.array([1e-5, 1e-4, 1e-3]), np.array([80.0, 900.0]), ("B/log B, B = 512", "n/log n, n = 8000"), values,
+        0.1 * values, np.array([[0.99, 0.9, 0.4], [0.95, 0.6, np.nan]]), ((MIXING, FINE, FINE), (MIXING, FINE, GONE)),
+        (1e-4, 900.0), Estimate(5.2, 0.2, 100, FINE, 15.0), 1.0, 512, 1000,
+    )  # fmt: skip
+
+
+def a_scaling(multiplicity=1, slope=1.5):
+    log_volumes = -math.log(2) * np.arange(1.0, 21.0)
+    noise = np.random.default_rng(0).normal(0.0, 0.05, (16, 20))
+    log_levels = log_volumes / slope + noise
+    return VolumeScaling(Estimate(slope, 0.02, 10), log_volumes, log_levels, multiplicity, 1.0, 10, FINE)
+
+
+def a_regression():
+    betas = np.array([0.1, 0.2, 0.4])
+    return TemperatureRegression(
+        Estimate(1.5, 0.1), Estimate(700.0, 0.5), betas, 700.0 + 1.5 / betas, np.array([0.3, 0.2, 0.1]), 0.8, 1.0
+    )
+
+
+def row(name, error, truth=2.0, stderr=0.04, asymptotic=math.nan, truth_stderr=0.0):
+    estimate = Estimate(truth * (1 + error), stderr, 1000, FINE, 15.0)
+    return Comparison(name, estimate, Estimate(truth, truth_stderr), asymptotic, 100.0, 1.0, 2.0, 0)
+
+
+def a_verification():
+    rows = (
+        row("quadratic", 0.01, asymptotic=2.1), row("crossing", 0.06, asymptotic=4.0), row("rank", -0.2),
+        row("sampled", 0.02, truth_stderr=0.05),
+    )  # fmt: skip
+    return Verification(rows, 0, False)
+
+
+@pytest.mark.parametrize("make", [a_sweep, a_scaling, a_regression, a_verification])
+def test_they_are_drawn_from_disk_and_on_given_axes(make, tmp_path):
+    stored = Result.load(make().save(tmp_path / "result"))
+    plot(stored).figure.savefig(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 8000
+    axes = new_figure().add_subplot()
+    assert plot(stored, axes) is axes
+    assert axes.get_xlabel()
+    assert axes.get_title()
+
+
+def labels(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_a_sweep_has_a_line_for_each_temperature_and_marks_the_choice():
+    figure = plot(a_sweep())
+    upper, lower = figure.axes
+    assert labels(upper) == [
+        "nβ = 80 (B/log B, B = 512)", "nβ = 900 (n/log n, n = 8000)", "chosen by llc: λ̂ = 5.20 ± 0.2", "diverged",
+        "not mixed, or another warning",
+    ]  # fmt: skip
+    (star,) = [line for line in upper.lines if line.get_marker() == "*"]
+    assert (star.get_xdata()[0], star.get_ydata()[0]) == (1e-4, 5.2)
+    (cross,) = [line for line in upper.lines if line.get_marker() == "x" and len(line.get_xdata())]
+    assert cross.get_xdata()[0] == 1e-3
+    hollow = [line for line in upper.lines if line.get_markerfacecolor() == "white" and len(line.get_xdata())]
+    assert [line.get_ydata()[0] for line in hollow] == [2.0, 5.0]
+    assert (upper.get_xscale(), upper.get_ylabel()) == ("log", "λ̂")
+    assert (lower.get_xlabel(), lower.get_ylabel()) == ("step size ε", "acceptance\nof MALA steps")
+    np.testing.assert_allclose(lower.lines[0].get_ydata(), a_sweep().acceptance[0])
+
+
+@pytest.mark.parametrize("multiplicity", [1, 2])
+def test_volumes_have_the_fitted_slope_over_the_lower_half(multiplicity):
+    scaling = a_scaling(multiplicity)
+    axes = plot(scaling)
+    (line,) = [line for line in axes.lines if line.get_label().startswith("slope")]
+    np.testing.assert_allclose(line.get_xdata(), scaling.levels[10:])
+    logs = np.log(line.get_ydata()) - (multiplicity - 1) * np.log(np.log(scaling.levels[0] / scaling.levels[10:]))
+    np.testing.assert_allclose(np.diff(logs) / np.diff(np.log(line.get_xdata())), 1.5)
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert line.get_label() == "slope λ = 1.500 ± 0.02" + (", m = 2" if multiplicity == 2 else "")
+
+
+def test_volumes_without_a_slope_are_drawn():
+    axes = plot(VolumeScaling(Estimate(math.nan, math.nan), np.array([-0.7, -1.4]), np.zeros((16, 2)) - 1.0, 1, 1.0, 10,
+                              Status.PRECISION_LIMIT))  # fmt: skip
+    axes.figure.canvas.draw()
+    assert "[PRECISION_LIMIT]" in axes.get_title()
+
+
+def test_temperatures_lie_above_the_intercept_on_the_line():
+    axes = plot(a_regression())
+    line, points = axes.lines[0], axes.lines[1]
+    np.testing.assert_allclose(points.get_xdata(), [10.0, 5.0, 2.5])
+    np.testing.assert_allclose(points.get_ydata(), [15.0, 7.5, 3.75])
+    np.testing.assert_allclose(np.interp([2.5, 10.0], line.get_xdata(), line.get_ydata()), [3.75, 15.0])
+    assert axes.get_title() == "Intercept 700.00 ± 0.5, χ² per degree of freedom 0.8"
+
+
+def test_a_verification_shows_relative_deviations_by_verdict():
+    axes = plot(a_verification())
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["quadratic", "crossing", "rank", "sampled"]
+    assert labels(axes) == ["agrees (2)", "near (1)", "fails (1)", "λ as n → ∞", "± 15 %"]
+    shown = {line.get_ydata()[0]: line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"}
+    assert shown[1] == pytest.approx(6.0)
+    assert shown[2] == pytest.approx(-20.0)
+    (hollow,) = [line for line in axes.lines if line.get_marker() == "D"]
+    assert hollow.get_xdata()[0] == pytest.approx(5.0)
+    assert [text.get_text() for text in axes.texts] == ["+100 %"]  # what lies beyond the axis is told
+    assert axes.get_title() == "2 of 4 intervals hold the truth; error 4.0% in the median, 20.0% at worst"
+
+
+def test_the_bars_hold_the_errors_of_both():
+    axes = plot(Verification((row("sampled", 0.02, stderr=0.03, truth_stderr=0.04),), 0, False))
+    (segment,) = axes.collections[0].get_segments()
+    half = 100 * stats.t.ppf(0.975, 0.05**4 / (0.03**4 / 15)) * 0.05 / 2.0  # Welch: 116 degrees of freedom
+    assert tuple(segment[:, 0]) == pytest.approx((2.0 - half, 2.0 + half), rel=1e-3)
