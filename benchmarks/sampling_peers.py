@@ -184,7 +184,7 @@ def _as_run(
     if len(seen) != settings.chains * settings.draws:
         raise RuntimeError(f"devinterp stopped a chain: {len(seen)} of {settings.chains * settings.draws} steps done")
     traces = torch.stack([loss for loss, _ in seen]).double().cpu().view(shape)
-    centres = torch.stack([centre[numbers].mean() for _, numbers in seen]).view(shape)
+    centres = torch.stack([centre[numbers.cpu()].mean() for _, numbers in seen]).view(shape)
     steps = torch.tensor([times[SKIPPED:] for times in clock], dtype=torch.float64).diff(dim=1)
     first = centres[:, :INIT_BATCHES].mean().item()
     return PeerRun(traces, centres, first, settings.nbeta, steps.median().item(), total)

@@ -10,13 +10,17 @@ from lambdahat.measuring import CURVATURES, QUANTITIES, measure
 from lambdahat.models import mlp
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
-from lambdahat.results import Estimate, Measurement
+from lambdahat.results import Estimate, LearningCoefficient, Measurement
+from lambdahat.singular.coefficient import llc
 
 
 def a_problem(seed=0, dtype=torch.float64):
     rng = torch.Generator().manual_seed(seed)
     x, y = torch.randn(40, 6, generator=rng), torch.randint(3, (40,), generator=rng)
     return Problem(mlp([6, 8, 3], seed=seed), "cross_entropy", (x, y), dtype=dtype)
+
+
+SHORT = {"chains": 2, "draws": 12, "burn_in": 4, "step_size": 1e-4, "localization": 5.0, "nbeta": "batch"}
 
 
 @pytest.fixture
@@ -61,8 +65,8 @@ def test_every_curvature_is_measured(curvature):
 
 @pytest.mark.parametrize("name", QUANTITIES)
 def test_every_quantity_is_kept_and_read_again(name, tmp_path, counted):
-    first = measure(a_problem(), name, folder=tmp_path)
-    again = measure(a_problem(), name, folder=tmp_path)
+    first = measure(a_problem(), name, sampling=SHORT, folder=tmp_path)
+    again = measure(a_problem(), name, sampling=SHORT, folder=tmp_path)
     assert counted == [name]
     assert again.table() == first.table() == Measurement.load(tmp_path).table()
     assert again.about["seconds"] == first.about["seconds"]
@@ -127,6 +131,46 @@ def test_eigenvectors_are_dropped_on_request(tmp_path):
     assert len(Measurement.load(tmp_path).table()) == 2
 
 
+def test_the_learning_coefficient_is_that_of_llc_with_the_settings_given(tmp_path):
+    problem = a_problem()
+    found = measure(problem, "llc", seed=3, sampling=SHORT, folder=tmp_path)
+    direct = llc(problem, seed=3, **SHORT)
+    assert float(found["llc"]) == float(direct)
+    assert found["llc"].chains.losses.shape == (2, 12)
+    assert found.about["sampling"] == SHORT
+    stored = Measurement.load(tmp_path)["llc"]
+    assert isinstance(stored, LearningCoefficient)
+    assert (stored.temperature, stored.cost) == (direct.temperature, direct.cost)
+
+
+def test_the_table_counts_gradients_of_the_learning_coefficient():
+    found = measure(a_problem(), "llc", sampling={**SHORT, "nbeta": "n/log n"})
+    rows = {row["quantity"]: row for row in found.table()}
+    result = found["llc"]
+    assert set(rows) == {"llc", "llc.wbic", "llc.localization_bias"}
+    assert (rows["llc"]["value"], rows["llc"]["stderr"], rows["llc"]["cost"]) == (
+        float(result), float(result.stderr), result.cost,
+    )  # fmt: skip
+    assert result.cost >= 2 * 16
+    assert rows["llc.wbic"]["value"] == float(result.wbic)
+    assert set(measure(a_problem(), "llc", sampling=SHORT).table()[0]) == set(rows["llc"])
+
+
+def test_a_folder_of_other_sampling_is_refused(tmp_path, counted):
+    measure(a_problem(), "llc", sampling=SHORT, folder=tmp_path)
+    measure(a_problem(), "llc", sampling=dict(SHORT), folder=tmp_path)
+    assert counted == ["llc"]
+    for other in ({**SHORT, "draws": 13}, None):
+        with pytest.raises(ValueError, match="folder must hold results of this run, with sampling ="):
+            measure(a_problem(), "llc", sampling=other, folder=tmp_path)
+
+
+def test_sampling_in_other_things_than_numbers_and_text_is_refused():
+    for value in (torch.ones(83), {"a": torch.ones(1)}, None):
+        with pytest.raises(TypeError, match=r"sampling\['localization'\] must be a number, a text, or a dict"):
+            measure(a_problem(), "llc", sampling={"localization": value})
+
+
 def test_groups_of_results_are_kept(tmp_path, monkeypatch, counted):
     group = {"a": Estimate(1.0, 0.5), "b": Estimate(2.0)}
     monkeypatch.setitem(measuring.QUANTITIES, "trace", lambda *_: group)
@@ -146,6 +190,9 @@ def test_groups_of_results_are_kept(tmp_path, monkeypatch, counted):
         ({"probes": 0}, "probes must be an integer"),
         ({"top": 0}, "top must be an integer"),
         ({"seed": -1}, "seed must be an integer"),
+        ({"sampling": {"steps": 3}}, "sampling must be one of 'chains'"),
+        ({"what": "llc", "sampling": {"kernel": "gibbs"}}, "kernel must be one of"),
+        ({"what": "llc", "sampling": {"draws": 2}}, "draws must be an integer of at least 8"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):

@@ -337,9 +337,9 @@ class Chains(Result):
 
     ``losses`` are those the chain saw, ``centre_losses`` those of the centre w* on the same batches. ``full_losses``
     are of the whole data. ``forces`` holds ‖∇U‖², ``virials`` (w − w*)·∇U, and ``recycled_losses`` the means over the
-    trajectories of HMC. ``observables`` are (chains, draws, …), ``averages`` (chains, stretches, …), ``parameters``
-    (chains, draws, P). All these are there on request. ``cost`` counts the gradients of all chains, burn-in included:
-    of batches of ``batch_size`` samples, or of the whole data.
+    trajectories of HMC. ``observables`` are (chains, draws, …), ``averages`` (chains, stretches, …) over as many draws
+    as ``stretches`` says, ``parameters`` (chains, draws, P). All these are there on request. ``cost`` counts the
+    gradients of all chains, burn-in included: of batches of ``batch_size`` samples, or of the whole data.
     """
 
     losses: Array
@@ -363,6 +363,7 @@ class Chains(Result):
     virials: Array | None = None
     observables: Mapping[str, Array] = field(default_factory=dict)
     averages: Mapping[str, Array] = field(default_factory=dict)
+    stretches: tuple[int, ...] = ()
     parameters: Tensor | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
     cost: int = 0

@@ -80,7 +80,7 @@ def one_line_error(result):
 
 def test_version_and_help():
     assert call("--version").stdout == f"lambdahat {lambdahat.__version__}\n"
-    for command in ("measure", "landscape", "demo"):
+    for command in ("measure", "landscape", "verify", "demo"):
         result = call(command, "--help")
         assert result.exit_code == 0
         assert "130 interrupted" in " ".join(result.stdout.replace("│", " ").split())
@@ -262,13 +262,77 @@ def test_the_trace_of_many_classes_is_forecast_in_rounds():
     assert (row.fewest, row.most) == (MIN_ROUNDS, MAX_ROUNDS)
 
 
+QUICK = ["--draws", 20, "--burn-in", 5, "--step-size", 1e-5]
+
+
 @pytest.mark.parametrize("name", sorted(__import__("lambdahat.measuring").measuring.QUANTITIES))
 def test_forecasts_hold(project, name):
-    arguments = ["measure", f"{project}:make_problem", "--what", name, "--depth", 10, "--top", 2, "--json"]
+    arguments = ["measure", f"{project}:make_problem", "--what", name, "--depth", 10, "--top", 2, "--json", *QUICK]
     (row,) = json.loads(call(*arguments, "--dry-run").stdout)["forecast"]
     rows = json.loads(call(*arguments).stdout)["results"]
     for cost in (row_["cost"] for row_ in rows):
         assert cost == 0 or row["fewest"] <= cost <= row["most"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [["--localization", 100, "--chains", 1, "--max-gradients", 200],
+     ["--kernel", "hmc", "--step-size", 1e-4, "--draws", 10],
+     ["--kernel", "sgld", "--max-gradients", 800, "--batch-size", 50, "--chains", 2]],
+)  # fmt: skip
+def test_forecasts_of_chains_hold(project, settings):
+    arguments = ["measure", f"{project}:make_problem", "--what", "llc", "--json", *settings]
+    (row,) = json.loads(call(*arguments, "--dry-run").stdout)["forecast"]
+    cost = json.loads(call(*arguments).stdout)["results"][0]["cost"]
+    assert row["fewest"] <= cost <= row["most"]
+    assert row["unit"] == "gradients"
+    assert row["most"] < 20 * row["fewest"] + 20000
+
+
+def test_a_forecast_of_chains_is_in_gradients_of_a_batch(project):
+    result = call("measure", f"{project}:make_problem", "--what", "trace,llc", "--step-size", 1e-5, "--dry-run")
+    line = next(line for line in result.stdout.splitlines() if line.startswith("llc"))
+    assert " gradients " in line
+    document = json.loads(
+        call("measure", f"{project}:make_problem", "--what", "llc", *QUICK, "--dry-run", "--json").stdout
+    )
+    assert document["forecast"][0]["vectors_bytes"] == 6 * 4 * 610 * 4
+
+
+def test_measure_llc_with_its_options(project, tmp_path):
+    result = call("measure", f"{project}:make_problem", "--what", "llc", "--chains", 2, "--draws", 20, "--burn-in", 5,
+                  "--batch-size", 50, "--nbeta", "batch", "--localization", 10, "--step-size", 1e-4, "--kernel", "sgld",
+                  "--out", "run")  # fmt: skip
+    assert result.exit_code in (0, 1), result.output
+    line = next(line for line in result.stdout.splitlines() if line.startswith("llc"))
+    assert "gradients" in line
+    found = Measurement.load("run")["llc"]
+    assert found.chains.losses.shape == (2, 20)
+    assert (found.chains.batch_size, found.localization, found.step_size) == (50, 10.0, 1e-4)
+    assert found.temperature == "B/log B, B = 50"
+    assert {"llc.json", "llc.png", "measurement.png"} <= {path.name for path in (tmp_path / "run").iterdir()}
+    again = ["measure", f"{project}:make_problem", "--what", "llc", "--out", "run"]
+    assert "with sampling = {}" in one_line_error(call(*again))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nbeta", "hot"], "nbeta must be a number or one of 'n/log n', 'batch'"),
+        (["--nbeta", "-3"], "nbeta must be a finite number above 0"),
+        (["--kernel", "gibbs"], "kernel must be one of 'sgld'"),
+        (["--kernel", "mala"], "step_size must be given for kernel 'mala'"),
+        (["--tol", "0"], "tol must be"),
+        (["--batch-size", "1000"], "batch_size must be an integer in [1, 200]"),
+    ],
+)
+def test_bad_sampling_is_explained(project, arguments, message):
+    assert message in one_line_error(call("measure", f"{project}:make_problem", "--what", "llc", *arguments))
+
+
+def test_nbeta_can_be_a_number(project):
+    result = call("measure", f"{project}:make_problem", "--what", "llc", "--nbeta", "12.5", *QUICK, "--json")
+    assert json.loads(result.stdout)["about"]["sampling"]["nbeta"] == 12.5
 
 
 def test_unconverged_results_exit_with_1_and_state_the_remedy(project, monkeypatch):
@@ -405,11 +469,12 @@ def test_demo_writes_figures_tables_and_results(tmp_path, monkeypatch):
     from lambdahat.cli import demo
 
     monkeypatch.setattr(demo, "EPOCHS", 5)
+    monkeypatch.setattr(demo, "SAMPLING", {"step_size": 1e-5, "draws": 20, "burn_in": 0, "localization": 100.0})
     result = call("demo", "--out", "demo")
     assert result.exit_code in (0, 1), result.output
     folder = tmp_path / "demo"
     pictures = {path.stem for path in folder.glob("*.png")}
-    assert pictures == {"measurement", "eigenpairs", "spectrum", "diagonal", "landscape", "plane"}
+    assert pictures == {"measurement", "eigenpairs", "spectrum", "diagonal", "landscape", "plane", "llc"}
     found = Measurement.load(folder)
     assert found["trace"].stderr == 0
     assert "(exact)" in next(line for line in result.stdout.splitlines() if line.startswith("trace"))

@@ -181,6 +181,17 @@ def test_a_measurement_lists_the_coefficient_and_draws_it():
     assert texts(figure.axes[1]) == ["llc", "1.90 ± 0.1", "trace", "1.00 ± 0.1"]
 
 
+def test_the_bias_that_is_taken_off_is_named():
+    assert plot(a_coefficient()).axes[1].get_title() == "Running λ̂; the bias of the steps, 0.1, is taken off at the end"
+    assert plot(a_coefficient(value=2.0)).axes[1].get_title() == "Running λ̂"
+
+
+def test_distances_are_shown_from_zero_unless_they_hardly_change():
+    near, far = (plot(some_chains(distances=d)).axes[2] for d in (some_chains().distances, 25 + some_chains().distances))
+    assert near.get_ylim()[0] == 0
+    assert far.get_ylim()[0] > 20
+
+
 def test_an_unknown_bias_of_the_localization_is_left_out():
     unknown = a_coefficient(localization_bias=Estimate(math.nan, math.nan))
     assert plot(unknown).axes[2].get_title() == "Distance from the centre"

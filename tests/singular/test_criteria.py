@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,13 +18,13 @@ from lambdahat.sampling import hmc, sample, sgld
 from lambdahat.singular import criteria
 from lambdahat.singular.criteria import _over_samples, bayes_criteria
 from lambdahat.singular.reweighting import Reweighting, reweighted
-from lambdahat.singular.stretches import in_stretches, jackknife
+from lambdahat.singular.stretches import in_stretches, jackknife, joined
 from tests.cases import classifier
 from tests.singular.regression import Coin, Regression, regression
 
 KNOWN = regression(30, 3)
 HELD_OUT = KNOWN.more(50, seed=7)
-SETTINGS = {"step_size": 0.03, "burn_in": 30, "localization": KNOWN.gamma}
+SETTINGS = {"kernel": "hmc", "step_size": 0.04, "burn_in": 30, "localization": KNOWN.gamma}
 READINGS = ("bayes_training_loss", "gibbs_training_loss", "functional_variance", "waic",
             "bayes_generalisation_loss", "gibbs_generalisation_loss")  # fmt: skip
 
@@ -37,7 +38,7 @@ def exact(model: Regression, held_out) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def runs():
-    return [bayes_criteria(KNOWN.problem, HELD_OUT, seed=seed, draws=120, **SETTINGS) for seed in range(4)]
+    return [bayes_criteria(KNOWN.problem, HELD_OUT, seed=seed, draws=120, **SETTINGS) for seed in range(3)]
 
 
 def coin_chains(coin: Coin, nbeta: float, draws: int = 400, **options):
@@ -71,6 +72,15 @@ def test_intervals_cover():
         for name, seen in inside.items():
             seen.append(abs(float(getattr(run, name)) - wanted[name]) < 2 * draws_error(run, name))
     assert all(np.mean(seen) >= 0.85 for seen in inside.values()), {k: np.mean(v) for k, v in inside.items()}
+
+
+def test_nothing_need_be_given():
+    run = bayes_criteria(KNOWN.problem, HELD_OUT, chains=2, max_gradients=6000)
+    wanted = exact(KNOWN, HELD_OUT)
+    assert run.chains.kernel == "HMC"
+    assert run.ess > 50
+    for name in READINGS[:-1]:
+        assert abs(float(getattr(run, name)) - wanted[name]) < 3.5 * draws_error(run, name) < 0.5 * wanted[name]
 
 
 def test_fluctuation_is_half_the_variance(runs):
@@ -124,7 +134,7 @@ def test_error_over_samples_covers_g_n(source):
 
 
 def test_chains_that_cannot_move_show_the_centre():
-    run = bayes_criteria(KNOWN.problem, HELD_OUT, chains=2, draws=5, step_size=0.0)
+    run = bayes_criteria(KNOWN.problem, HELD_OUT, chains=2, draws=8, kernel="hmc", step_size=0.0)
     assert float(run.functional_variance) == float(run.functional_variance.stderr) == 0
     assert float(run.waic) == pytest.approx(KNOWN.problem.loss(), rel=1e-12)
     assert run.status is Status.NOT_MOVING
@@ -134,7 +144,7 @@ def test_draws_with_parameters_give_what_streaming_gives(monkeypatch):
     def drawn(problem, nbeta, averages=None, **options):
         return sample(problem, hmc(0.02, nbeta, KNOWN.gamma), 2, 40, averages=averages, keep_parameters=True)
 
-    monkeypatch.setattr(criteria, "tempered", drawn)
+    monkeypatch.setattr(criteria, "tempered", lambda *args, **options: SimpleNamespace(chains=drawn(*args, **options)))
     given = bayes_criteria(KNOWN.problem, KNOWN.problem.on(HELD_OUT), chains=drawn(KNOWN.problem, 30.0))
     streamed = bayes_criteria(KNOWN.problem, HELD_OUT, chains=2)
     assert given.how == streamed.how == "own chains"
@@ -224,7 +234,7 @@ def test_diverged_chains_are_left_out():
 
 def test_a_classifier_with_batches():
     problem = classifier((4, 3), samples=20)
-    run = bayes_criteria(problem, problem.subset(range(6)), chains=2, draws=40, step_size=0.05, localization=1.0)
+    run = bayes_criteria(problem, problem.subset(range(6)), chains=2, draws=40, **{**SETTINGS, "step_size": 0.05})
     assert float(run.gibbs_training_loss) > float(run.bayes_training_loss)
     assert float(run.gibbs_generalisation_loss) > float(run.bayes_generalisation_loss)
     assert float(run.waic) > float(run.bayes_training_loss)
@@ -244,7 +254,7 @@ def test_results_go_to_disk_and_back(runs, kind, tmp_path):
 
 
 def test_bad_input_is_refused_by_name():
-    problem, settings = KNOWN.problem, {"step_size": 0.02}
+    problem, settings = KNOWN.problem, SETTINGS
     chains = sample(problem, hmc(0.02, 30.0, 1.0), 1, 2)
     with pytest.raises(ValueError, match=r"chains must hold the parameters .*keep_parameters=True"):
         bayes_criteria(problem, chains=chains)
@@ -257,6 +267,8 @@ def test_bad_input_is_refused_by_name():
         bayes_criteria(problem, chains=2.5, **settings)
     with pytest.raises(TypeError, match=r"problem must be a lambdahat\.Problem"):
         bayes_criteria(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r'kernel must have nbeta = 30, got one at 9; give its name, such as "hmc"'):
+        bayes_criteria(problem, kernel=hmc(0.02, 9.0))
     with pytest.raises(ValueError, match="held_out must have the problem's parameters"):
         bayes_criteria(problem, regression(5, 2).problem, **settings)
     population = Problem.from_function(lambda p: p["w"].square().sum(), {"w": torch.zeros(2)}, num_samples=100)
@@ -288,6 +300,20 @@ def test_jackknife_errors_hold_for_correlated_draws(correlation):
         z.append((float(found) - 0.5) / float(found.stderr))
     assert 0.8 < np.std(z) < 1.35
     assert 0.87 < np.mean(np.abs(z) < 2) < 0.99
+
+
+def test_stretches_are_joined_by_their_lengths():
+    lengths = [7] * 30 + [1] * 12 + [40]
+    draws = torch.randn(3, sum(lengths), 2, generator=generator(0, "joined"), dtype=torch.float64).numpy()
+    cuts = np.cumsum(lengths)[:-1]
+    means = np.stack([part.mean(axis=1) for part in np.split(draws, cuts, axis=1)], axis=1)
+    weights, sums = joined([means], lengths)
+    assert weights.shape == sums.shape[:2]
+    assert 12 <= weights.shape[1] <= 20
+    assert weights.mean() == pytest.approx(1)
+    assert sums.mean(axis=(0, 1)) == pytest.approx(draws.mean(axis=(0, 1)))
+    first = math.ceil(weights[0, 0] * sum(lengths) / weights.shape[1] - 1e-9)
+    assert sums[:, 0] / weights[:, 0, None] == pytest.approx(draws[:, :first].mean(axis=1))
 
 
 def test_one_stretch_has_no_error():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lambdahat.problem import Problem
-from lambdahat.results import Result, Status
+from lambdahat.results import Estimate, Result, Status
 from lambdahat.sampling import hmc, sample, sgld
 from lambdahat.singular.free_energies import _cut, _integral, free_energy
 from lambdahat.singular.temperatures import (
@@ -23,7 +23,9 @@ from lambdahat.singular.temperatures import (
 from tests.singular.regression import regression
 
 KNOWN = regression(30, 3, gamma=5.0)
-SETTINGS = {"step_size": 0.03, "burn_in": 20, "localization": KNOWN.gamma}
+SETTINGS = {"kernel": "hmc", "step_size": 0.04, "burn_in": 20, "localization": KNOWN.gamma}
+
+FREE = {"kernel": "hmc", "step_size": 0.04, "burn_in": 10}
 
 
 def exact_points(betas) -> np.ndarray:
@@ -80,16 +82,18 @@ def test_regression_over_temperatures():
 def test_slope_does_not_need_a_minimum():
     """From a centre where λ̂ would be negative: a regular model of one parameter has slope ½ all the same."""
     problem = Problem.from_function(
-        lambda p: 0.5 * p["w"].square().sum(), {"w": torch.tensor([1.0]).double()}, num_samples=1000
+        lambda p: 0.5 * p["w"].square().sum(), {"w": torch.tensor([0.2]).double()}, num_samples=1000
     )
-    found = temperature_regression(problem, draws=100, step_size=0.005, localization=0.01, chains=2)
+    found = temperature_regression(problem, draws=100, kernel="hmc", step_size=0.005, localization=0.01)
     assert abs(float(found.learning_coefficient) - 0.5) < 3 * float(found.learning_coefficient.stderr) < 0.4
     assert abs(float(found.intercept)) < 3 * float(found.intercept.stderr)
     assert (found.losses < 1000 * problem.loss()).all()
 
 
 def test_one_localization_serves_at_all_temperatures():
-    found = temperature_regression(KNOWN.problem, betas=(0.3, 1.0), draws=10, step_size=0.02, localization={"w": 5.0})
+    found = temperature_regression(
+        KNOWN.problem, betas=(0.3, 1.0), draws=10, **{**SETTINGS, "localization": {"w": 5.0}}
+    )
     assert torch.equal(found.localization, torch.full((3,), 5.0, dtype=torch.float64))
     assert math.isnan(found.misfit)
     assert math.isfinite(float(found.learning_coefficient.stderr))
@@ -111,14 +115,14 @@ def test_line_through_points_with_errors():
 
 
 def test_chains_that_cannot_move_have_slope_zero():
-    found = temperature_regression(KNOWN.problem, draws=5, step_size=0.0, chains=2)
+    found = temperature_regression(KNOWN.problem, draws=8, kernel="hmc", step_size=0.0, chains=2)
     assert float(found.learning_coefficient) == float(found.learning_coefficient.stderr) == 0
     assert found.status is Status.NOT_MOVING
 
 
 def test_free_energy_of_regression():
     wanted = KNOWN.free_energy()
-    found = [free_energy(KNOWN.problem, KNOWN.gamma, seed=s, draws=60, step_size=0.03, burn_in=10) for s in range(3)]
+    found = [free_energy(KNOWN.problem, KNOWN.gamma, seed=s, draws=60, **FREE) for s in range(3)]
     z = [(float(f.value) - wanted) / float(f.value.stderr) for f in found]
     assert 0.1 < math.sqrt(np.mean(np.square(z))) < 2.2
     assert all(float(f.value.stderr) < 0.25 and f.quadrature_error < 0.05 for f in found)
@@ -128,12 +132,13 @@ def test_free_energy_of_regression():
 
 
 def test_integral_of_energies_that_are_known():
-    """λ̂(β) = ½·β/(β + c) of one Gaussian direction: the rows have that mean and variance 2λ̂²."""
+    """λ̂(β) = ½·β/(β + c) of one Gaussian direction: the energy has the variance 2λ̂²."""
     step, c = 1.0, math.exp(-2)
     grid = np.arange(-6.0, 0.5, step)
     means = 0.5 * np.exp(grid) / (np.exp(grid) + c)
-    rows = [np.array([[m - math.sqrt(2) * m, m + math.sqrt(2) * m]]) for m in means]
-    total, _ = _integral(rows, step)
+    ends = Estimate(2 * means[0] ** 2, 0.3), Estimate(2 * means[-1] ** 2, 0.4)
+    total, error = _integral(means, np.full(len(means), 0.1), ends, step)
+    assert error == pytest.approx(math.hypot(*[0.1] * 5, 0.1 * (1 / 2 + 1 / 12), 0.1 * (1 / 2 - 1 / 12), 0.5 / 12))
     wanted = 0.5 * math.log((1 + c) / (math.exp(-6) + c))
     assert total == pytest.approx(wanted, abs=3e-4)
     plain = step * (means.sum() - means[0] / 2 - means[-1] / 2)
@@ -155,9 +160,11 @@ def test_prior_draws_reach_to_half_their_number():
 
 def test_bad_input_is_refused_by_name():
     with pytest.raises(ValueError, match=r"localization must be above 0 for every parameter, got 0\.0; without it"):
-        free_energy(KNOWN.problem, 0.0, step_size=0.02)
+        free_energy(KNOWN.problem, 0.0, **FREE)
     with pytest.raises(ValueError, match="temperatures must be odd, got 4"):
-        free_energy(KNOWN.problem, 5.0, temperatures=4, step_size=0.02)
+        free_energy(KNOWN.problem, 5.0, temperatures=4, **FREE)
+    with pytest.raises(ValueError, match=r"kernel must have nbeta = 9, got one at 8; give its name"):
+        temperature_regression(KNOWN.problem, betas=(0.3, 0.4), kernel=hmc(0.02, 8.0))
     with pytest.raises(ValueError, match="betas must hold two different inverse temperatures or more"):
         temperature_regression(KNOWN.problem, betas=(0.3, 0.3), step_size=0.02)
     with pytest.raises(ValueError, match="betas must be a finite number above 0"):
@@ -167,9 +174,9 @@ def test_bad_input_is_refused_by_name():
 
 
 def test_results_go_to_disk_and_back(tmp_path):
-    found = temperature_regression(KNOWN.problem, betas=(0.3, 1.0), draws=6, step_size=0.02, localization=5.0)
+    found = temperature_regression(KNOWN.problem, betas=(0.3, 1.0), draws=8, **SETTINGS)
     again = Result.load(found.save(tmp_path / "regression"))
     assert again.learning_coefficient == found.learning_coefficient
     assert np.array_equal(again.losses, found.losses)
-    energy = free_energy(KNOWN.problem, 5.0, temperatures=3, draws=6, step_size=0.02)
+    energy = free_energy(KNOWN.problem, 5.0, temperatures=3, draws=8, **FREE)
     assert Result.load(energy.save(tmp_path / "energy")).value == energy.value

@@ -191,7 +191,15 @@ def _draw_running(result: Chains | LearningCoefficient, axes: Axes) -> None:
         _draw_final(final, draws, axes)
     axes.set_ylabel("λ̂, mean of the draws so far")
     axes.legend(frameon=False, fontsize="small") if kept.size else _follow_runaway(energies, axes)
-    axes.set_title("Running λ̂", fontsize="medium")
+    axes.set_title("Running λ̂" + _taken_off(result), fontsize="medium")
+
+
+def _taken_off(result: Chains | LearningCoefficient) -> str:
+    """What lies between the last mean and λ̂, where it is the bias of the steps."""
+    if not isinstance(result, LearningCoefficient) or not result.discretisation_bias:
+        return ""
+    corrected = np.isclose(result.raw - result.discretisation_bias, float(result))
+    return f"; the bias of the steps, {result.discretisation_bias:.2g}, is taken off at the end" if corrected else ""
 
 
 def _averaged(chains: Chains) -> Array:
@@ -227,7 +235,8 @@ def _draw_pooled(energies: Array, axes: Axes) -> None:
 def _draw_distances(result: Chains | LearningCoefficient, axes: Axes) -> None:
     chains = chains_of(result)
     _draw_each(chains, chains.distances, axes)
-    if axes.get_yscale() == "linear":
+    low, high = axes.get_ylim()
+    if axes.get_yscale() == "linear" and low < 0.5 * high:
         axes.set_ylim(bottom=0.0)
     axes.set_ylabel("distance ‖w − w*‖")
     text = "Distance from the centre"

@@ -139,7 +139,7 @@ def _draw_measurement(measurement: Measurement) -> Figure:
     numbers, panels = _sorted_out(measurement.results)
     require(bool(numbers or panels), "result", "hold at least one result", "an empty Measurement")
     count = len(panels) + bool(numbers)
-    columns = min(count, 2 if count <= 4 else 3)
+    columns = min(count, 2 if count <= 4 else 3 if count <= 6 else 4)
     rows = math.ceil(count / columns)
     figure = new_figure(5.6 * columns, 3.9 * rows)
     for place, (name, result) in enumerate(panels, start=1):

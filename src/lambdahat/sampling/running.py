@@ -142,6 +142,7 @@ class Collector:
             full_losses=arrays.get("full"), recycled_losses=arrays.get("recycled"),
             forces=arrays.get("force"), virials=arrays.get("virial"),
             observables=_of_kind("observable ", arrays), averages=_of_kind("average ", arrays),
+            stretches=tuple(part["loss"].shape[1] for part in self._parts) if self.plan.averages else (),
             parameters=record.get("parameters"), reasons=dict(reasons or {}),
             cost=runner.gradients_spent * len(bounded),
             status=verdict(diagnostics, moved=bool((arrays["distance"] > 0).any())),

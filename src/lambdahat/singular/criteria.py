@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from lambdahat._check import require, require_count
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
 from lambdahat.sampling.per_sample import SampleLosses
 from lambdahat.singular.reweighting import reweighted
-from lambdahat.singular.stretches import STRETCHES, in_stretches, jackknife
+from lambdahat.singular.stretches import STRETCHES, in_stretches, jackknife, joined
 from lambdahat.singular.tempered import tempered
 
 
@@ -87,20 +86,19 @@ def bayes_criteria(
         return _of_draws(frozen, sets, chains)
     require_count(chains, "chains")
     averages = {f"rises {number}": rises for number, rises in enumerate(sets)}
-    found = tempered(frozen, float(frozen.num_samples), chains=chains, seed=seed, averages=averages, **settings)
+    nbeta = float(frozen.num_samples)
+    found = tempered(frozen, nbeta, chains=chains, seed=seed, averages=averages, **settings).chains
     kept = _kept(found)
-    means = [found.averages[name][kept] for name in averages]
-    lean = dataclasses.replace(found, averages={k: v for k, v in found.averages.items() if k not in averages})
-    ones = np.ones(means[0].shape[:2])
-    return _criteria(sets, [ones, *means], lean, "own chains", lean.diagnostics.ess_bulk, lean.status)
+    sums = joined([found.averages[name][kept] for name in averages], found.stretches)
+    lean = dataclasses.replace(found, averages={}, stretches=())
+    return _criteria(sets, sums, lean, "own chains", lean.diagnostics.ess_bulk, lean.status)
 
 
 class _Rises:
     """θ ↦ [exp(−δ), δ, δ²] of every sample, (3, n), δ = ℓ(θ) − ℓ(w*): small numbers, so that nothing underflows."""
 
     def __init__(self, problem: Problem, name: str = "problem") -> None:
-        has_data = any(isinstance(leaf, Tensor) and leaf.numel() for leaf in tree_leaves(problem.batches.first().data))
-        require(has_data, name, "have data", "a loss without any", "WAIC and its kin compare samples")
+        require(problem.has_data, name, "have data", "a loss without any", "WAIC and its kin compare samples")
         self._losses = SampleLosses(problem)
         self._centre = self._losses(problem.vector).double()
 
@@ -145,8 +143,8 @@ def _of_draws(problem: Problem, sets: Sequence[_Rises], chains: Chains) -> Bayes
         weighting = reweighted(chains, count)
         ess, status, weights = weighting.ess, weighting.status, weighting.weights * weighting.weights.size
     kept = _kept(chains)
-    means = _weighted_sums(problem, sets, parameters[torch.from_numpy(kept)], weights[kept])
-    return _criteria(sets, means, chains, "own chains" if own else "reweighted", ess, status)
+    sums = _weighted_sums(problem, sets, parameters[torch.from_numpy(kept)], weights[kept])
+    return _criteria(sets, sums, chains, "own chains" if own else "reweighted", ess, status)
 
 
 def _weighted_sums(problem: Problem, sets: Sequence[_Rises], parameters: Tensor, weights: Array) -> list[Array]:
@@ -165,7 +163,7 @@ def _weighted_sums(problem: Problem, sets: Sequence[_Rises], parameters: Tensor,
 
 
 def _criteria(
-    sets: Sequence[_Rises], means: Sequence[Array], chains: Chains, how: str, ess: float, status: Status
+    sets: Sequence[_Rises], sums: Sequence[Array], chains: Chains, how: str, ess: float, status: Status
 ) -> BayesCriteria:
     """All readings, with the jackknife over stretches for the errors."""
     centres = [rises.centre for rises in sets]
@@ -179,9 +177,9 @@ def _criteria(
         return np.asarray([bayes.mean(), gibbs.mean(), variance.sum(), (bayes + variance).mean(), *others])
 
     bayes, gibbs, variance, waic, *others = (
-        dataclasses.replace(estimate, cost=chains.cost, status=status) for estimate in jackknife(readings, means)
+        dataclasses.replace(estimate, cost=chains.cost, status=status) for estimate in jackknife(readings, sums)
     )
-    train, *held_out = by_sample(*[part.mean(axis=(0, 1)) for part in means])
+    train, *held_out = by_sample(*[part.mean(axis=(0, 1)) for part in sums])
     losses = [_over_samples(loss, row) for loss, row in zip(others, held_out[0][:2] if held_out else (), strict=True)]
     return BayesCriteria(
         waic=waic,

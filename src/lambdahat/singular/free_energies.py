@@ -15,11 +15,11 @@ from lambdahat._progress import report
 from lambdahat._rng import derived_seed, generator
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
+from lambdahat.sampling.automatic import Drawn
 from lambdahat.sampling.diagnostics import standard_error
 from lambdahat.sampling.kernels import Localization
 from lambdahat.sampling.running import localization_tensor
-from lambdahat.singular.stretches import mean_energy
-from lambdahat.singular.tempered import tempered
+from lambdahat.singular.tempered import reading_of, tempered
 
 PRIOR_DRAWS = 1000
 SPACING = 1.0  # in ln β
@@ -61,26 +61,24 @@ def free_energy(
     high = math.log(frozen.num_samples)
     count = _points(temperatures, high - low)
     nbetas = np.exp(np.linspace(low, high, count))
-    runs: list[Chains] = []
+    runs: list[Drawn] = []
     for number, nbeta in enumerate(nbetas):
         report("temperatures", number, count)
         own = derived_seed(seed, "temperature", number)
         runs.append(tempered(frozen, float(nbeta), seed=own, localization=localization, **settings))
     report("temperatures", count, count)
     step = (high - low) / (count - 1)
-    rows = [_energies(run) for run in runs]
-    part, error = _integral(rows, step)
-    coarse, _ = _integral(rows[::2], 2 * step)
+    found = [reading_of(run) for run in runs]
+    means, errors = np.array([float(each) for each in found]), np.array([float(each.stderr) for each in found])
+    ends = _variance(runs[0].chains), _variance(runs[-1].chains)
+    part, error = _integral(means, errors, ends, step)
+    coarse, _ = _integral(means[::2], errors[::2], ends, 2 * step)
     quadrature = abs(part - coarse) / 15
     stderr = math.sqrt(error**2 + quadrature**2 + float(bottom.stderr) ** 2)
-    status = next((run.status for run in runs if not run.status.ok), bottom.status)
-    cost = sum(run.cost for run in runs)
-    value = frozen.num_samples * frozen.loss() + float(bottom) + part
-    means = [mean_energy(run) for run in runs]
-    return FreeEnergy(
-        Estimate(value, stderr, cost, status), nbetas, np.array([float(mean) for mean in means]),
-        np.array([float(mean.stderr) for mean in means]), quadrature, prior_ess, cost, status,
-    )  # fmt: skip
+    status = next((each.status for each in found if not each.status.ok), Status.CONVERGED)
+    cost = sum(each.cost for each in found)
+    value = Estimate(frozen.num_samples * frozen.loss() + float(bottom) + part, stderr, cost, status)
+    return FreeEnergy(value, nbetas, means, errors, quadrature, prior_ess, cost, status)
 
 
 def _points(temperatures: int | None, width: float) -> int:
@@ -131,25 +129,25 @@ def _effective(energies: Array) -> float:
     return 1.0 / float((weights**2).sum())
 
 
-def _energies(chains: Chains) -> Array:
+def _integral(means: Array, errors: Array, ends: tuple[Estimate, Estimate], step: float) -> tuple[float, float]:
+    """∫ g = h·Σ'g + (h²/12)·(g'_first − g'_last) for λ̂ in ln β, g' = λ̂ − Var with the variances of the ``ends``.
+
+    Σ' takes half of the first and last. The standard error is that of independent terms.
+    """
+    weights = np.full(len(means), step)
+    weights[[0, -1]] = step / 2
+    bend = step**2 / 12
+    weights[0], weights[-1] = weights[0] + bend, weights[-1] - bend
+    total = float(weights @ means) - bend * (float(ends[0]) - float(ends[1]))
+    spread = [*(weights * errors), *(bend * float(end.stderr) for end in ends)]
+    return total, float(np.linalg.norm(spread))
+
+
+def _variance(chains: Chains) -> Estimate:
+    """Var[nβL] over the draws."""
     energies = chains.energies if chains.full_losses is None else chains.full_energies
     kept = energies[~chains.diagnostics.diverged]
     require(kept.size > 0, "chains", "have draws of finite loss", f"only diverged ones at nβ = {chains.nbeta:.3g}",
             chains.status.value)  # fmt: skip
-    return kept
-
-
-def _integral(rows: list[Array], step: float) -> tuple[float, float]:
-    """The trapezoidal rule over λ̂ in ln β with its end correction, and its standard error.
-
-    ∫ g = h·Σ'g + (h²/12)·(g'_first − g'_last), g' = λ̂ − Var; each row (chains, draws) enters through its own draws.
-    """
-    last = len(rows) - 1
-    total, variance = 0.0, 0.0
-    for number, row in enumerate(rows):
-        weight = step / 2 if number in (0, last) else step
-        bend = step**2 / 12 * ((number == 0) - (number == last))
-        seen = (weight + bend) * row - bend * (row - row.mean()) ** 2
-        total += float(seen.mean())
-        variance += standard_error(seen) ** 2
-    return total, math.sqrt(variance)
+    squares = (kept - kept.mean()) ** 2
+    return Estimate(float(squares.mean()), standard_error(squares))

@@ -12,7 +12,7 @@ from lambdahat._rng import generator
 from lambdahat.results import Estimate, Status
 
 TAILS = 10.0  # degrees of freedom of the proposal: its tails are heavier than the posterior's
-FEWEST = 1000  # effective draws below which the answer is not to be trusted
+FEWEST = 300  # effective draws below which the answer is not to be trusted
 ELEMENTS = 4_000_000  # draws × samples at a time
 
 

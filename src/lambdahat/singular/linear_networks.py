@@ -189,8 +189,8 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _worst_rhat(observed: Tensor) -> float:
-    """The largest rank-normalised split R-hat over observables, (chains, draws, observables)."""
+    """The largest rank-normalised split R-hat over observables that vary, (chains, draws, observables)."""
     from arviz_stats.base import array_stats  # type: ignore[attr-defined]
 
-    values = (array_stats.rhat(column.numpy(), chain_axis=0, draw_axis=1) for column in observed.unbind(-1))
-    return max(float(value) for value in values)
+    vary = [column.numpy() for column in observed.unbind(-1) if float(column.std() / column.abs().mean()) > 1e-9]
+    return max((float(array_stats.rhat(column, chain_axis=0, draw_axis=1)) for column in vary), default=1.0)

@@ -48,6 +48,19 @@ def _error(values: Array) -> float:
     return float(np.fmax(standard_error(values), values.std(ddof=1) / math.sqrt(values.size)))
 
 
+def joined(means: Sequence[Array], lengths: Sequence[int]) -> list[Array]:
+    """Means over stretches of such lengths, each (chains, stretches, …), as sums over some twenty of about one length.
+
+    First come the lengths themselves, (chains, stretches): the ratio of any other to it is a mean again.
+    """
+    counts = np.asarray(lengths, dtype=np.float64)
+    middles = (counts.cumsum() - counts / 2) / counts.sum()
+    starts = np.unique(np.floor(middles * min(STRETCHES, len(counts))), return_index=True)[1]
+    weights = counts * (len(starts) / counts.sum())
+    sums = [np.add.reduceat(np.moveaxis(np.moveaxis(part, 1, -1) * weights, -1, 1), starts, axis=1) for part in means]
+    return [np.tile(np.add.reduceat(weights, starts), (len(means[0]), 1)), *sums]
+
+
 def in_stretches(values: Array) -> Array:
     """Sums over some twenty stretches of values (chains, draws, …), so scaled that their mean is that of the values."""
     draws = values.shape[1]

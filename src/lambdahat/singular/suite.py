@@ -141,10 +141,11 @@ def _linear_network(widths: tuple[int, ...], rank: int, samples: int) -> Case:
 
 def _regressions() -> list[Case]:
     """Models with data: on all of it, and with so much of it that ``llc`` samples by mini-batches."""
-    return [_logistic(500, 8, torch.float64), _logistic(20_000, 60, torch.float32), _linear(50_000, 30)]
+    return [_logistic(500, 8, torch.float64, 20_000), _logistic(20_000, 60, torch.float32, 2000), _linear(50_000, 30)]
 
 
-def _logistic(samples: int, size: int, dtype: torch.dtype) -> Case:
+def _logistic(samples: int, size: int, dtype: torch.dtype, draws: int) -> Case:
+    """Labels drawn from the model, at its maximum-likelihood point; the truth by ``draws`` of importance sampling."""
     name = f"logistic-n{samples}-d{size}"
 
     @cache
@@ -157,7 +158,7 @@ def _logistic(samples: int, size: int, dtype: torch.dtype) -> Case:
 
     @cache
     def truth(nbeta: float, localization: float) -> Estimate:
-        return logistic_expectation(*data(), nbeta, localization)
+        return logistic_expectation(*data(), nbeta, localization, draws)
 
     def make() -> Problem:
         x, y, w = (tensor.to(dtype) for tensor in data())

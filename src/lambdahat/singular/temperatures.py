@@ -15,9 +15,10 @@ from lambdahat._progress import report
 from lambdahat._rng import derived_seed
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
+from lambdahat.sampling.automatic import Drawn
 from lambdahat.sampling.temperature import inverse_temperature
 from lambdahat.singular.stretches import mean_energy
-from lambdahat.singular.tempered import tempered
+from lambdahat.singular.tempered import reading_of, tempered
 
 FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)  # of 1/ln n, the temperatures of the regression
 
@@ -50,7 +51,8 @@ def wbic(source: Chains | Problem, **settings: Any) -> Estimate:
     """
     if not isinstance(source, Chains):
         require_problem(source)
-        source = tempered(source, log_temperature(source.num_samples), **settings)
+        found = tempered(source, log_temperature(source.num_samples), **settings)
+        return _free_energy(found.chains, reading_of(found))
     wanted = log_temperature(source.num_samples)
     require(math.isclose(source.nbeta, wanted, rel_tol=1e-6), "chains", f"be at nβ = n/ln n = {wanted:.6g}",
             f"chains at {source.nbeta:.6g}", "sample at that nbeta, or read local_free_energy(chains)")  # fmt: skip
@@ -62,8 +64,11 @@ def local_free_energy(chains: Chains) -> Estimate:
 
     At nβ = n/ln n it is the WBIC. ``free_energy`` has what this leaves out: −(m − 1)·ln ln n and the prior's constant.
     """
+    return _free_energy(chains, mean_energy(chains))
+
+
+def _free_energy(chains: Chains, energy: Estimate) -> Estimate:
     count = chains.num_samples
-    energy = mean_energy(chains)
     value, error = (math.log(count) * float(number) for number in (energy.value, energy.stderr))
     return dataclasses.replace(energy, value=count * chains.initial_loss + value, stderr=error)
 
@@ -86,24 +91,24 @@ def temperature_regression(
     require_problem(problem)
     count = problem.num_samples
     inverse = _betas(betas, count)
-    runs: list[Chains] = []
+    runs: list[Drawn] = []
     for number, beta in enumerate(inverse):
         report("temperatures", number, len(inverse))
         own = derived_seed(seed, "temperature", number)
-        runs.append(tempered(problem, count * beta, seed=own, **settings))
-        settings["localization"] = runs[0].localization
+        runs.append(tempered(problem, count * float(beta), seed=own, **settings))
+        settings["localization"] = runs[0].chains.localization
     report("temperatures", len(inverse), len(inverse))
-    rises = [mean_energy(run) for run in runs]
+    rises = [reading_of(run) for run in runs]
     values = np.array([float(rise) for rise in rises]) / inverse
     errors = np.array([float(rise.stderr) for rise in rises]) / inverse
-    status = next((run.status for run in runs if not run.status.ok), Status.CONVERGED)
-    cost = sum(run.cost for run in runs)
+    status = next((rise.status for rise in rises if not rise.status.ok), Status.CONVERGED)
+    cost = sum(rise.cost for rise in rises)
     slope, intercept, misfit = _line(1 / inverse, values, errors)
-    base = count * runs[0].initial_loss
+    base = count * runs[0].chains.initial_loss
     return TemperatureRegression(
         dataclasses.replace(slope, cost=cost, status=status),
         dataclasses.replace(intercept, value=base + float(intercept), cost=cost, status=status),
-        inverse, base + values, errors, misfit, runs[0].localization, cost, status,
+        inverse, base + values, errors, misfit, runs[0].chains.localization, cost, status,
     )  # fmt: skip
 
 

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from typing import Any
 
+from lambdahat._check import require
 from lambdahat.problem import Problem
-from lambdahat.results import Chains
-from lambdahat.sampling import hmc, sample
-from lambdahat.sampling.kernels import Localization
-from lambdahat.sampling.runners import Observable
+from lambdahat.results import Estimate
+from lambdahat.sampling.automatic import Drawn, drawn
+from lambdahat.sampling.estimation import DOF
+from lambdahat.sampling.kernels import Kernel
 
 
-def tempered(
-    problem: Problem,
-    nbeta: float,
-    *,
-    chains: int = 4,
-    seed: int = 0,
-    draws: int | None = None,
-    burn_in: int | None = None,
-    localization: Localization | None = None,
-    step_size: float,
-    averages: Mapping[str, Observable] | None = None,
-    **settings: Any,
-) -> Chains:
-    """Chains of exp(−nβ·L(w) − (γ/2)‖w − w*‖²)."""
-    gamma = 1.0 if localization is None else localization
-    kernel = hmc(step_size, nbeta, gamma, leapfrog=8, jitter=0.5)
-    return sample(problem, kernel, chains, draws or 500, seed, burn_in=burn_in or 50, averages=averages, **settings)
+def tempered(problem: Problem, nbeta: float, **settings: Any) -> Drawn:
+    """Chains at nβ and λ̂ read off them, with ``settings`` as for ``llc``; a kernel among these must have that nβ."""
+    kernel = settings.get("kernel")
+    if isinstance(kernel, Kernel):
+        require(math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6), "kernel", f"have nbeta = {nbeta:.6g}",
+                f"one at {kernel.nbeta:.6g}", 'give its name, such as "hmc", and its settings apart')  # fmt: skip
+    return drawn(problem, nbeta, **settings)
+
+
+def reading_of(found: Drawn) -> Estimate:
+    """λ̂ of chains that have been drawn, with what their kernel allows to take off noise and bias."""
+    return Estimate(found.reading.value, found.reading.stderr, found.chains.cost, found.chains.status, DOF)

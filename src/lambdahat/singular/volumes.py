@@ -19,7 +19,7 @@ from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Estimate, Result, Status
 
 POPULATIONS = 16  # independent runs: their spread is the error
-TRIALS, TRIALS_PER_PARAMETER = 8, 2  # of each kind of move at each level
+TRIALS, TRIALS_PER_PARAMETER = 6, 1  # of each kind of move at each level
 EASY, HARD = 0.7, 0.02  # the acceptance of moves too short, and too long, to be tried again
 FIT_LEVELS = 4  # the fewest levels that show a slope
 CHUNK = 1 << 22  # numbers that one mapped call may hold
@@ -30,7 +30,7 @@ class VolumeScaling(Result):
     """V(ε), the share of a ball of ``radius`` around w* where L − L* < ε, down to tiny shares.
 
     ``log_volumes`` (levels,) are the same for all populations, ``log_levels`` (populations, levels) the ε where each
-    population saw them. ``coefficient`` is the slope λ at the ``multiplicity`` asked for; ``slope`` reads it at another.
+    population saw them. ``coefficient`` is the slope λ at the ``multiplicity`` asked for, ``slope`` reads it at any.
     ``cost`` counts losses over the whole data.
     """
 
@@ -64,7 +64,8 @@ class VolumeScaling(Result):
         m is given, not fitted: over levels that can be sampled ln ln(ε₀/ε) is so nearly straight in ln ε that no data
         tell it from a slope. Taking m = 1 where it is larger lowers λ by about (m − 1)/ln(ε₀/ε).
         """
-        return _slope(self.log_volumes, self.log_levels, require_count(multiplicity, "multiplicity"), self.cost)
+        require_count(multiplicity, "multiplicity")
+        return _slope(self.log_volumes, self.log_levels, multiplicity, self.cost, self.status)
 
 
 def volume_scaling(
@@ -78,10 +79,10 @@ def volume_scaling(
     """λ = lim ε·d ln V/dε at the problem's parameters, with V(ε) the volume where L − L* < ε (Eqs. 14–16, NGD paper).
 
     Nested sampling: points uniform in the ball of ``radius`` are halved ``levels`` times, each time at the median of
-    their excess loss, the lower half doubled and moved on by slice sampling inside the level set, which needs no
-    tuning. The order statistics of N uniform points give each halving the exact mean of its ln V. ``samples`` points
-    are dealt to 16 independent populations, whose spread is the standard error. For small models: the cost grows with
-    λ·ln(1/ε), and every evaluation is a pass over the data.
+    their excess loss, the lower half doubled and moved on by Metropolis steps inside the level set, whose lengths
+    follow from the level before. The order statistics of N uniform points give each halving the exact mean of its ln V.
+    ``samples`` points are dealt to 16 populations, whose spread is the standard error. For small models: every
+    evaluation is a pass over the data, and λ·ln(ε₀/ε)/ln 2 levels lead to ε.
 
     NOT_A_MINIMUM says that points of lower loss were met, PRECISION_LIMIT that the rounding of the loss left too few
     levels, NOT_ASYMPTOTIC that the slope still changes along those used.
@@ -93,7 +94,7 @@ def volume_scaling(
     require_count(levels, "levels", least=4 * FIT_LEVELS)
     require_count(multiplicity, "multiplicity")
     cloud = _Cloud(problem, radius, size, seed)
-    log_volumes, log_levels = [-1.0 / size], [cloud.excess.max(dim=1).values]
+    log_volumes, log_levels = [-1.0 / size], [cloud.largest()]
     for level in range(1, levels + 1):
         thresholds = cloud.halve()
         if not bool((thresholds > cloud.floor).all()):
@@ -109,9 +110,7 @@ def volume_scaling(
     return VolumeScaling(slope, volumes, seen, multiplicity, radius, cloud.cost, status)
 
 
-def _slope(
-    log_volumes: Array, log_levels: Array, multiplicity: int, cost: int, status: Status = Status.CONVERGED
-) -> Estimate:
+def _slope(log_volumes: Array, log_levels: Array, multiplicity: int, cost: int, status: Status) -> Estimate:
     """λ over the lower half of the levels, its error from the populations."""
     dof = len(log_levels) - 1
     half = log_volumes.size // 2
@@ -155,6 +154,8 @@ class _Excess:
 
     @torch.no_grad()
     def __call__(self, offsets: Tensor) -> Tensor:
+        if len(offsets) == 0:
+            return torch.zeros(0, dtype=torch.float64, device=offsets.device)
         self.calls += len(offsets)
         points = self.centre + offsets.to(self.centre)
         total = torch.zeros(len(points), dtype=torch.float64, device=points.device)
@@ -193,7 +194,7 @@ class _Window:
         self._seen.append((lengths.flatten().log(), accepted.flatten()))
 
     def adapt(self) -> None:
-        """Set the bounds for the next level, whose sets are narrower by half at the most."""
+        """Set the bounds for the next level, with a margin for its narrower sets."""
         lengths = torch.cat([length for length, _ in self._seen]).sort()
         accepted = torch.cat([accept for _, accept in self._seen])[lengths.indices].double()
         count = torch.arange(1, len(accepted) + 1, device=accepted.device)
@@ -224,6 +225,10 @@ class _Cloud:
     def cost(self) -> int:
         """Losses over the whole data so far."""
         return self.measure.calls
+
+    def largest(self) -> Tensor:
+        """The largest finite excess of each population, (populations,)."""
+        return self.excess.masked_fill(self.excess.isinf(), 0.0).max(dim=1).values
 
     def halve(self) -> Tensor:
         """Keep the lower half of each population, twice; the lowest excess of the other half is the new level."""
@@ -263,8 +268,7 @@ class _Cloud:
 
     def _anywhere(self) -> Tensor:
         """A direction uniform on the sphere."""
-        directions = self._normal(*self.points.shape)
-        return directions / directions.norm(dim=-1, keepdim=True)
+        return torch.nn.functional.normalize(self._normal(*self.points.shape), dim=-1)
 
     def _between_dropped(self) -> Tensor:
         """The difference of two points just left out, as long and as thin as the level set; they move no more."""
@@ -279,9 +283,9 @@ class _Cloud:
         return max(32 * real.eps * abs(self.measure.baseline), 32 * float(self.measure(shaken).abs().max()), real.tiny)
 
     def _ball(self, populations: int, size: int, dim: int) -> Tensor:
-        directions = self._normal(populations, size, dim)
-        lengths = self._uniform(populations, size, 1) ** (1 / dim)
-        return self.radius * lengths * directions / directions.norm(dim=-1, keepdim=True)
+        directions = torch.nn.functional.normalize(self._normal(populations, size, dim), dim=-1)
+        lengths: Tensor = self.radius * self._uniform(populations, size, 1) ** (1 / dim)
+        return lengths * directions
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.rng, dtype=torch.float64).to(self.device)

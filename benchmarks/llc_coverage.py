@@ -1,0 +1,180 @@
+"""Is λ̂ right at its defaults, and are its error bars true? Every case of the ground-truth suite over many seeds.
+
+``lh.llc(problem)`` of each case and seed, in processes of one thread, against the truth at the same nβ and γ. Each run
+is a line of the --json file as soon as it ends; another call with the same file runs only what is missing. The summary
+says how far single runs and the means of cases are off, and how often 95 % intervals hold the truth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[variable] = "1"  # before torch and numpy are loaded, here and in every worker
+
+import torch
+from timing import report
+
+from lambdahat.results import student_quantile
+from lambdahat.singular.coefficient import llc
+from lambdahat.singular.suite import suite
+
+Row = dict[str, Any]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default="*", help="globs of case names, with commas between")
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no more runs are started")
+    parser.add_argument("--json", type=Path, default=Path("llc_coverage.jsonl"), help="one line for each run")
+    parser.add_argument("--summary", type=Path, help="write the summary to this file too")
+    return parser.parse_args()
+
+
+def single(task: tuple[str, int]) -> Row:
+    """One run: what ``llc`` says, and the truth where it says it."""
+    name, seed = task
+    torch.set_num_threads(1)
+    case = next(case for case in suite() if case.name == name)
+    row: Row = {"case": name, "seed": seed}
+    try:
+        problem = case.make()
+        start = time.perf_counter()
+        found = llc(problem, seed=seed)
+        seconds = time.perf_counter() - start
+        truth = case.truth(found.nbeta, float(found.localization))
+    except Exception as error:  # one case that breaks must not end the others
+        return row | {"error": f"{type(error).__name__}: {error}"}
+    assert found.chains is not None
+    return row | {
+        "value": float(found), "stderr": float(found.stderr), "dof": found.dof, "truth": float(truth),
+        "truth_stderr": float(truth.stderr), "asymptotic": case.asymptotic, "nbeta": found.nbeta,
+        "localization": float(found.localization), "raw": found.raw, "step_size": found.step_size, "rhat": found.rhat,
+        "ess": found.ess, "acceptance": found.chains.diagnostics.acceptance, "kernel": found.chains.kernel,
+        "gradients": found.cost, "seconds": seconds, "status": found.status.name,
+        "localization_bias": float(found.localization_bias),
+    }  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> list[Row]:
+    """All runs that are asked for and not in the file yet, seed by seed so that an early end cuts all cases alike."""
+    names = [case.name for case in suite() if any(fnmatch.fnmatch(case.name, g) for g in args.cases.split(","))]
+    wanted = [(name, seed) for seed in range(args.first, args.first + args.seeds) for name in names]
+    done = read(args.json)
+    known = {(row["case"], row["seed"]) for row in done if "error" not in row}
+    left = [task for task in wanted if task not in known]
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + 60 * args.minutes
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(args.workers) as pool, args.json.open("a", encoding="utf-8") as file:
+        tasks, running = iter(left), []
+        while True:
+            while len(running) < args.workers and time.monotonic() < end and (task := next(tasks, None)):
+                running.append(pool.apply_async(single, (task,)))
+            for result in [result for result in running if result.ready()]:
+                running.remove(result)
+                file.write(json.dumps(result.get()) + "\n")
+                file.flush()
+            if not running:
+                break
+            time.sleep(0.02)
+    return [row for row in read(args.json) if (row["case"], row["seed"]) in set(wanted)]
+
+
+def read(path: Path) -> list[Row]:
+    """The runs of a file, the last of each case and seed."""
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+    rows = [json.loads(line) for line in lines if line.endswith("}")]
+    return list({(row["case"], row["seed"]): row for row in rows}.values())
+
+
+def covered(row: Row) -> bool:
+    quantile = student_quantile(0.95, row["dof"])
+    return abs(row["value"] - row["truth"]) <= quantile * math.hypot(row["stderr"], row["truth_stderr"])
+
+
+def error(row: Row) -> float:
+    return (row["value"] - row["truth"]) / row["truth"]
+
+
+def summary(name: str, rows: list[Row]) -> Row:
+    """One case: its errors relative to the truth, their mean in standard errors of the mean, coverage, cost."""
+    errors = [error(row) for row in rows]
+    scores = [(row["value"] - row["truth"]) / math.hypot(row["stderr"], row["truth_stderr"]) for row in rows]
+    statuses = [row["status"] for row in rows]
+    sizes = sorted(map(abs, errors))
+    mean = statistics.fmean(errors)
+    spread = statistics.stdev(errors) if len(errors) > 1 else math.nan
+    asymptotic = rows[0]["asymptotic"]
+    truth = statistics.fmean(row["truth"] for row in rows)
+    return {
+        "case": name, "runs": len(rows), "truth": truth, "asymptotic": asymptotic,
+        "off asymptotic %": None if asymptotic is None else 100 * statistics.fmean(
+            row["value"] / asymptotic - 1 for row in rows),
+        "mean error %": 100 * mean, "± %": 100 * math.hypot(
+            spread / math.sqrt(len(rows)), rows[0]["truth_stderr"] / truth),
+        "median |error| %": 100 * statistics.median(sizes), "worst |error| %": 100 * sizes[-1],
+        "stderr %": 100 * statistics.median(row["stderr"] / abs(row["truth"]) for row in rows),
+        "coverage %": 100 * statistics.fmean(map(covered, rows)),
+        "rms z": math.sqrt(statistics.fmean(score**2 for score in scores)),
+        "γ": "/".join(f"{g:.3g}" for g in quantiles([row["localization"] for row in rows])),
+        "gradients": round(statistics.median(row["gradients"] for row in rows)),
+        "seconds": statistics.median(row["seconds"] for row in rows),
+        "not ok": " ".join(f"{s}:{statuses.count(s)}" for s in sorted(set(statuses)) if s != "CONVERGED"),
+    }  # fmt: skip
+
+
+def quantiles(values: list[float]) -> list[float]:
+    """Least, median and largest, or the one value they share."""
+    return sorted({min(values), statistics.median_low(values), max(values)})
+
+
+def overall(rows: list[Row], table: list[Row]) -> dict[str, Any]:
+    sizes = [abs(error(row)) for row in rows]
+    worst = max(table, key=lambda line: abs(line["mean error %"]))
+    farthest = max(rows, key=lambda row: abs(error(row)))
+    return {
+        "runs": len(rows), "median |error| %": round(100 * statistics.median(sizes), 2),
+        "share of runs within 5 %": round(statistics.fmean(size <= 0.05 for size in sizes), 3),
+        "within 15 %": round(statistics.fmean(size <= 0.15 for size in sizes), 4),
+        "worst mean of a case %": f"{worst['mean error %']:.2f} ({worst['case']})",
+        "worst run %": f"{100 * error(farthest):.1f} ({farthest['case']}, seed {farthest['seed']})",
+        "coverage %": round(100 * statistics.fmean(map(covered, rows)), 1),
+        "coverage of cases %": "{:.0f} to {:.0f}".format(*(f(t["coverage %"] for t in table) for f in (min, max))),
+    }  # fmt: skip
+
+
+def main() -> None:
+    args = arguments()
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    rows = run(args)
+    broken = [row for row in rows if "error" in row]
+    for row in broken:
+        print(f"{row['case']}, seed {row['seed']}: {row['error']}")
+    fine = [row for row in rows if "error" not in row]
+    if not fine:
+        return
+    by_case: dict[str, list[Row]] = {}
+    for row in fine:
+        by_case.setdefault(row["case"], []).append(row)
+    table = [summary(case.name, by_case[case.name]) for case in suite() if case.name in by_case]
+    described = {"torch": torch.__version__, "workers": args.workers, "minutes": round((time.perf_counter() - start) / 60, 1),
+                 "errors": len(broken), **overall(fine, table)}  # fmt: skip
+    report("λ̂ at its defaults against the truth", described, table, args.summary)
+
+
+if __name__ == "__main__":
+    main()
