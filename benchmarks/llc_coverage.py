@@ -18,9 +18,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ[variable] = "1"  # before torch and numpy are loaded, here and in every worker
-
 import torch
 from timing import report
 
@@ -29,6 +26,7 @@ from lambdahat.singular.coefficient import llc
 from lambdahat.singular.suite import suite
 
 Row = dict[str, Any]
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def arguments() -> argparse.Namespace:
@@ -158,7 +156,7 @@ def overall(rows: list[Row], table: list[Row]) -> dict[str, Any]:
 
 def main() -> None:
     args = arguments()
-    torch.set_num_threads(1)
+    os.environ.update(dict.fromkeys(THREADS, "1"))  # the workers are born with it
     start = time.perf_counter()
     rows = run(args)
     broken = [row for row in rows if "error" in row]
@@ -171,8 +169,9 @@ def main() -> None:
     for row in fine:
         by_case.setdefault(row["case"], []).append(row)
     table = [summary(case.name, by_case[case.name]) for case in suite() if case.name in by_case]
-    described = {"torch": torch.__version__, "workers": args.workers, "minutes": round((time.perf_counter() - start) / 60, 1),
-                 "errors": len(broken), **overall(fine, table)}  # fmt: skip
+    minutes = round((time.perf_counter() - start) / 60, 1)
+    described = {"torch": torch.__version__, "workers": args.workers, "minutes": minutes, "errors": len(broken)}
+    described |= overall(fine, table)
     report("λ̂ at its defaults against the truth", described, table, args.summary)
 
 

@@ -59,12 +59,17 @@ def _minimised(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> floa
     return float(closure().detach())
 
 
-def missing(case: Case, document: dict[str, Any]) -> list[tuple[float, float]]:
+def missing(case: Case) -> list[tuple[float, float]]:
     """The (nβ, γ) of a case that are not stored yet."""
     samples = case.make().num_samples
     nbeta = samples / math.log(samples)
-    known = {(row[0], row[1]) for row in document["values"].get(case.name, ())}
+    known = {(row[0], row[1]) for row in read()["values"].get(case.name, ())}
     return [(nbeta, gamma) for gamma in LOCALIZATIONS if (nbeta, gamma) not in known]
+
+
+def read() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(PATH.read_text("utf-8"))
+    return document
 
 
 def write(document: dict[str, Any]) -> None:
@@ -80,19 +85,17 @@ def main() -> None:
     parser.add_argument("--cases", default="", help="only cases whose name holds this")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    fresh = args.anew or not PATH.is_file()
-    document = {"values": {}, "parameters": {}} if fresh else json.loads(PATH.read_text("utf-8"))
-    if suite.MLP not in document["parameters"]:
-        document["parameters"][suite.MLP] = trained()
-        write(document)
+    if args.anew or not PATH.is_file():
+        write({"values": {}, "parameters": {suite.MLP: trained()}})
     for case in suite.suite():
         if not isinstance(case.truth, suite.Reference) or args.cases not in case.name:
             continue
-        for nbeta, gamma in missing(case, document):
+        for nbeta, gamma in missing(case):
             start = time.perf_counter()
             found = case.truth.compute(nbeta, gamma, EFFORT)
             print(f"{case.name}, γ = {gamma:g}: {found}, {time.perf_counter() - start:.0f} s", flush=True)
             if found.status.ok:
+                document = read()  # anew: several of this script may run side by side
                 row = [nbeta, gamma, float(found), float(f"{float(found.stderr):.3g}"), found.dof]
                 document["values"].setdefault(case.name, []).append(row)
                 write(document)

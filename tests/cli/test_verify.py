@@ -32,7 +32,9 @@ def calls(monkeypatch, tmp_path):
         size = problem.num_parameters
         seen.append(size)
         status = Status.NOT_MIXED if size == 2 else Status.CONVERGED
-        return LearningCoefficient(size / 2 + 0.01 + (size == 3), 0.02, 1200, status, 15.0, nbeta=20.0, localization=1.0)
+        return LearningCoefficient(
+            size / 2 + 0.01 + (size == 3), 0.02, 1200, status, 15.0, nbeta=20.0, localization=1.0
+        )
 
     cases = [case("plane-1", 1, 0.5), case("plane-2", 2), case("Bad-3", 3)]
     monkeypatch.setattr(verification, "llc", answer)
@@ -73,9 +75,7 @@ def test_cases_are_chosen_by_glob(calls):
     assert calls == [3]
     result = call("--case", "none")
     assert result.exit_code == 2
-    assert result.stderr.strip() == (
-        "error: --case must match a case, got 'none'; there are: plane-1; plane-2; Bad-3"
-    )
+    assert result.stderr.strip() == ("error: --case must match a case, got 'none'; there are: plane-1; plane-2; Bad-3")
 
 
 def test_json_is_all_there_is_on_standard_output():
@@ -113,4 +113,4 @@ def test_an_interrupted_run_resumes(calls, monkeypatch):
 def test_the_cases_of_the_suite_have_names_for_files():
     names = [verification._file_name(each.name) for each in suite()]
     assert len(set(names)) == len(names)
-    assert set(each.name for each in suite(quick=True)) < set(each.name for each in suite())
+    assert {each.name for each in suite(quick=True)} < {each.name for each in suite()}

@@ -187,7 +187,9 @@ def test_the_bias_that_is_taken_off_is_named():
 
 
 def test_distances_are_shown_from_zero_unless_they_hardly_change():
-    near, far = (plot(some_chains(distances=d)).axes[2] for d in (some_chains().distances, 25 + some_chains().distances))
+    near, far = (
+        plot(some_chains(distances=d)).axes[2] for d in (some_chains().distances, 25 + some_chains().distances)
+    )
     assert near.get_ylim()[0] == 0
     assert far.get_ylim()[0] > 20
 

@@ -68,7 +68,7 @@ def test_intervals_cover():
     wanted = exact(KNOWN, HELD_OUT)
     inside: dict[str, list[bool]] = {name: [] for name in READINGS[:-1]}
     for seed in range(40):
-        run = bayes_criteria(KNOWN.problem, HELD_OUT, seed=100 + seed, draws=120, **SETTINGS)
+        run = bayes_criteria(KNOWN.problem, HELD_OUT, seed=100 + seed, draws=250, **SETTINGS)
         for name, seen in inside.items():
             seen.append(abs(float(getattr(run, name)) - wanted[name]) < 2 * draws_error(run, name))
     assert all(np.mean(seen) >= 0.85 for seen in inside.values()), {k: np.mean(v) for k, v in inside.items()}
@@ -314,6 +314,13 @@ def test_stretches_are_joined_by_their_lengths():
     assert sums.mean(axis=(0, 1)) == pytest.approx(draws.mean(axis=(0, 1)))
     first = math.ceil(weights[0, 0] * sum(lengths) / weights.shape[1] - 1e-9)
     assert sums[:, 0] / weights[:, 0, None] == pytest.approx(draws[:, :first].mean(axis=1))
+
+
+def test_chains_tell_how_long_their_stretches_are():
+    chains = sample(KNOWN.problem, hmc(0.02, 30.0), 2, 45, averages={"w": lambda theta: theta}, keep_parameters=True)
+    weights, sums = joined([chains.averages["w"]], chains.stretches)
+    assert sum(chains.stretches) == 45
+    assert sums.mean(axis=(0, 1)) / weights.mean() == pytest.approx(chains.parameters.mean(dim=(0, 1)).numpy())
 
 
 def test_one_stretch_has_no_error():

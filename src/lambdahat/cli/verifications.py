@@ -18,8 +18,8 @@ from lambdahat.singular.verification import Case, Comparison, Verification, veri
 
 HEADER = ("case", "λ̂ ± error", "exact", "n → ∞", "off by", "gradients", "verdict")
 NOTE = (
-    "exact is λ̂ at the same nβ and γ; off by: in standard errors, and relative. A case agrees if its 95 % interval holds "
-    "the exact value, is near if the 99.9 % interval does, and fails beyond, or if it is off by more than 15 %."
+    "exact is λ̂ at the same nβ and γ; off by: in standard errors, and relative. A case agrees if its 95 % interval "
+    "holds the exact value, is near if the 99.9 % interval does, and fails beyond, or if it is off by more than 15 %."
 )
 
 
@@ -66,8 +66,8 @@ def as_row(row: Comparison) -> tuple[str, ...]:
 def headline(found: Verification) -> str:
     """One line on all cases."""
     return (
-        f"{found.covered} of {len(found)} intervals hold the exact value; relative error {found.median_error:.1%} in the "
-        f"median, {found.worst_error:.1%} at worst; {len(found.failed) or 'none'} "
+        f"{found.covered} of {len(found)} intervals hold the exact value; relative error {found.median_error:.1%} in "
+        f"the median, {found.worst_error:.1%} at worst; {len(found.failed) or 'none'} "
         f"{'fails' if len(found.failed) == 1 else 'fail'}"
     )
 

@@ -110,9 +110,9 @@ def _rolling(values: Array, window: int) -> tuple[Array, Array]:
     """Draw numbers and means over ``window`` draws of one trace, at most some hundred of them."""
     sums = np.cumsum(np.concatenate([[0.0], values]))
     means = (sums[window:] - sums[:-window]) / window
-    where = np.arange(len(means)) + (window + 1) / 2
+    where = np.arange(len(means), dtype=np.float64) + (window + 1) / 2
     step = max(len(means) // POINTS, 1)
-    return where[::step], means[::step]
+    return where[::step], np.asarray(means[::step])
 
 
 def _draw_each(chains: Chains, values: Array, axes: Axes) -> None:

@@ -1,4 +1,4 @@
-"""What figures share: a canvas that needs no display, colours, numbers as text. Nothing here changes global settings."""
+"""What figures share: a canvas that needs no display, colours, numbers as text. Nothing changes global settings."""
 
 from __future__ import annotations
 

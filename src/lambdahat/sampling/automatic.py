@@ -156,7 +156,7 @@ def _trajectories(
     if wanted.step_size is None and not isinstance(wanted.kernel, Kernel):
         tuned = hamiltonian_pilot.tune(runner, problem, kernel)
         kernel, reasons = tuned.kernel, dict(tuned.reasons)
-    burn(runner, wanted.burn_in or 0, 1)
+    burn(runner, wanted.burn_in or 0)
     if wanted.localization is None and not isinstance(wanted.kernel, Kernel):
         reasons["localization"] = "the weakest of 1, 10, 100, … at which the chains mix"
     before = runner.gradients_spent
@@ -219,7 +219,7 @@ def _steps(
         reasons = {**tuned.reasons, **reasons}
     else:
         runner.retune(kernel)
-        burn(runner, burn_in, 1)
+        burn(runner, burn_in)
     before = runner.gradients_spent
     collector = Collector(runner, problem, kernel, plan, mode, wanted.watch)
     going = collector.draw(draws)

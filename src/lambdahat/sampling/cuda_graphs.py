@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from lambdahat.operators.linearise import twice_differentiable
-from lambdahat.problem import Problem
 from lambdahat.sampling.gradients import OneByOne, Together
 from lambdahat.sampling.kernels import Kernel
-from lambdahat.sampling.runners import Plan, Record, Runner
+from lambdahat.sampling.runners import Ground, Record, Runner
 
 ROOM = 512
 
@@ -19,15 +18,13 @@ ROOM = 512
 class GraphRunner(Runner):
     """A runner whose steps are replays of one captured step; the traces are written on the device."""
 
-    def __init__(
-        self, problem: Problem, kernel: Kernel, chains: Sequence[int], plan: Plan, gradients: Together | OneByOne
-    ) -> None:
-        super().__init__(problem, kernel, chains, plan, gradients)
+    def __init__(self, ground: Ground, kernel: Kernel, chains: Sequence[int], gradients: Together | OneByOne) -> None:
+        super().__init__(ground, kernel, chains, gradients)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._room = max(ROOM, plan.thin)
+        self._room = max(ROOM, self.plan.thin)
         shape = (len(self.traces), len(self.chains), self._room)
-        self._traces = torch.zeros(shape, dtype=torch.float64, device=problem.device)
-        self._place = torch.zeros(1, dtype=torch.int64, device=problem.device)
+        self._traces = torch.zeros(shape, dtype=torch.float64, device=self.problem.device)
+        self._place = torch.zeros(1, dtype=torch.int64, device=self.problem.device)
         self._capture()
 
     def retune(self, kernel: Kernel) -> None:
@@ -37,6 +34,14 @@ class GraphRunner(Runner):
     def restart(self) -> None:
         super().restart()
         self._capture()
+
+    def skip(self, steps: int) -> None:
+        assert self._graph is not None
+        for start in range(0, steps, self._room):
+            self._place.zero_()
+            for _ in range(min(self._room, steps - start)):
+                self._graph.replay()
+        self.gradients_spent += steps
 
     def advance(self, draws: int) -> Record:
         parts = []

@@ -91,7 +91,7 @@ class AcceptanceProbe:
 
     def __init__(self, problem: Problem, kernel: Kernel, seed: int) -> None:
         few = problem.num_samples > PROBE_SAMPLES and problem.norm != "train"
-        self._problem = problem.subsample(PROBE_SAMPLES, seed) if few else problem
+        self._problem = problem.subsample(PROBE_SAMPLES, seed, PROBE_SAMPLES) if few else problem
         self._gradients = OneByOne(self._problem)
         self._seed, self._centre = seed, problem.vector
         self._seen: list[float] = []

@@ -123,7 +123,8 @@ def _blocks(values: Array, count: int) -> Array:
     size = values.shape[1] // count
     if size == 0:
         return values
-    return values[:, values.shape[1] - size * count :].reshape(len(values), count, size).mean(axis=2)
+    means: Array = values[:, values.shape[1] - size * count :].reshape(len(values), count, size).mean(axis=2)
+    return means
 
 
 def _split_rhat(values: Array) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -12,15 +13,20 @@ from lambdahat.batches import Batch
 from lambdahat.evaluators import Parameters
 from lambdahat.problem import Problem
 from lambdahat.sampling.minibatches import Minibatches
+from lambdahat.sampling.unfolded import UnfoldedConvolutions
 
 LossAndGradient = tuple[Tensor, Tensor]
 
 
 class Together:
-    """All chains in one call: the losses are mapped (``torch.vmap``), so that matrix products become batched ones."""
+    """All chains in one call: the losses are mapped (``torch.vmap``), so that matrix products become batched ones.
 
-    def __init__(self, problem: Problem) -> None:
+    With ``unfold`` convolutions become matrix products, too.
+    """
+
+    def __init__(self, problem: Problem, unfold: bool = False) -> None:
         self.problem = problem
+        self._convolutions = UnfoldedConvolutions if unfold else nullcontext
 
     def one_batch(self, positions: Tensor, batch: Batch) -> LossAndGradient:
         """Losses (chains,) and gradients (chains, P) on one batch for all."""
@@ -40,7 +46,8 @@ class Together:
     def _differentiated(self, loss: Callable[..., Tensor], positions: Tensor, *parts: Tensor) -> LossAndGradient:
         """One backward pass through the sum: the chains do not touch each other."""
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.problem.named(positions).items()}
-        losses = torch.vmap(loss)(leaves, *parts)
+        with self._convolutions():
+            losses = torch.vmap(loss)(leaves, *parts)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
         if len(gradients) == 1 and gradients[0] is not None and gradients[0].dtype == positions.dtype:
             return losses.detach(), gradients[0].reshape(positions.shape)

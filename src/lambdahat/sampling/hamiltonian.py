@@ -46,7 +46,7 @@ class HMC(Kernel):
     def trajectory(self, step: int) -> tuple[int, float]:
         """The number of leapfrog steps of the ``step``-th trajectory and the length of each."""
         fewest = min(FEWEST, self.leapfrog)
-        count = math.ceil(fewest * (self.leapfrog / fewest) ** ((step + 1) * GOLDEN % 1.0))
+        count = int(fewest * ((self.leapfrog + 1) / fewest) ** ((step + 1) * GOLDEN % 1.0))
         return count, math.sqrt(self.step_size) * self.jitter ** ((step + 1) * ROOT % 1.0)
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
@@ -97,7 +97,8 @@ class HMC(Kernel):
             tie = torch.linalg.vecdot(self.localization * away, away)
         else:
             tie = float(self.localization) * torch.linalg.vecdot(away, away)  # type: ignore[arg-type]
-        return self.nbeta * point.loss.double() + 0.5 * (tie + torch.linalg.vecdot(momentum, momentum))
+        energy: Tensor = self.nbeta * point.loss.double() + 0.5 * (tie + torch.linalg.vecdot(momentum, momentum))
+        return energy
 
 
 class _Point(NamedTuple):

@@ -77,7 +77,8 @@ def _hessian_scale(problem: Problem, kernel: HMC) -> Tensor | None:
     uneven = float(stiffness.max() / stiffness[curved].min()) > 100 if bool(curved.any()) else False
     if not uneven or float(curved.double().mean()) < 0.5 or not bool(torch.isfinite(stiffness).all()):
         return None
-    return ((vectors * stiffness.rsqrt()) @ vectors.T).to(problem.dtype)
+    root: Tensor = (vectors * stiffness.rsqrt()) @ vectors.T
+    return root.to(problem.dtype)
 
 
 def _warmed_up(runner: AnyRunner, kernel: HMC, length: float) -> HMC:

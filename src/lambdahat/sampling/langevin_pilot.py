@@ -18,6 +18,7 @@ from lambdahat.sampling.diagnostics import standard_error
 from lambdahat.sampling.kernels import SGLD, Kernel
 from lambdahat.sampling.modes import AnyRunner
 from lambdahat.sampling.runners import Record
+from lambdahat.sampling.running import burn
 
 WINDOWS, WINDOW, MOST_WINDOWS = 12, 25, 36
 STEP_BIAS = 0.10  # of λ̂, before it is taken off
@@ -62,7 +63,7 @@ def tune(
         )
     if tie_given:
         runner.retune(kernel)
-        _advance(runner, max(burn_in - (0 if step_given else WINDOWS * WINDOW), burn_in // 5))
+        burn(runner, max(burn_in - (0 if step_given else WINDOWS * WINDOW), burn_in // 5))
         return Tuned(kernel, reasons)
     gamma = _weakest(kernel.step_size, burn_in)
     stronger, held = _at_stronger(runner, kernel, 2 * gamma, problem.num_parameters)
@@ -73,7 +74,7 @@ def tune(
     kernel = dataclasses.replace(kernel, localization=gamma)
     runner.retune(kernel)
     used = (0 if step_given else WINDOWS * WINDOW) + sum(STRONGER)
-    _advance(runner, max(burn_in - used, burn_in // 3))
+    burn(runner, max(burn_in - used, burn_in // 3))
     return Tuned(kernel, reasons, (2 * _weakest(kernel.step_size, burn_in), stronger))
 
 
@@ -150,7 +151,7 @@ def _searched(
 def _curvature(problem: Problem, seed: int) -> float:
     """About the largest eigenvalue of the Hessian, by a few power iterations on some of the data; 1 where it is 0."""
     few = min(POWER_SAMPLES, problem.num_samples)
-    part = problem if problem.norm == "train" else problem.subsample(few, seed)
+    part = problem if problem.norm == "train" else problem.subsample(few, seed, few)
     operator = hessian(part)
     vector = torch.randn(operator.dim, generator=generator(seed, "curvature")).to(operator.device, operator.dtype)
     size = 0.0
@@ -183,16 +184,8 @@ def _at_stronger(runner: AnyRunner, kernel: SGLD, gamma: float, parameters: int)
     """λ̂ at a stronger localization, and whether the loss holds most directions there (γr² well below P)."""
     runner.retune(dataclasses.replace(kernel, localization=gamma))
     thrown, kept = STRONGER
-    _advance(runner, thrown)
+    burn(runner, thrown)
     record = runner.advance(kept)
     energies = (kernel.nbeta * (record["loss"] - record["centre"])).numpy()
     held = gamma * float(record["distance"].square().mean()) <= 0.4 * parameters
     return Estimate(float(energies.mean()), standard_error(energies)), held
-
-
-def _advance(runner: AnyRunner, steps: int) -> None:
-    """Steps that are thrown away."""
-    for start in range(0, steps, 100):
-        report("burn-in", start, steps)
-        runner.advance(min(100, steps - start))
-    report("burn-in", steps, steps)

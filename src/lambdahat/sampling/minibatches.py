@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ class Minibatches:
     """
 
     def __init__(self, problem: Problem, batch_size: int | None, shared: bool, seed: int) -> None:
-        self.problem, self.shared = problem, shared
+        self.problem, self.shared, self._seed = problem, shared, seed
         self._whole: Tensor | None = None
         self._common = Streams(seed, [-1], problem.device)
         columns = _columns(problem)
@@ -49,6 +50,12 @@ class Minibatches:
             self.size = sizes[0]
             self._cumulative = torch.tensor(problem.weights, dtype=torch.float64).cumsum(0)
         self.centre_losses = losses
+
+    def afresh(self) -> Minibatches:
+        """The same, its streams at their beginning."""
+        other = copy.copy(self)
+        other._common = Streams(self._seed, [-1], self.problem.device)
+        return other
 
     @property
     def generators(self) -> list[torch.Generator]:

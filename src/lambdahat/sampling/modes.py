@@ -12,7 +12,8 @@ from lambdahat.problem import Problem
 from lambdahat.sampling.cuda_graphs import GraphRunner
 from lambdahat.sampling.gradients import OneByOne, Together
 from lambdahat.sampling.kernels import Kernel
-from lambdahat.sampling.runners import Plan, Runner
+from lambdahat.sampling.runners import Ground, Plan, Runner
+from lambdahat.sampling.unfolded import has_unfoldable
 from lambdahat.sampling.workers import ForkedRunner, processes_available
 
 MODES = ("auto", "batched", "sequential", "processes", "graph")
@@ -30,7 +31,7 @@ def make_runner(problem: Problem, kernel: Kernel, chains: int, plan: Plan, mode:
     that work are timed once over a few steps. Modes differ in rounding only.
     """
     require_choice(mode, "mode", MODES)
-    makers = _makers(problem, kernel, chains, plan)
+    makers = _makers(Ground(problem, plan, kernel.exact), kernel, chains)
     if mode != "auto":
         require(mode in makers, "mode", f"be one of {', '.join(makers)} for this problem and kernel", repr(mode),
                 _why_not(mode))  # fmt: skip
@@ -43,27 +44,24 @@ def make_runner(problem: Problem, kernel: Kernel, chains: int, plan: Plan, mode:
     if problem.num_parameters * samples <= SMALL or problem.device.type == "cuda":
         runner = _working(makers["batched"]) if "batched" in makers else None
         return (runner, "batched") if runner is not None else (makers["sequential"](), "sequential")
-    return _fastest(makers, plan)
+    return _fastest(makers)
 
 
-def _makers(problem: Problem, kernel: Kernel, chains: int, plan: Plan) -> dict[str, Callable[[], AnyRunner]]:
+def _makers(ground: Ground, kernel: Kernel, chains: int) -> dict[str, Callable[[], AnyRunner]]:
     """The modes that the problem and kernel leave open."""
-    numbers = range(chains)
+    problem, source, numbers = ground.problem, ground.source, range(chains)
     found: dict[str, Callable[[], AnyRunner]] = {
-        "sequential": lambda: Runner(problem, kernel, numbers, plan, OneByOne(problem))
+        "sequential": lambda: Runner(ground, kernel, numbers, OneByOne(problem))
     }
-    if kernel.exact or plan.shared_batches or _by_sample(problem):
-        found["batched"] = lambda: Runner(problem, kernel, numbers, plan, Together(problem))
-        if problem.device.type == "cuda" and not kernel.exact and not plan.looks:
-            found["graph"] = lambda: GraphRunner(problem, kernel, numbers, plan, Together(problem))
-    processes = min(chains, os.cpu_count() or 1)
+    if source is None or source.shared or source.by_sample:
+        found["batched"] = lambda: Runner(ground, kernel, numbers, Together(problem))
+        if problem.device.type == "cuda" and source is not None and source.by_sample and not ground.plan.looks:
+            found["graph"] = lambda: GraphRunner(ground, kernel, numbers, Together(problem, has_unfoldable(problem)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processes = min(chains, cores)
     if processes_available(problem) and processes > 1:
-        found["processes"] = lambda: ForkedRunner(problem, kernel, numbers, plan, processes)
+        found["processes"] = lambda: ForkedRunner(ground, kernel, numbers, processes)
     return found
-
-
-def _by_sample(problem: Problem) -> bool:
-    return problem.norm != "train" and problem.batches.in_memory
 
 
 def _why_not(mode: str) -> str:
@@ -78,25 +76,28 @@ def _working(make: Callable[[], AnyRunner]) -> AnyRunner | None:
     """The runner, or None where the model cannot be mapped or captured."""
     try:
         with rng_untouched():
-            make().advance(1)
+            make().skip(1)
             return make()
     except Failure:
         return None
 
 
-def _fastest(makers: dict[str, Callable[[], AnyRunner]], plan: Plan) -> tuple[AnyRunner, str]:
+def _fastest(makers: dict[str, Callable[[], AnyRunner]]) -> tuple[AnyRunner, str]:
     """The mode whose steps take least time."""
     times: dict[str, float] = {}
     for name, make in makers.items():
+        runner = None
         try:
             runner = make()
-            runner.advance(1)
+            runner.skip(1)
             start = time.perf_counter()
-            runner.advance(max(TIMED_STEPS // plan.thin, 1))
+            runner.skip(TIMED_STEPS)
             times[name] = time.perf_counter() - start
-            runner.close()
         except Failure:
             if name == "sequential":
                 raise
+        finally:
+            if runner is not None:
+                runner.close()
     best = min(times, key=lambda name: times[name])
     return makers[best](), best

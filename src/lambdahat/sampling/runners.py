@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -44,26 +45,33 @@ class Plan:
         return self.full_losses or self.keep_parameters or bool(self.observables) or bool(self.averages)
 
 
-class Runner:
-    """Chains of one kernel on one problem, advanced together in this process."""
+class Ground:
+    """What all runners of a run stand on: the problem, the plan, the centre, its loss and the batches to draw from."""
 
-    def __init__(
-        self, problem: Problem, kernel: Kernel, chains: Sequence[int], plan: Plan, gradients: Together | OneByOne
-    ) -> None:
-        self.problem, self.kernel, self.plan, self.gradients = problem, kernel, plan, gradients
-        self.chains = tuple(chains)
-        self.centre = problem.vector
-        self.rng = Streams(plan.seed, self.chains, problem.device)
-        self.source = None if kernel.exact else Minibatches(problem, plan.batch_size, plan.shared_batches, plan.seed)
-        self.centre_loss = problem.loss()
-        self.state = kernel.init(self.centre.repeat(len(self.chains), 1), self.centre)
-        self.gradients_spent = 0  # of each chain: on a batch, or on the whole data for an exact kernel
-        self.bounded = torch.zeros(len(self.chains), dtype=torch.int64, device=problem.device)
+    def __init__(self, problem: Problem, plan: Plan, exact: bool) -> None:
+        self.problem, self.plan = problem, plan
+        self.centre, self.centre_loss = problem.vector, problem.loss()
+        self.source = None if exact else Minibatches(problem, plan.batch_size, plan.shared_batches, plan.seed)
 
     @property
     def batch_size(self) -> int:
         """Samples in the batch of a step."""
         return self.problem.num_samples if self.source is None else self.source.size
+
+
+class Runner:
+    """Chains of one kernel on one problem, advanced together in this process."""
+
+    def __init__(self, ground: Ground, kernel: Kernel, chains: Sequence[int], gradients: Together | OneByOne) -> None:
+        self.ground, self.kernel, self.gradients = ground, kernel, gradients
+        self.problem, self.plan, self.centre = ground.problem, ground.plan, ground.centre
+        problem, plan = self.problem, self.plan
+        self.chains = tuple(chains)
+        self.rng = Streams(plan.seed, self.chains, problem.device)
+        self.source = None if ground.source is None else ground.source.afresh()
+        self.state = kernel.init(self.centre.repeat(len(self.chains), 1), self.centre)
+        self.gradients_spent = 0  # of each chain: on a batch, or on the whole data for an exact kernel
+        self.bounded = torch.zeros(len(self.chains), dtype=torch.int64, device=problem.device)
 
     @property
     def positions(self) -> Tensor:
@@ -91,15 +99,20 @@ class Runner:
         """Put the chains back to the centre."""
         self.state = self.kernel.init(self.centre.repeat(len(self.chains), 1), self.centre)
 
+    def skip(self, steps: int) -> None:
+        """Steps that nothing is recorded of."""
+        with twice_differentiable() if isinstance(self.gradients, Together) else nullcontext():
+            for _ in range(steps):
+                self._step()
+
     def advance(self, draws: int) -> Record:
         """``draws`` more draws: for each trace a tensor (chains, draws), for observables (chains, draws, …).
 
         What is to be averaged has one entry for all of them, (chains, 1, …).
         """
-        if isinstance(self.gradients, Together):
-            with twice_differentiable():  # fused attention has no rule for vmap
-                return self._advanced(draws)
-        return self._advanced(draws)
+        # fused attention has no rule for vmap
+        with twice_differentiable() if isinstance(self.gradients, Together) else nullcontext():
+            return self._advanced(draws)
 
     def _advanced(self, draws: int) -> Record:
         count = len(self.chains)
@@ -135,7 +148,7 @@ class Runner:
         """The kernel's step, and the loss at the centre on the batch it saw."""
         if self.source is None:
             self.state, info = self.kernel.step(self.state, lambda at: full_data(self.gradients, at), self.rng)
-            return torch.full_like(info.loss, self.centre_loss), info
+            return torch.full_like(info.loss, self.ground.centre_loss), info
         source, index = self.source, self.source.draw(self.rng, len(self.chains))
         self.state, info = self.kernel.step(
             self.state, lambda at: on_batches(self.gradients, at, source, index, self.plan.accumulate), self.rng

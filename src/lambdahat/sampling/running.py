@@ -81,7 +81,7 @@ def sample(
     placed = place(kernel, frozen)
     runner, found = make_runner(frozen, placed, chains, plan, mode)
     try:
-        burn(runner, burn_in, thin)
+        burn(runner, burn_in)
         collector = Collector(runner, frozen, placed, plan, found, watch)
         collector.draw(draws)
         return collector.chains(burn_in)
@@ -89,14 +89,13 @@ def sample(
         runner.close()
 
 
-def burn(runner: AnyRunner, steps: int, thin: int) -> None:
+def burn(runner: AnyRunner, steps: int) -> None:
     """Steps that are thrown away, in pieces so that progress shows."""
-    draws = -(-steps // thin)
-    for done, piece in _pieces(draws):
-        report("burn-in", done, draws)
-        runner.advance(piece)
-    if draws:
-        report("burn-in", draws, draws)
+    for done, piece in _pieces(steps):
+        report("burn-in", done, steps)
+        runner.skip(piece)
+    if steps:
+        report("burn-in", steps, steps)
 
 
 class Collector:
@@ -137,8 +136,8 @@ class Collector:
         return Chains(
             arrays["loss"], arrays["centre"], arrays["distance"], arrays["acceptance"],
             type(kernel).__name__, kernel.step_size, kernel.nbeta, kernel.localization,  # type: ignore[arg-type]
-            runner.centre_loss, self.problem.num_samples, runner.batch_size, burn_in, self.plan.thin, self.mode,
-            diagnostics,
+            runner.ground.centre_loss, self.problem.num_samples, runner.ground.batch_size, burn_in, self.plan.thin,
+            self.mode, diagnostics,
             full_losses=arrays.get("full"), recycled_losses=arrays.get("recycled"),
             forces=arrays.get("force"), virials=arrays.get("virial"),
             observables=_of_kind("observable ", arrays), averages=_of_kind("average ", arrays),

@@ -19,7 +19,7 @@ from lambdahat._check import require
 from lambdahat.problem import Problem
 from lambdahat.sampling.gradients import OneByOne
 from lambdahat.sampling.kernels import Kernel
-from lambdahat.sampling.runners import Plan, Record, Runner
+from lambdahat.sampling.runners import Ground, Record, Runner
 
 
 def processes_available(problem: Problem) -> bool:
@@ -31,27 +31,21 @@ def processes_available(problem: Problem) -> bool:
 class ForkedRunner:
     """Runners in child processes, each with its share of the chains; they answer over pipes."""
 
-    def __init__(self, problem: Problem, kernel: Kernel, chains: Sequence[int], plan: Plan, processes: int) -> None:
-        self.kernel, self.plan, self.chains = kernel, plan, tuple(chains)
-        self.centre_loss, self.centre = problem.loss(), problem.vector
+    def __init__(self, ground: Ground, kernel: Kernel, chains: Sequence[int], processes: int) -> None:
+        self.ground, self.kernel, self.chains = ground, kernel, tuple(chains)
         shares = [share for share in (self.chains[i::processes] for i in range(processes)) if share]
         self._order = torch.tensor([self.chains.index(chain) for share in shares for chain in share]).argsort()
         context = multiprocessing.get_context("fork")
         self._pipes, self._children = [], []
         for share in shares:
             ours, theirs = context.Pipe()
-            child = context.Process(target=_serve, args=(theirs, ours, problem, kernel, share, plan), daemon=True)
+            child = context.Process(target=_serve, args=(theirs, ours, ground, kernel, share), daemon=True)
             with warnings.catch_warnings():  # Python 3.12 warns of threads; the child takes one only, its own
                 warnings.simplefilter("ignore", DeprecationWarning)
                 child.start()
             theirs.close()
             self._pipes.append(ours)
             self._children.append(child)
-
-    @property
-    def batch_size(self) -> int:
-        """Samples in the batch of a step."""
-        return int(self._all("batch_size")[0])
 
     @property
     def positions(self) -> Tensor:
@@ -67,6 +61,10 @@ class ForkedRunner:
     def bounded(self) -> Tensor:
         """How often each chain was pulled back."""
         return torch.cat(self._all("bounded"))[self._order]
+
+    def skip(self, steps: int) -> None:
+        """Steps that nothing is recorded of."""
+        self._all("skip", steps)
 
     def advance(self, draws: int) -> Record:
         """As ``Runner.advance``, in all processes at once."""
@@ -117,7 +115,7 @@ class ForkedRunner:
         return answers
 
 
-def _serve(pipe: Connection, other: Connection, problem: Problem, kernel: Kernel, chains: Any, plan: Plan) -> None:
+def _serve(pipe: Connection, other: Connection, ground: Ground, kernel: Kernel, chains: Any) -> None:
     """The child: answer until the parent closes the pipe or is gone."""
     other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
@@ -127,7 +125,8 @@ def _serve(pipe: Connection, other: Connection, problem: Problem, kernel: Kernel
         while True:
             name, arguments = pipe.recv()
             try:
-                runner = Runner(problem, kernel, chains, plan, OneByOne(problem)) if runner is None else runner
+                if runner is None:
+                    runner = Runner(ground, kernel, chains, OneByOne(ground.problem))
                 found = getattr(runner, name)
                 answer = True, found(*arguments) if callable(found) else found
             except Exception:

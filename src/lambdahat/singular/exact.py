@@ -87,10 +87,10 @@ def deep_linear(widths: Sequence[int], rank: int) -> Coefficient:
     tight = _bottleneck([width - rank for width in widths])
     l, total = len(tight) - 1, sum(tight)
     a = total - (math.ceil(total / l) - 1) * l
-    ends = (rank * (widths[0] + widths[-1]) - rank**2) / 2
-    pairs = sum(first * second for first, second in combinations(tight, 2)) / 2
-    value = ends + a * (l - a) / (4 * l) - (l - 1) * total**2 / (4 * l) + pairs
-    return Coefficient(value, a * (l - a) + 1)
+    ends = rank * (widths[0] + widths[-1] - rank)
+    pairs = sum(first * second for first, second in combinations(tight, 2))
+    times_4l = 2 * l * (ends + pairs) + a * (l - a) - (l - 1) * total**2
+    return Coefficient(times_4l / (4 * l), a * (l - a) + 1)
 
 
 def _bottleneck(excess: list[int]) -> list[int]:

@@ -57,15 +57,15 @@ QUICK = (
     "quadratic-d5-k1e4", "quadratic-dead", "crossing-4", "crossing-2-2", "reduced-rank-4-2-3-r1",
     "deep-linear-2-2-2-2-r0", "logistic-n500-d8", MLP,
 )  # fmt: skip
-MALA_CHAINS, MALA_STEPS, MALA_ACCEPTANCE = 32, 60_000, 0.6
+MALA_CHAINS, MALA_STEPS, MALA_ACCEPTANCE = 32, 15_000, 0.6
 
 
 @dataclass(frozen=True)
 class Reference:
     """A truth that takes long: looked up where it is stored, else computed.
 
-    ``compute(nbeta, localization, effort)`` takes about ``effort`` times as long as it needs for an error of half a
-    per cent.
+    ``compute(nbeta, localization, effort)`` takes about ``effort`` times as long as it needs for an error of
+    less than one per cent.
     """
 
     case: str
@@ -93,7 +93,7 @@ def suite(quick: bool = False) -> list[Case]:
 
 
 def _quadratics() -> list[Case]:
-    """L = ½·Σ h_i·w_i² with h from 1 to 1/κ, evenly in the logarithm; and ten curved parameters beside ten dead ones."""
+    """L = ½·Σ h_i·w_i² with h from 1 to 1/κ, evenly in the logarithm; and ten of h = 1 beside ten dead ones."""
     cases = [
         _quadratic(f"quadratic-d{size}-k{label}", list(np.geomspace(1.0, 1.0 / float(label), size)))
         for size in (5, 50)

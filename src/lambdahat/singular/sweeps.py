@@ -68,9 +68,9 @@ def sweep(
     """λ̂ by SGLD at every step size and temperature, beside the point that ``llc`` chose.
 
     ``coefficient`` is what ``llc(problem, kernel="sgld")`` found; without it, it is computed. Its localization and
-    batch size hold in the whole grid. ``step_sizes`` are by default 1/16 to 16 times its own; ``nbetas``, numbers or names, B/log B
-    and n/log n with their geometric mean, or 1/16 to 1 times n/log n where a step sees all data. ``burn_in`` is by
-    default as long as the draws, since the smallest steps need it.
+    batch size hold in the whole grid. ``step_sizes`` are by default 1/16 to 16 times its own. ``nbetas`` are numbers or
+    names, by default B/log B and n/log n with their geometric mean, or 1/16 to 1 times n/log n where a step sees all
+    data. ``burn_in`` is by default as long as the draws, since the smallest steps need it.
     """
     require_problem(problem)
     require_count(draws, "draws", least=4)

@@ -86,7 +86,8 @@ def temperature_regression(
     E^β[n·L_n(w)] = n·L_n(w₀) + λ/β + O_p(√(1/β)) (Watanabe 2013, Theorem 4), so that the slope over 1/β is λ even
     where the centre w* is not a minimum. ``betas`` are by default 0.5, 0.7, 1, 1.4 and 2 times 1/ln n. Weighted least
     squares with the standard errors of the chains. ``settings`` as for ``llc``; the localization that is found at the
-    first temperature serves at all.
+    first temperature serves at all. It bends the line and lowers the slope unless γ is small against nβ times the
+    curvature.
     """
     require_problem(problem)
     count = problem.num_samples

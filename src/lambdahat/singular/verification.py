@@ -46,7 +46,7 @@ class Comparison(Result):
     truth: Estimate
     asymptotic: float
     nbeta: float
-    localization: float | Tensor
+    localization: float
     seconds: float
     seed: int
 
@@ -175,6 +175,7 @@ def compare(case: Case, seed: int = 0) -> Comparison:
     start = time.perf_counter()
     found = llc(case.make(), seed=derived_seed(seed, case.name))
     seconds = time.perf_counter() - start
+    assert not isinstance(found.localization, Tensor)  # llc finds one number for all parameters
     truth = case.truth(found.nbeta, found.localization)
     estimate = Estimate(found.value, found.stderr, found.cost, found.status, found.dof)
     asymptotic = math.nan if case.asymptotic is None else case.asymptotic
