@@ -156,6 +156,16 @@ def test_the_table_counts_gradients_of_the_learning_coefficient():
     assert set(measure(a_problem(), "llc", sampling=SHORT).table()[0]) == set(rows["llc"])
 
 
+def test_readings_at_other_temperatures_take_the_same_settings():
+    found = measure(a_problem(), ("bayes_criteria", "temperature_regression", "laplace_evidence"), sampling=SHORT)
+    assert found["bayes_criteria"].chains.losses.shape == (2, 12)
+    assert found["bayes_criteria"].chains.nbeta == 40
+    assert found["temperature_regression"].localization == 5.0
+    names = [row["quantity"] for row in found.table()]
+    assert {"bayes_criteria.waic", "temperature_regression.learning_coefficient"} < set(names)
+    assert not [name for name in names if ".chains" in name]
+
+
 def test_a_folder_of_other_sampling_is_refused(tmp_path, counted):
     measure(a_problem(), "llc", sampling=SHORT, folder=tmp_path)
     measure(a_problem(), "llc", sampling=dict(SHORT), folder=tmp_path)

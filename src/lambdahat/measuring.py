@@ -32,6 +32,10 @@ from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hess
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Eigenpairs, Measurement, Result, write_atomically
 from lambdahat.singular.coefficient import llc
+from lambdahat.singular.criteria import bayes_criteria
+from lambdahat.singular.dimensions import effective_dimensions
+from lambdahat.singular.evidence import laplace_evidence
+from lambdahat.singular.temperatures import temperature_regression
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {
     "hessian": hessian,
@@ -51,7 +55,8 @@ SAMPLING = (
 class Settings:
     """What decides the numbers, beside the problem: ``depth`` and ``probes`` of the spectrum, ``top`` eigenpairs.
 
-    ``sampling`` holds settings of ``llc`` by name, as it takes them, in numbers and text so that they can be stored.
+    ``sampling`` holds settings of ``llc`` by name, as it takes them, in numbers and text so that they can be stored;
+    other quantities that need chains take them too.
     """
 
     curvature: str = "hessian"
@@ -72,6 +77,11 @@ class Settings:
             plain = all(isinstance(part, int | float | str) for part in parts)
             require(plain, f"sampling[{name!r}]", "be a number, a text, or a dict of names to numbers", describe(value),
                     "call lh.llc for more", TypeError)  # fmt: skip
+
+    @property
+    def at_own_temperature(self) -> dict[str, Any]:
+        """``sampling`` for quantities that are defined at a temperature of their own."""
+        return {name: value for name, value in self.sampling.items() if name != "nbeta"}
 
 
 Quantity = Callable[[Problem, LinearOperator, Settings], Any]
@@ -95,7 +105,15 @@ QUANTITIES: dict[str, Quantity] = {
     "sharpness": lambda problem, _, settings: sharpness(problem, seed=settings.seed),
     "relative_sharpness": lambda problem, _, settings: relative_sharpness(problem, seed=settings.seed),
     "fisher_rao": lambda problem, *_: fisher_rao_norm(problem),
+    "effective_dimensions": lambda problem, _, settings: effective_dimensions(problem, seed=settings.seed),
+    "laplace_evidence": lambda problem, _, settings: laplace_evidence(problem, seed=settings.seed),
     "llc": lambda problem, _, settings: llc(problem, seed=settings.seed, **settings.sampling),
+    "bayes_criteria": lambda problem, _, settings: bayes_criteria(
+        problem, seed=settings.seed, **settings.at_own_temperature
+    ),
+    "temperature_regression": lambda problem, _, settings: temperature_regression(
+        problem, seed=settings.seed, **settings.at_own_temperature
+    ),
 }
 
 
@@ -114,8 +132,8 @@ def measure(
 ) -> Measurement:
     """Measure each quantity named in ``what`` of the problem, most of them of one curvature operator.
 
-    "llc" is the learning coefficient at the problem's parameters; ``sampling`` holds settings for it, such as
-    {"draws": 1000, "nbeta": "batch"}, else all is found.
+    "llc" is the learning coefficient at the problem's parameters; ``sampling`` holds settings for it and for
+    "bayes_criteria" and "temperature_regression", such as {"draws": 1000, "nbeta": "batch"}, else all is found.
 
     With ``folder``, every finished result is written there at once, and a later call with the same problem and
     settings measures only what is missing; in the end ``Measurement.load(folder)`` reads everything. Without

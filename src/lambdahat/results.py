@@ -489,7 +489,7 @@ def _readings(name: str, result: Any) -> Iterator[tuple[str, Estimate]]:
             "negative_mass": result.negative_mass, "degeneracy": result.degeneracy(),
         }.items():  # fmt: skip
             yield f"{name}.{label}", estimate
-    elif isinstance(result, Result):
+    elif isinstance(result, Result) and not isinstance(result, Chains):
         for field_ in dataclasses.fields(result):  # type: ignore[arg-type]
             yield from _readings(f"{name}.{field_.name}", getattr(result, field_.name))
     elif isinstance(result, Mapping):

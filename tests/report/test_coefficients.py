@@ -8,9 +8,11 @@ from scipy import stats
 
 from lambdahat.report.figures import plot
 from lambdahat.report.style import new_figure
-from lambdahat.results import Estimate, Result, Status
+from lambdahat.results import Estimate, LearningCoefficient, Result, Status
+from lambdahat.singular.free_energies import FreeEnergy
 from lambdahat.singular.sweeps import Sweep
 from lambdahat.singular.temperatures import TemperatureRegression
+from lambdahat.singular.trajectories import Trajectory
 from lambdahat.singular.verification import Comparison, Verification
 from lambdahat.singular.volumes import VolumeScaling
 
@@ -40,6 +42,18 @@ def a_regression():
     )
 
 
+def a_trajectory():
+    settings = {"dof": 15.0, "nbeta": 100.0, "temperature": "n/log n, n = 647", "localization": 10.0}
+    statuses = (Status.NOT_A_MINIMUM, FINE, FINE)
+    results = [LearningCoefficient(v, 0.1, 10, s, **settings) for v, s in zip((-1.0, 2.0, 3.0), statuses, strict=True)]
+    return Trajectory(np.array([0.0, 10.0, 20.0]), tuple(results))
+
+
+def a_free_energy():
+    nbetas = np.array([1.0, 10.0, 100.0])
+    return FreeEnergy(Estimate(210.0, 0.4), nbetas, np.array([0.5, 1.2, 1.5]), np.full(3, 0.05), 0.01, 500.0)
+
+
 def row(name, error, truth=2.0, stderr=0.04, asymptotic=math.nan, truth_stderr=0.0):
     estimate = Estimate(truth * (1 + error), stderr, 1000, FINE, 15.0)
     return Comparison(name, estimate, Estimate(truth, truth_stderr), asymptotic, 100.0, 1.0, 2.0, 0)
@@ -53,7 +67,7 @@ def a_verification():
     return Verification(rows, 0, False)
 
 
-@pytest.mark.parametrize("make", [a_sweep, a_scaling, a_regression, a_verification])
+@pytest.mark.parametrize("make", [a_sweep, a_scaling, a_regression, a_trajectory, a_free_energy, a_verification])
 def test_they_are_drawn_from_disk_and_on_given_axes(make, tmp_path):
     stored = Result.load(make().save(tmp_path / "result"))
     plot(stored).figure.savefig(tmp_path / "figure.png")
@@ -112,6 +126,21 @@ def test_temperatures_lie_above_the_intercept_on_the_line():
     np.testing.assert_allclose(points.get_ydata(), [15.0, 7.5, 3.75])
     np.testing.assert_allclose(np.interp([2.5, 10.0], line.get_xdata(), line.get_ydata()), [3.75, 15.0])
     assert axes.get_title() == "Intercept 700.00 ± 0.5, χ² per degree of freedom 0.8"
+
+
+def test_a_trajectory_shows_every_checkpoint_and_what_is_wrong_with_it():
+    axes = plot(a_trajectory())
+    np.testing.assert_allclose(axes.lines[0].get_data(), [[0.0, 10.0, 20.0], [-1.0, 2.0, 3.0]])
+    assert tuple(axes.collections[0].get_segments()[1][:, 1]) == pytest.approx(a_trajectory().results[1].interval(0.95))
+    assert labels(axes) == ["NOT_A_MINIMUM", "λ̂, 95 % interval"]
+    assert axes.get_title() == "λ̂ along training, nβ = 100 (n/log n, n = 647), γ = 10"
+
+
+def test_the_free_energy_is_the_area_under_the_coefficient():
+    axes = plot(a_free_energy())
+    assert axes.get_xscale() == "log"
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.5, 1.2, 1.5])
+    assert axes.get_title() == "Free energy 210.00 ± 0.4"
 
 
 def test_a_verification_shows_relative_deviations_by_verdict():

@@ -95,7 +95,7 @@ SAMPLING: dict[str, Row] = {
     "batch statistics together": (lambda: run(problem(batchnorm(), batch_size=5, norm="train"), mode="batched"),
                                   ValueError, "got 'batched'; chains can share a call only where"),
     "ignored tokens together": (lambda: run(problem(LanguageModel(), data=sentences(), batch_size=2), mode="batched"),
-                                ValueError, 'mode must be "sequential" or "processes" for this problem'),
+                                ValueError, "got 'batched'; chains can share a call only where"),
     "observables as a list": (lambda: run(observables=[torch.norm]), TypeError, "observables must be a dict of"),
     "an observable that is none": (lambda: run(observables={"norm": 2.0}), TypeError, "observables must be a dict of"),
     "an observable without a name": (lambda: run(averages={0: torch.norm}), TypeError, "averages must be a dict of"),

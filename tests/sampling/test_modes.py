@@ -163,7 +163,7 @@ class Slow:
     def __init__(self, seconds: float) -> None:
         self.seconds, self.closed = seconds, False
 
-    def advance(self, draws: int) -> None:
+    def skip(self, steps: int) -> None:
         if self.seconds == math.inf:
             raise RuntimeError("cannot be mapped")
         time.sleep(self.seconds)
@@ -174,11 +174,11 @@ class Slow:
 
 def test_the_fastest_mode_that_works_is_taken():
     made = {name: Slow(seconds) for name, seconds in (("sequential", 0.03), ("batched", math.inf), ("processes", 0.0))}
-    runner, name = modes_._fastest({name: lambda runner=runner: runner for name, runner in made.items()}, Plan())
+    runner, name = modes_._fastest({name: lambda runner=runner: runner for name, runner in made.items()})
     assert (runner, name) == (made["processes"], "processes")
     assert made["sequential"].closed
     with pytest.raises(RuntimeError, match="cannot be mapped"):
-        modes_._fastest({"sequential": lambda: Slow(math.inf)}, Plan())
+        modes_._fastest({"sequential": lambda: Slow(math.inf)})
 
 
 def test_a_model_that_cannot_be_mapped_is_told_when_asked_for():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations_with_replacement, permutations, product
+from itertools import combinations_with_replacement, pairwise, permutations, product
 
 import numpy as np
 import pytest
@@ -73,7 +73,9 @@ def test_no_coefficient_exceeds_that_of_the_narrowest_pair_of_layers():
     for widths in combinations_with_replacement(range(1, 6), 4):
         least, next_least = sorted(widths)[:2]
         assert 0 < exact.deep_linear(widths, 0).value <= least * next_least / 2  # one layer at 0, and the rest free
-        assert exact.deep_linear((*widths, sum(widths)), 0) == exact.deep_linear(widths, 0)  # a wide layer changes nothing
+        assert exact.deep_linear((*widths, sum(widths)), 0) == exact.deep_linear(
+            widths, 0
+        )  # a wide layer changes nothing
 
 
 def test_normal_crossing_and_regular():
@@ -147,8 +149,8 @@ def test_two_dimensional_crossings_with_one_coordinate_integrated_by_hand(k, nbe
             return math.exp(u - gamma / 2 * math.exp(2 * u)) / math.sqrt(p) * (stiffness / (2 * p)) ** power
 
         pieces = np.linspace(-45, math.log(9 / math.sqrt(gamma)), 12)
-        spans = zip(pieces, pieces[1:], strict=False)
-        return sum(integrate.quad(integrand, a, b, epsabs=0, epsrel=1e-12, limit=200)[0] for a, b in spans)
+        parts = (integrate.quad(integrand, *span, epsabs=0, epsrel=1e-12, limit=200) for span in pairwise(pieces))
+        return sum(value for value, _ in parts)
 
     assert exact.crossing_expectation([1, k], nbeta, gamma) == pytest.approx(moment(1) / moment(0), rel=1e-10)
     assert exact.crossing_expectation([k, 0, 1], nbeta, gamma) == pytest.approx(moment(1) / moment(0), rel=1e-10)

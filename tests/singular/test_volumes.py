@@ -17,8 +17,9 @@ from lambdahat.singular import exact
 from lambdahat.singular.volumes import VolumeScaling, volume_scaling
 
 
-def _errors(found, truth: float) -> float:
-    return abs(float(found.coefficient) - truth) / float(found.coefficient.stderr)
+def _agrees(found: VolumeScaling, truth: float) -> bool:
+    low, high = found.coefficient.interval(0.998)
+    return low < truth < high
 
 
 @pytest.mark.parametrize(
@@ -34,9 +35,9 @@ def _errors(found, truth: float) -> float:
     ids=["line", "condition 1e6", "crossing 1 2", "crossing 1 1", "2-2-2", "2-1-2 of rank 1"],
 )
 def test_the_slope_is_the_learning_coefficient(problem, truth, levels):
-    found = volume_scaling(problem, samples=512, levels=levels, multiplicity=truth.multiplicity)
+    found = volume_scaling(problem, samples=1024, levels=levels, multiplicity=truth.multiplicity)
     assert found.status is Status.CONVERGED
-    assert _errors(found, truth.value) < 3
+    assert _agrees(found, truth.value)
     assert found.coefficient.stderr < 0.025 * truth.value
 
 
@@ -48,14 +49,14 @@ def test_the_slope_of_linear_networks(widths, rank):
     truth = exact.deep_linear(widths, rank)
     found = volume_scaling(exact.deep_linear_problem(widths, rank, 1), multiplicity=truth.multiplicity, levels=80)
     assert found.status is Status.CONVERGED
-    assert _errors(found, truth.value) < 3.5
+    assert _agrees(found, truth.value)
     assert found.coefficient.stderr < 0.025 * truth.value
 
 
 @pytest.mark.slow
 def test_the_error_is_the_spread_over_seeds():
     problem = exact.quadratic_problem([1.0, 3.0, 0.2], 1)
-    runs = [volume_scaling(problem, samples=256, levels=24, seed=seed).coefficient for seed in range(40)]
+    runs = [volume_scaling(problem, samples=512, levels=24, seed=seed).coefficient for seed in range(40)]
     values = np.array([run.value for run in runs])
     claimed = math.sqrt(np.mean([run.stderr**2 for run in runs]))
     assert 0.7 < values.std(ddof=1) / claimed < 1.4
@@ -109,17 +110,17 @@ def _regression() -> Problem:
 def test_a_model_with_data_and_a_loss_above_zero():
     found = volume_scaling(_regression(), samples=256, levels=30)
     assert found.status is Status.CONVERGED
-    assert _errors(found, 1.5) < 3
+    assert _agrees(found, 1.5)
 
 
 def test_rounding_ends_the_levels():
     problem = exact.quadratic_problem([1.0], 1)
-    raised = Problem.from_function(lambda p: 1e3 + 0.5 * p["w"].square().sum(), {"w": problem.vector})
+    raised = Problem.from_function(lambda p: 1.0 + 0.5 * p["w"].square().sum(), {"w": problem.vector})
     found = volume_scaling(raised, samples=256, levels=60)
     assert 16 < len(found.log_volumes) < 40
-    assert found.levels[-1] > 1e-13
+    assert found.levels[-1] > 1e-15
     assert found.status is Status.CONVERGED
-    assert _errors(found, 0.5) < 3
+    assert _agrees(found, 0.5)
     flat = volume_scaling(Problem.from_function(lambda p: 0 * p["w"].sum(), {"w": problem.vector}), samples=256)
     assert flat.status is Status.PRECISION_LIMIT
     assert math.isnan(float(flat.coefficient))
@@ -152,7 +153,7 @@ def test_a_slope_that_still_changes_is_said():
     assert volume_scaling(problem, samples=512, levels=16).status is Status.NOT_ASYMPTOTIC
     settled = volume_scaling(problem, samples=512, levels=40)
     assert settled.status is Status.CONVERGED
-    assert _errors(settled, 0.5) < 3
+    assert _agrees(settled, 0.5)
 
 
 def test_dead_parameters_change_nothing():
@@ -178,7 +179,12 @@ def test_one_seed_one_answer_and_progress_and_disk(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "name"),
-    [({"radius": 0.0}, "radius"), ({"samples": 10}, "samples"), ({"levels": 3}, "levels"), ({"multiplicity": 0}, "mult")],
+    [
+        ({"radius": 0.0}, "radius"),
+        ({"samples": 10}, "samples"),
+        ({"levels": 3}, "levels"),
+        ({"multiplicity": 0}, "mult"),
+    ],
 )
 def test_bad_arguments_are_named(options, name):
     with pytest.raises(ValueError, match=name):

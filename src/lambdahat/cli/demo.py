@@ -22,7 +22,7 @@ from lambdahat.problem import Problem
 from lambdahat.results import Eigenpairs, Landscape, Measurement
 
 WHAT = ("trace", "frobenius", "spectral_norm", "eigenpairs", "spectrum", "diagonal", "llc")
-SAMPLING = {"max_gradients": 8000}  # half the default, so that the demonstration stays quick
+SAMPLING = {"max_gradients": 8000}  # so that the demonstration stays quick
 SIZES = (64, 64, 32, 10)
 EPOCHS, BATCH, RATE = 30, 128, 0.01
 

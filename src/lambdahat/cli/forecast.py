@@ -11,6 +11,7 @@ import torch
 
 from lambdahat.estimators.eigen import basis_capacity, default_budget, is_small
 from lambdahat.estimators.sequential import LARGEST_DEFAULT, MINIMUM
+from lambdahat.estimators.spectra import DEFAULT_DEPTH
 from lambdahat.estimators.variances import COPIES, PROBES, samples_at_once
 from lambdahat.krylov import random_vector
 from lambdahat.measuring import CURVATURES, Settings
@@ -23,9 +24,12 @@ from lambdahat.sampling.automatic import CHECKS, EXACT_WORK, STEPS
 from lambdahat.sampling.hamiltonian_pilot import GATE, LONGEST, WARM_UP
 from lambdahat.sampling.langevin_pilot import MOST_WINDOWS, STRONGER, WINDOW
 from lambdahat.sampling.minibatches import DEFAULT_BATCH
+from lambdahat.singular.eigenvalues import DEFAULT_PROBES
+from lambdahat.singular.temperatures import FACTORS
 
 HEADER = ("quantity", "products", "time", "memory for vectors")
 CHAIN_VECTORS = 6  # of P numbers that a chain holds: position, gradient, noise and what the kernel remembers
+RUNS = {"llc": 1, "bayes_criteria": 1, "temperature_regression": len(FACTORS)}  # of chains
 ROUND = 8  # trajectories that are drawn at once at the least
 
 
@@ -124,6 +128,13 @@ def _by_weight(operator: LinearOperator, settings: Settings) -> tuple[int, int, 
     return 0, 2 * weights * most, vectors
 
 
+def _eigenvalues(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
+    """All of them where P is small, else a quadrature, and a Krylov space of the gradient."""
+    if operator.dim <= DEFAULT_PROBES * DEFAULT_DEPTH:
+        return operator.dim, operator.dim, operator.dim
+    return DEFAULT_PROBES * DEFAULT_DEPTH, (DEFAULT_PROBES + 1) * DEFAULT_DEPTH, DEFAULT_DEPTH + 1
+
+
 PLANS: dict[str, Plan] = {
     "trace": _trace,
     "frobenius": _sampled,
@@ -136,6 +147,8 @@ PLANS: dict[str, Plan] = {
     "sharpness": _sharpness,
     "relative_sharpness": _by_weight,
     "fisher_rao": lambda *_: (1, 1, 2),
+    "effective_dimensions": _eigenvalues,
+    "laplace_evidence": _eigenvalues,
 }
 
 
@@ -173,8 +186,8 @@ def forecast(problem: Problem, what: Sequence[str], settings: Settings) -> tuple
     item = torch.empty(0, dtype=operator.dtype).element_size()
     rows = []
     for name in what:
-        if name == "llc":
-            rows.append(chains_forecast(problem, settings))
+        if name in RUNS:
+            rows.append(chains_forecast(problem, name, settings))
             continue
         fewest, most, vectors = PLANS[name](operator, settings)
         times = first.seconds * fewest, first.seconds * most
@@ -182,16 +195,17 @@ def forecast(problem: Problem, what: Sequence[str], settings: Settings) -> tuple
     return first, rows
 
 
-def chains_forecast(problem: Problem, settings: Settings) -> Forecast:
-    """The gradients of ``llc``, each on a batch, or on all data where that is cheap or asked for."""
+def chains_forecast(problem: Problem, name: str, settings: Settings) -> Forecast:
+    """The gradients of ``llc`` and its kin, each on a batch, or on all data where that is cheap or asked for."""
     given = settings.sampling
-    chains = int(given.get("chains", 4))
+    chains, runs = int(given.get("chains", 4)), RUNS[name]
     whole = _on_all_data(problem, given)
     fewest, most = _trajectories(given) if whole else _steps(given)
     batch = problem.num_samples if whole else min(int(given.get("batch_size", DEFAULT_BATCH)), problem.num_samples)
-    seconds = chains * _one_gradient(problem, batch, settings.seed)
+    fewest, most = runs * chains * fewest, runs * chains * most
+    seconds = _one_gradient(problem, batch, settings.seed)
     held = CHAIN_VECTORS * chains * problem.num_parameters * problem.vector.element_size()
-    return Forecast("llc", chains * fewest, chains * most, seconds * fewest, seconds * most, held, "gradients")
+    return Forecast(name, fewest, most, seconds * fewest, seconds * most, held, "gradients")
 
 
 def _on_all_data(problem: Problem, given: Mapping[str, Any]) -> bool:

@@ -12,14 +12,17 @@ from torch import Tensor
 
 from lambdahat.report.style import value_text
 from lambdahat.results import Estimate, LearningCoefficient, Measurement, Result, Status
+from lambdahat.singular.criteria import BayesCriteria
+from lambdahat.singular.temperatures import TemperatureRegression
 
 HEADER = ("quantity", "value ± error", "products", "status")
+SAMPLED = LearningCoefficient, BayesCriteria, TemperatureRegression  # whose cost counts gradients
 NOTE = "± is one standard error; for eigenvalues, a bound: an eigenvalue lies that near."
 
 
 def rows_of(measurement: Measurement) -> list[tuple[str, str, str, str]]:
     """One row per number, in words; what is more than numbers has a row that says where it is."""
-    sampled = {name for name, result in leaves(measurement.results) if isinstance(result, LearningCoefficient)}
+    sampled = {name for name, result in leaves(measurement.results) if isinstance(result, SAMPLED)}
     rows = [
         (row["quantity"], value_text(Estimate(row["value"], row["stderr"])),
          f"{row['cost']:,}" + (" gradients" if row["quantity"].split(".")[0] in sampled else ""), row["status"])

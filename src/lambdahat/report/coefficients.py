@@ -10,8 +10,10 @@ import numpy as np
 from lambdahat.report.chains import gamma_text
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, VERMILION, new_figure, tidy, title, value_text
 from lambdahat.results import Array, Status, student_quantile
+from lambdahat.singular.free_energies import FreeEnergy
 from lambdahat.singular.sweeps import Sweep
 from lambdahat.singular.temperatures import TemperatureRegression
+from lambdahat.singular.trajectories import Trajectory
 from lambdahat.singular.verification import TOLERANCE, Comparison, Verification
 from lambdahat.singular.volumes import VolumeScaling
 
@@ -133,6 +135,41 @@ def draw_temperatures(regression: TemperatureRegression, axes: Axes) -> None:
     axes.legend(frameon=False, fontsize="small", loc="upper left")
     misfit = f", χ² per degree of freedom {regression.misfit:.2g}" if math.isfinite(regression.misfit) else ""
     title(axes, f"Intercept {value_text(regression.intercept)}{misfit}", regression.status)
+
+
+def draw_trajectory(trajectory: Trajectory, axes: Axes) -> None:
+    """λ̂ with 95 % intervals along training; a hollow mark where the status is another than CONVERGED."""
+    values, results = trajectory.values, trajectory.results
+    half = np.array([student_quantile(LEVEL, result.dof) * float(result.stderr) for result in results])
+    axes.errorbar(trajectory.labels, values, yerr=half, color=BLUE, marker="o", markersize=5, linewidth=1.3,
+                  elinewidth=1, capsize=3, label="λ̂, 95 % interval")  # fmt: skip
+    warned = np.array([not result.status.ok for result in results])
+    if warned.any():
+        named = ", ".join(dict.fromkeys(result.status.name for result in results if not result.status.ok))
+        axes.plot(trajectory.labels[warned], values[warned], "o", color=BLUE, markersize=5, markerfacecolor="white",
+                  zorder=3, label=named)  # fmt: skip
+    if values.min() < 0:
+        axes.axhline(0.0, color=GREY, linewidth=0.8, linestyle="--")
+    axes.set_xlabel("checkpoint")
+    axes.set_ylabel("λ̂")
+    axes.legend(frameon=False, fontsize="small")
+    first = results[0]
+    setting = f"nβ = {first.nbeta:.4g} ({first.temperature}), γ {gamma_text(first.localization)}"
+    axes.set_title(f"λ̂ along training, {setting}", fontsize="medium")
+
+
+def draw_free_energy(energy: FreeEnergy, axes: Axes) -> None:
+    """λ̂ over ln nβ with 95 % intervals: the area under it is the free energy above n·L*."""
+    half = student_quantile(LEVEL, math.inf) * energy.errors
+    axes.set_xscale("log")
+    axes.fill_between(energy.nbetas, 0.0, energy.energies, color=BLUE, alpha=0.12, linewidth=0,
+                      label="its integral over ln nβ")  # fmt: skip
+    axes.errorbar(energy.nbetas, energy.energies, yerr=half, color=BLUE, marker="o", markersize=5, linewidth=1.3,
+                  elinewidth=1, capsize=3, label="λ̂, 95 % interval")  # fmt: skip
+    axes.set_xlabel("inverse temperature nβ")
+    axes.set_ylabel("λ̂ = nβ·E[L − L*]")
+    axes.legend(frameon=False, fontsize="small")
+    title(axes, f"Free energy {value_text(energy.value)}", energy.status)
 
 
 def verification_axes(verification: Verification) -> Axes:

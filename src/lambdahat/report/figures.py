@@ -13,9 +13,11 @@ from torch import Tensor
 from lambdahat._check import require
 from lambdahat.report.chains import draw_chains, draw_running, has_chains
 from lambdahat.report.coefficients import (
+    draw_free_energy,
     draw_sweep,
     draw_sweep_figure,
     draw_temperatures,
+    draw_trajectory,
     draw_verification,
     draw_volumes,
     verification_axes,
@@ -35,8 +37,10 @@ from lambdahat.results import (
     Result,
     Spectrum,
 )
+from lambdahat.singular.free_energies import FreeEnergy
 from lambdahat.singular.sweeps import Sweep
 from lambdahat.singular.temperatures import TemperatureRegression
+from lambdahat.singular.trajectories import Trajectory
 from lambdahat.singular.verification import Verification
 from lambdahat.singular.volumes import VolumeScaling
 
@@ -210,6 +214,8 @@ _DRAWERS: dict[type, Callable[[Any, Axes], None]] = {
     Sweep: draw_sweep,
     VolumeScaling: draw_volumes,
     TemperatureRegression: draw_temperatures,
+    FreeEnergy: draw_free_energy,
+    Trajectory: draw_trajectory,
     Verification: draw_verification,
     Estimate: _draw_estimate,
 }

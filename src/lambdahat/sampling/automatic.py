@@ -22,7 +22,7 @@ from lambdahat.sampling.running import Collector, Watch, burn, place
 KERNELS: dict[str, Any] = {
     "sgld": SGLD, "rmsprop_sgld": RMSpropSGLD, "sghmc": SGHMC, "sgnht": SGNHT, "hmc": HMC, "mala": mala,
 }  # fmt: skip
-EXACT_WORK = 1_000_000  # parameters × samples up to which sampling on the whole data is taken as cheap
+EXACT_SAMPLES, EXACT_WORK = 2048, 1_000_000  # samples, and parameters × samples, up to which the whole data is cheap
 CHECKS = (2000, 4000, 8000, 16000)  # gradients of a chain after which HMC looks whether the error is small enough
 STRONGEST = 1e4
 STEPS = 4000  # of a chain of SGLD at most; half of them as a rule
@@ -121,7 +121,7 @@ def _kernel(problem: Problem, wanted: Request) -> Kernel:
     if isinstance(wanted.kernel, Kernel):
         return place(wanted.kernel, problem)
     samples = problem.num_samples if problem.has_data else 1
-    cheap = problem.num_parameters * samples <= EXACT_WORK
+    cheap = samples <= EXACT_SAMPLES and problem.num_parameters * samples <= EXACT_WORK
     name = wanted.kernel or ("hmc" if cheap and wanted.step_size is None else "sgld")
     gamma = 1.0 if wanted.localization is None else wanted.localization
     step = 1e-4 if wanted.step_size is None else wanted.step_size
@@ -237,4 +237,5 @@ def _steps(
     if wanted.draws is None:
         reasons["draws"] = f"until the standard error is {wanted.tol:.0%} of the value, up to {most} steps a chain"
     chains = dataclasses.replace(chains, reasons=reasons)
-    return Drawn(chains, reading, stronger, reading.stderr > wanted.tol * abs(reading.value))
+    spent = wanted.draws is None and reading.stderr > wanted.tol * abs(reading.value)
+    return Drawn(chains, reading, stronger, spent)

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from lambdahat._check import require
 from lambdahat.batches import Batch
 from lambdahat.evaluators import Parameters
 from lambdahat.problem import Problem
@@ -34,9 +33,6 @@ class Together:
 
     def own_batches(self, positions: Tensor, source: Minibatches, index: Tensor) -> LossAndGradient:
         """The same with a batch for each chain."""
-        require(source.by_sample, "mode", 'be "sequential" or "processes" for this problem', "'batched'",
-                "its batches cannot be drawn sample by sample")  # fmt: skip
-
         def loss(leaves: Parameters, *own: Tensor) -> Tensor:
             return self.problem.batch_loss(leaves, source.assembled(own)).reshape(())
 

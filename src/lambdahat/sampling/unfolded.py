@@ -1,8 +1,8 @@
 """Convolutions of one channel for many chains at once, as matrix products.
 
-Mapped over chains, a convolution becomes one with a group for each chain; of a single channel, as the first of a network
-for grey images, it becomes a depthwise one, which libraries serve badly. Here the patches of each image are the columns
-of a matrix, and the convolution is a batched matrix product.
+Mapped over chains, a convolution becomes one with a group for each chain; of a single channel, as the first of a
+network for grey images, it becomes a depthwise one, which libraries serve badly. Here the patches of each image are the
+columns of a matrix, and the convolution is a batched matrix product.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from lambdahat.batches import Batch
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Estimate, Result, Status
 
-POPULATIONS = 16  # independent runs: their spread is the error
+POPULATIONS = 8  # runs beside each other: their spread is the error
 TRIALS, TRIALS_PER_PARAMETER = 6, 1  # of each kind of move at each level
 EASY, HARD = 0.7, 0.02  # the acceptance of moves too short, and too long, to be tried again
 FIT_LEVELS = 4  # the fewest levels that show a slope
@@ -71,7 +71,7 @@ class VolumeScaling(Result):
 def volume_scaling(
     problem: Problem,
     radius: float = 1.0,
-    samples: int = 1024,
+    samples: int = 2048,
     levels: int = 60,
     multiplicity: int = 1,
     seed: int = 0,
@@ -81,15 +81,16 @@ def volume_scaling(
     Nested sampling: points uniform in the ball of ``radius`` are halved ``levels`` times, each time at the median of
     their excess loss, the lower half doubled and moved on by Metropolis steps inside the level set, whose lengths
     follow from the level before. The order statistics of N uniform points give each halving the exact mean of its ln V.
-    ``samples`` points are dealt to 16 populations, whose spread is the standard error. For small models: every
-    evaluation is a pass over the data, and λ·ln(ε₀/ε)/ln 2 levels lead to ε.
+    ``samples`` points are dealt to 8 populations, whose spread is the standard error. Where the level sets are thin and
+    curved, points hardly move along them, and λ comes out too high unless a population has several times more points
+    than there are levels. For small models: every evaluation is a pass over the data, and λ·ln(ε₀/ε)/ln 2 levels lead to ε.
 
     NOT_A_MINIMUM says that points of lower loss were met, PRECISION_LIMIT that the rounding of the loss left too few
     levels, NOT_ASYMPTOTIC that the slope still changes along those used.
     """
     require_problem(problem)
     require_positive(radius, "radius")
-    size = require_count(samples, "samples", least=8 * POPULATIONS) // POPULATIONS
+    size = require_count(samples, "samples", least=16 * POPULATIONS) // POPULATIONS
     size -= size % 2
     require_count(levels, "levels", least=4 * FIT_LEVELS)
     require_count(multiplicity, "multiplicity")

@@ -1,0 +1,243 @@
+"""``llc``: exact values at its own nβ and γ, and what it says when it cannot know."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import lambdahat as lh
+from lambdahat import Problem, Status, llc
+from lambdahat._rng import generator
+from lambdahat.sampling import hmc, sgld
+from lambdahat.singular import exact, llc_along
+
+LINEAR_SAMPLES, LINEAR_DIM = 20_000, 8
+
+
+def bowl(eigenvalues=(1.0, 2.0, 5.0), num_samples=10_000, at=None):
+    """L = ½Σh_i w_i², at its minimum unless told."""
+    h = torch.tensor(eigenvalues, dtype=torch.float64)
+    theta = torch.zeros_like(h) if at is None else torch.tensor(at, dtype=torch.float64)
+    return Problem.from_function(lambda p: 0.5 * (h * p["w"] ** 2).sum(), {"w": theta}, num_samples=num_samples)
+
+
+def linear_regression():
+    """Many samples, so that batches are drawn: the loss is a quadratic with a known Hessian."""
+    rng = generator(0, "linear regression")
+    x = torch.randn(LINEAR_SAMPLES, LINEAR_DIM, generator=rng, dtype=torch.float64)
+    y = x.sum(dim=1) + torch.randn(LINEAR_SAMPLES, generator=rng, dtype=torch.float64)
+    best = torch.linalg.lstsq(x, y.unsqueeze(1)).solution.squeeze(1)
+    problem = Problem.from_function(
+        lambda p, batch: 0.5 * (batch[1] - batch[0] @ p["w"]).square().mean(), {"w": best}, (x, y)
+    )
+    return problem, torch.linalg.eigvalsh(x.T @ x / len(x))
+
+
+def relu_pair(scale=1.0, samples=60):
+    """A trained one-hidden-layer network, its first layer multiplied and its second divided by ``scale``."""
+    rng = generator(0, "relu pair")
+    x = torch.randn(samples, 2, generator=rng, dtype=torch.float64)
+    y = (x[:, :1] * x[:, 1:]).tanh() + 0.3 * torch.randn(samples, 1, generator=rng, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1, bias=False)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=rng, dtype=torch.float64))
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2000, tolerance_grad=1e-10, tolerance_change=1e-14)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    with torch.no_grad():
+        model[0].weight.mul_(scale)
+        model[0].bias.mul_(scale)
+        model[2].weight.div_(scale)
+    return Problem(model, "mse", (x, y))
+
+
+def within(found, truth, errors=4.0):
+    return abs(found.value - truth) <= errors * found.stderr
+
+
+@pytest.fixture(scope="module")
+def default():
+    """The bowl at defaults."""
+    return llc(bowl())
+
+
+def test_a_quadratic_has_its_exact_value_at_defaults(default):
+    found = default
+    assert found.status is Status.CONVERGED
+    assert within(found, exact.quadratic([1.0, 2.0, 5.0], found.nbeta, found.localization))
+    assert found.stderr < 0.05 * found.value
+    assert found.nbeta == pytest.approx(10_000 / math.log(10_000))
+    assert found.temperature == "n/log n, n = 10000"
+    assert found.per_chain.shape == (4,)
+    assert found.chains.reasons.keys() >= {"kernel", "step_size", "localization", "draws"}
+    assert found.rhat < 1.05
+    low, high = found.interval()
+    assert low < found.value < high
+
+
+def test_batches_with_many_samples_and_what_their_steps_add_is_taken_off():
+    problem, eigenvalues = linear_regression()
+    found = llc(problem, seed=1)
+    truth = exact.quadratic(eigenvalues.tolist(), found.nbeta, found.localization)
+    assert found.chains.kernel == "SGLD"
+    assert found.raw > truth + 0.02 * truth, "the steps were large on purpose"
+    assert found.discretisation_bias > 0
+    assert within(found, truth, 3.0)
+    assert found.stderr < 0.1 * truth
+
+
+@pytest.mark.parametrize("step", [2e-6, 2e-5, 1e-4])
+def test_a_given_step_size_gives_its_own_stationary_mean(step):
+    h, nbeta, gamma = [1.0, 2.0, 5.0], 10_000 / math.log(10_000), 50.0
+    found = llc(bowl(h), step_size=step, localization=gamma, draws=2000, burn_in=1000)
+    truth = exact.quadratic(h, nbeta, gamma, step)
+    assert found.step_size == step
+    assert within(found, truth, 4.0)
+    assert abs(found.value - truth) < 0.15 * truth
+    assert found.value == pytest.approx(found.raw)
+
+
+def test_a_chain_that_cannot_move_is_at_zero_with_no_error():
+    found = llc(linear_regression()[0], step_size=0.0, draws=50, burn_in=0)
+    assert (found.value, found.stderr, found.status) == (0.0, 0.0, Status.NOT_MOVING)
+
+
+def test_a_point_that_is_no_minimum_is_named_and_its_negative_value_shown():
+    found = llc(bowl((1.0, 2.0), at=(1.0, 1.0)), localization=1.0)
+    assert found.status is Status.NOT_A_MINIMUM
+    assert found.value < 0
+
+
+def test_a_saddle_is_no_minimum():
+    problem = Problem.from_function(
+        lambda p: p["w"][0] ** 2 + (p["w"][1] ** 2 - 1.0) ** 2, {"w": torch.zeros(2).double()}, num_samples=10_000
+    )
+    found = llc(problem)
+    assert found.status is Status.NOT_A_MINIMUM
+    assert found.value < 0
+
+
+def test_a_step_size_that_diverges_is_reduced_and_said_so():
+    found = llc(bowl(), step_size=1.0, localization=1.0, draws=500, burn_in=500)
+    assert found.step_size < 1.0
+    assert "reduced" in found.chains.reasons["step_size"]
+    assert math.isfinite(found.value)
+    assert found.status in (Status.CONVERGED, Status.STEP_BIAS, Status.NOT_MIXED)
+
+
+def test_dead_parameters_change_nothing():
+    h = torch.tensor([1.0, 4.0], dtype=torch.float64)
+    with_dead = Problem.from_function(
+        lambda p: 0.5 * (h * p["w"] ** 2).sum() + 0.0 * p["dead"].sum(),
+        {"w": torch.zeros(2).double(), "dead": torch.zeros(6).double()}, num_samples=10_000,
+    )  # fmt: skip
+    found = llc(with_dead)
+    assert within(found, exact.quadratic([1.0, 4.0], found.nbeta, found.localization))
+
+
+@pytest.mark.slow
+def test_rescaling_a_relu_pair_leaves_the_value_if_the_localization_goes_along():
+    plain = llc(relu_pair(), localization=1.0, tol=0.02)
+    scale = 4.0
+    along = {"0": 1.0 / scale**2, "2": scale**2}
+    moved = llc(relu_pair(scale), localization=along, tol=0.02)
+    left = llc(relu_pair(scale), localization=1.0, tol=0.02)
+    error = math.hypot(plain.stderr, moved.stderr)
+    assert abs(plain.value - moved.value) < 3 * error
+    assert abs(plain.value - left.value) > 3 * math.hypot(plain.stderr, left.stderr), (
+        "γ left as it was is another prior"
+    )
+
+
+def test_the_temperature_has_names():
+    problem = linear_regression()[0]
+    settings = {"step_size": 1e-6, "localization": 1.0, "draws": 20, "burn_in": 0}
+    by_batch = llc(problem, nbeta="batch", batch_size=256, **settings)
+    assert by_batch.nbeta == pytest.approx(256 / math.log(256))
+    assert by_batch.temperature == "B/log B, B = 256"
+    assert by_batch.wbic is None
+    given = llc(problem, nbeta=100.0, **settings)
+    assert (given.nbeta, given.temperature) == (100.0, "given")
+    assert llc(problem, **settings).wbic is not None
+
+
+def test_the_same_seed_gives_the_same_value_and_another_seed_another():
+    problem = linear_regression()[0]
+    first, again, other = (llc(problem, seed=seed, max_gradients=400).value for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_wbic_is_the_mean_loss_over_all_samples(default):
+    found = default
+    n = 10_000
+    assert float(found.wbic) == pytest.approx(n * found.initial_loss + math.log(n) * found.value)
+    assert float(found.wbic.stderr) == pytest.approx(math.log(n) * found.stderr)
+
+
+def test_the_bias_of_the_localization_is_estimated():
+    """λ̂(γ) = ½Σ nβh/(nβh + γ): to first order γ/(2nβ)·Σ1/h short of d/2."""
+    h, nbeta, gamma = [0.02, 0.05, 1.0], 1000.0, 5.0
+    found = llc(bowl(h), nbeta=nbeta, localization=gamma, draws=800)
+    slope = sum(0.5 * nbeta * x * gamma / (nbeta * x + gamma) ** 2 for x in h)
+    assert abs(float(found.localization_bias) - slope) < 4 * float(found.localization_bias.stderr) + 0.02 * slope
+
+
+def test_some_parameters_only():
+    problem = Problem.from_function(
+        lambda p: 0.5 * (p["a"] ** 2).sum() + 0.5 * (p["b"] ** 2).sum(),
+        {"a": torch.zeros(2).double(), "b": torch.zeros(5).double()}, num_samples=10_000,
+    )  # fmt: skip
+    found = llc(problem.restrict("a"))
+    assert within(found, exact.quadratic([1.0, 1.0], found.nbeta, found.localization))
+
+
+def test_a_kernel_with_its_own_settings():
+    h, nbeta = [1.0, 2.0, 5.0], 500.0
+    found = llc(bowl(h), kernel=hmc(2e-4, nbeta, 3.0, leapfrog=10), draws=1500, burn_in=50)
+    assert (found.nbeta, found.localization, found.temperature) == (nbeta, 3.0, "given by the kernel")
+    assert within(found, exact.quadratic(h, nbeta, 3.0))
+    with pytest.raises(ValueError, match=r"kernel must be a name where the settings are given apart"):
+        llc(bowl(), kernel=sgld(1e-3, 1.0), step_size=1e-3)
+
+
+def test_watching_sees_the_value_come_and_can_stop():
+    seen = []
+
+    def watch(energies):
+        seen.append(energies.shape)
+        return len(seen) == 3
+
+    found = llc(linear_regression()[0], step_size=1e-5, localization=10.0, draws=100, burn_in=10, watch=watch)
+    assert seen == [(4, 5), (4, 10), (4, 15)]
+    assert found.chains.losses.shape == (4, 15)
+
+
+def test_along_checkpoints_all_are_at_one_localization(tmp_path):
+    problem, eigenvalues = linear_regression()
+    best = problem.vector
+    found = llc_along(problem, {0: best + 0.5, 10: best}, max_gradients=4000)
+    assert found.labels.tolist() == [0, 10]
+    assert found.results[0].status is Status.NOT_A_MINIMUM
+    assert found.results[0].localization == found.results[1].localization
+    truth = exact.quadratic(eigenvalues.tolist(), found.results[1].nbeta, found.results[1].localization)
+    assert within(found.results[1], truth)
+    found.save(tmp_path / "along")
+    assert lh.Result.load(tmp_path / "along").values.tolist() == found.values.tolist()
+
+
+def test_a_result_comes_back_from_disk(tmp_path, default):
+    found = default
+    found.save(tmp_path / "llc")
+    again = lh.LearningCoefficient.load(tmp_path / "llc")
+    assert (again.value, again.stderr, again.status) == (found.value, found.stderr, found.status)
+    assert (again.chains.energies == found.chains.energies).all()
