@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> list[Row]:
     end = time.monotonic() + 60 * args.minutes
     context = multiprocessing.get_context("spawn")
     with context.Pool(args.workers) as pool, args.json.open("a", encoding="utf-8") as file:
+        file.write("\n" if file.tell() else "")  # what was killed may have left half a line
         running: list[Any] = []
         while running or (left and time.monotonic() < end):
             while left and len(running) < args.workers and time.monotonic() < end:

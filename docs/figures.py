@@ -1,7 +1,8 @@
 """Draw the figures of the documentation: ``python docs/figures.py [folder]``.
 
 Everything is measured here, on a small network trained on the digits that come with the package, with fixed seeds;
-but for the coverage of intervals, which ``benchmarks/coverage.py`` measures.
+but for the coverage of intervals, which ``benchmarks/coverage.py`` measures, and the ground-truth suite, of which
+``lambdahat verify`` has left a result.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import lambdahat as lh
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, VERMILION, new_axes, new_figure, tidy
 
 FOLDER = Path(__file__).parent / "figures"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 DPI = 100
 SEEDS = 10
 
@@ -197,7 +199,7 @@ def batch_norm() -> Any:
 
 def coverage() -> Any:
     """How often intervals hold the truth, from what ``benchmarks/coverage.py`` measured."""
-    stored = json.loads((FOLDER.parents[1] / "benchmarks" / "results" / "coverage.json").read_text(encoding="utf-8"))
+    stored = json.loads((RESULTS / "coverage.json").read_text(encoding="utf-8"))
     seeds = stored["setting"]["seeds"]
     axes = new_axes(3.4)
     axes.axvspan(90, 99, color=GREEN, alpha=0.12, linewidth=0, label="90 to 99 %, what is asked")
@@ -219,6 +221,33 @@ def coverage() -> Any:
     return axes
 
 
+@cache
+def digits_coefficient() -> lh.LearningCoefficient:
+    """The learning coefficient of the quickstart's network, with a quarter of the default's gradients."""
+    return lh.llc(digits_problem(), max_gradients=4000)
+
+
+def llc() -> Any:
+    """Traces, running mean, distance and diagnostics of its chains."""
+    return lh.plot(digits_coefficient())
+
+
+def llc_sweep() -> Any:
+    """Its learning coefficient over step sizes and temperatures, with the chosen point."""
+    return lh.plot(lh.singular.sweep(digits_problem(), coefficient=digits_coefficient(), draws=100))
+
+
+def volume_scaling() -> Any:
+    """V(ε) of w₁²w₂² and its slope."""
+    crossing = lh.singular.exact.crossing_problem([1, 1], num_samples=1000)
+    return lh.plot(lh.singular.volume_scaling(crossing, multiplicity=2, levels=40))
+
+
+def verification() -> Any:
+    """Every case of the ground-truth suite, from the stored result of one run."""
+    return lh.plot(lh.singular.Verification.load(RESULTS / "verification.json"))
+
+
 FIGURES: dict[str, Callable[[], Any]] = {
     "spectrum": spectrum,
     "density": density,
@@ -231,6 +260,10 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "variance": variance,
     "sharpness": sharpness,
     "batch-norm": batch_norm,
+    "llc": llc,
+    "llc-sweep": llc_sweep,
+    "volume-scaling": volume_scaling,
+    "verification": verification,
 }
 
 

@@ -1,5 +1,6 @@
 """Figures of sweeps, volumes, temperatures and verifications."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -98,6 +99,13 @@ def test_a_sweep_has_a_line_for_each_temperature_and_marks_the_choice():
     assert (upper.get_xscale(), upper.get_ylabel()) == ("log", "λ̂")
     assert (lower.get_xlabel(), lower.get_ylabel()) == ("step size ε", "acceptance\nof MALA steps")
     np.testing.assert_allclose(lower.lines[0].get_ydata(), a_sweep().acceptance[0])
+
+
+def test_a_sweep_that_runs_over_decades_is_logarithmic():
+    narrow = a_sweep()
+    wide = dataclasses.replace(narrow, values=narrow.values * np.array([1.0, 10.0, 100.0]))
+    negative = dataclasses.replace(wide, values=wide.values - 3)
+    assert [plot(each).axes[0].get_yscale() for each in (narrow, wide, negative)] == ["linear", "log", "linear"]
 
 
 @pytest.mark.parametrize("multiplicity", [1, 2])

@@ -126,7 +126,8 @@ def test_rounding_ends_the_levels():
     assert math.isnan(float(flat.coefficient))
 
 
-def test_a_loss_that_cannot_be_mapped_gives_the_same():
+def test_a_loss_that_cannot_be_mapped_gives_the_same(monkeypatch):
+    monkeypatch.setattr("lambdahat.singular.volumes.TRIALS", 1)
     smooth = exact.quadratic_problem([1.0, 2.0], 1)
 
     def branching(parameters):

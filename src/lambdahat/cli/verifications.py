@@ -18,8 +18,8 @@ from lambdahat.singular.verification import Case, Comparison, Verification, veri
 
 HEADER = ("case", "λ̂ ± error", "exact", "n → ∞", "off by", "gradients", "verdict")
 NOTE = (
-    "exact: λ̂ at the same nβ and γ; off by: in standard errors, and relative. A case agrees if its 95 % interval holds\n"
-    "the exact value, is near if the 99.9 % interval does, and fails beyond, or if it is off by more than 15 %."
+    "exact: λ̂ at the same nβ and γ; off by: in standard errors, and relative. A case agrees if its 95 % interval\n"
+    "holds the exact value, is near if the 99.9 % interval does, and fails beyond, or if it is off by more than 15 %."
 )
 
 

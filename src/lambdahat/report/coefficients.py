@@ -26,6 +26,7 @@ COLOURS = (AMBER, GREEN, BLUE, PURPLE, GREY)
 MARKS = ("s", "^", "o", "D", "v")
 VERDICTS = {"agrees": BLUE, "near": AMBER, "fails": VERMILION}
 BESIDE: Any = {"frameon": False, "fontsize": "small", "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+WIDE = 20.0  # values that vary by more than this factor are shown by their logarithms
 ROW_HEIGHT = 0.27  # of a case, in inches
 
 
@@ -58,6 +59,9 @@ def draw_sweep(sweep: Sweep, axes: Axes) -> None:
         hollow = shown & shaky[row]
         axes.plot(sweep.step_sizes[hollow], sweep.values[row, hollow], mark, color=colour, markersize=4.5,
                   markerfacecolor="white", zorder=3)  # fmt: skip
+    seen = sweep.values[~gone]
+    if seen.size and 0 < seen.min() < seen.max() / WIDE:
+        axes.set_yscale("log")
     _mark_gone(sweep, gone, axes)
     found = sweep.coefficient
     error = student_quantile(LEVEL, found.dof) * float(found.stderr)

@@ -54,8 +54,8 @@ SHAPES: tuple[tuple[tuple[int, ...], int, int], ...] = (  # widths, true rank, s
 )
 MLP, MLP_SIZES = "mlp-4-8-3", (4, 8, 3)
 QUICK = (
-    "quadratic-d5-k1e4", "quadratic-dead", "crossing-4", "crossing-2-2", "reduced-rank-4-2-3-r1",
-    "deep-linear-2-2-2-2-r0", "logistic-n500-d8", MLP,
+    "quadratic-d5-k1e4", "quadratic-dead", "crossing-4", "crossing-6", "reduced-rank-4-2-3-r1", "reduced-rank-3-5-3-r1",
+    "deep-linear-6-4-5-6-r2", "logistic-n500-d8",
 )  # fmt: skip
 MALA_CHAINS, MALA_STEPS, MALA_ACCEPTANCE = 32, 15_000, 0.6
 
@@ -90,7 +90,7 @@ def stored() -> dict[str, Any]:
 
 
 def suite(quick: bool = False) -> list[Case]:
-    """All cases, or with ``quick`` one or two of each family that take a few seconds."""
+    """All cases, or with ``quick`` one or two of each family, those that take a few seconds."""
     cases = [*_quadratics(), *_crossings(), *_linear_networks(), *_regressions(), _perceptron()]
     return [case for case in cases if case.name in QUICK] if quick else cases
 

@@ -83,7 +83,8 @@ def volume_scaling(
     follow from the level before. The order statistics of N uniform points give each halving the exact mean of its ln V.
     ``samples`` points are dealt to 8 populations, whose spread is the standard error. Where the level sets are thin and
     curved, points hardly move along them, and λ comes out too high unless a population has several times more points
-    than there are levels. For small models: every evaluation is a pass over the data, and λ·ln(ε₀/ε)/ln 2 levels lead to ε.
+    than there are levels. For small models: every evaluation is a pass over the data, and it takes λ·ln(ε₀/ε)/ln 2
+    levels to reach ε.
 
     NOT_A_MINIMUM says that points of lower loss were met, PRECISION_LIMIT that the rounding of the loss left too few
     levels, NOT_ASYMPTOTIC that the slope still changes along those used.
