@@ -40,7 +40,7 @@ import lambdahat as lh
 from lambdahat.sampling import sample, sgld
 
 LOSSES = partial(cross_entropy, reduction="none")
-MODES = {"cpu": ("batched", "sequential", "processes", "auto"), "cuda": ("batched", "sequential", "graph", "auto")}
+MODES = {"cpu": ("batched", "sequential", "processes", "auto"), "cuda": ("batched", "graph", "auto")}
 STEP_SIZE, LOCALIZATION = 1e-5, 1000.0
 RATES = {"mlp": (0.1,) * 4 + (0.02,) * 3 + (0.005,) * 2, "lenet5": (0.05,) * 3 + (0.01,) * 2 + (0.002,)}  # per epoch
 
@@ -171,7 +171,7 @@ def main() -> None:
         sys.path.append(str(args.peer_path.resolve()))
     set_tf32(False)
     kind = args.device.partition(":")[0]
-    samples, draws, rounds, seeds = (2048, 40, 1, min(args.seeds, 2)) if args.quick else (60_000, 200, 5, args.seeds)
+    samples, draws, rounds, seeds = (2048, 40, 1, min(args.seeds, 2)) if args.quick else (60_000, 200, 3, args.seeds)
     described = setting(args) | {"data": "digits" if args.images is None else args.images.name, "draws": draws}
     described |= {"ε": STEP_SIZE, "γ": LOCALIZATION, "seeds": seeds}
     table: list[dict] = []

@@ -18,11 +18,10 @@ from lambdahat._rng import generator
 from lambdahat.batches import Batch, Batches, chosen_indices, concatenate, make_batches, rng_untouched, take
 from lambdahat.evaluators import Evaluator, FunctionEvaluator, Parameters
 from lambdahat.losses import CrossEntropy, Custom, GaussianNLL, Loss, make_loss
-from lambdahat.space import Pattern, Space, matcher
+from lambdahat.network import BATCH_NORMS, accumulating, named_tensors, private_copy, select_parameters
+from lambdahat.space import Pattern, Space
 
 DEFAULT_BATCH = {"cpu": 1024, "cuda": 8192}
-BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()))
 
 
 class Problem:
@@ -55,12 +54,12 @@ class Problem:
         require(isinstance(model, nn.Module), "model", "be a torch.nn.Module", model,
                 "for a bare function use Problem.from_function", TypeError)  # fmt: skip
         require_choice(norm, "norm", ("eval", "train", "frozen"))
-        model = _private_copy(model, norm)
-        chosen = _select(model, parameters, norm)
-        self.device = _device(_named_tensors(model), device)
+        model = private_copy(model, norm)
+        chosen = select_parameters(model, parameters, norm)
+        self.device = _device(named_tensors(model), device)
         _require_float(dtype)
         self._cast = dtype
-        constants = {name: tensor for name, tensor in _named_tensors(model).items() if name not in chosen}
+        constants = {name: tensor for name, tensor in named_tensors(model).items() if name not in chosen}
         own_loss = loss == "model"
         self._evaluate: Evaluator | FunctionEvaluator = Evaluator(
             model, make_loss("cross_entropy" if own_loss else loss), norm, partial(self._placed, constants), own_loss
@@ -229,7 +228,7 @@ class Problem:
                 fresh[buffer] = start(inner.constants[buffer])
         others = {name: inner.constants[name].clone() for name, _ in inner.model.named_buffers() if name not in fresh}
         tensors = {**inner.constants, **others, **fresh, **self.named(self.vector)}
-        with _accumulating(layers.values()), torch.no_grad():
+        with accumulating(layers.values()), torch.no_grad():
             for batch in self.batches:
                 args, kwargs, _ = inner.split(batch)
                 functional_call(inner.model, tensors, args, kwargs)  # writes to ``fresh``
@@ -322,66 +321,6 @@ class Problem:
         return self._evaluate
 
 
-def _private_copy(model: nn.Module, norm: str) -> nn.Module:
-    """A copy of the module tree that shares the tensors, set to the evaluation mode asked for."""
-    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        model = model.module
-    memo = {id(tensor): tensor for tensor in _named_tensors(model).values()}
-    try:
-        private = copy.deepcopy(model, memo)
-    except (TypeError, RuntimeError, AttributeError) as error:
-        raise TypeError(f"model must survive copy.deepcopy, got {type(error).__name__}: {error}; "
-                        "drop cached tensors or handles kept as attributes") from error  # fmt: skip
-    private.eval()
-    for name, layer in private.named_modules():
-        coupled = isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None
-        require(not coupled or norm == "train", "norm", f'be "train": layer {name!r} keeps no running statistics',
-                repr(norm), "or set track_running_stats=True in the layer")  # fmt: skip
-    if norm == "train":
-        for layer in private.modules():
-            layer.training = isinstance(layer, BATCH_NORMS)
-    return private
-
-
-def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, tied ones once, under their first name."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def _select(model: nn.Module, pattern: Pattern | None, norm: str) -> dict[str, Tensor]:
-    """The parameters that make up the vector, in the model's order."""
-    everything = dict(model.named_parameters())
-    require(bool(everything), "model", "have parameters", f"{type(model).__name__} without any")
-    fixed: set[str] = set()
-    if norm == "frozen":
-        layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, NORMS)]
-        fixed = {
-            f"{name}.{key}" if name else key
-            for name, layer in layers
-            for key, _ in layer.named_parameters(recurse=False)
-        }
-    first_name = {id(tensor): name for name, tensor in everything.items()}
-    asked = None
-    if pattern is not None:
-        match = matcher(pattern)
-        aliases = model.named_parameters(remove_duplicate=False)
-        asked = {first_name[id(tensor)] for name, tensor in aliases if match(name)}
-        some = ", ".join(list(everything)[:6]) + (", …" if len(everything) > 6 else "")
-        require(bool(asked), "parameters", f"match at least one of {some}", repr(pattern))
-    chosen: dict[str, Tensor] = {
-        name: tensor for name, tensor in everything.items()
-        if tensor.requires_grad and name not in fixed and (asked is None or name in asked)
-    }  # fmt: skip
-    require(bool(chosen), "parameters", "select at least one parameter that requires a gradient",
-            "only frozen, integer or excluded ones", "call requires_grad_(True) on those to measure")  # fmt: skip
-    for name, tensor in chosen.items():
-        ready = tensor.is_floating_point() and not nn.parameter.is_lazy(tensor)
-        require(ready, f"parameter {name!r}", "be real floating point and initialised",
-                f"{type(tensor).__name__}, {tensor.dtype}",
-                "run a lazy model once, or leave it out with parameters=")  # fmt: skip
-    return chosen
-
-
 def _device(tensors: Parameters, asked: torch.device | str | None) -> torch.device:
     if asked is None:
         found = {tensor.device for tensor in tensors.values()}
@@ -408,19 +347,6 @@ def _brings_batches(data: Any) -> bool:
 def _require_batch_size(norm: str, batch_size: int | None) -> None:
     given = norm != "train" or batch_size is not None
     require(given, "batch_size", 'be given with norm="train"', "None", "batch statistics depend on it")
-
-
-@contextmanager
-def _accumulating(layers: Any) -> Iterator[None]:
-    """Batch-norm layers in train mode with cumulative averages, put back afterwards."""
-    before = [(layer, layer.training, layer.momentum) for layer in layers]
-    try:
-        for layer, _, _ in before:
-            layer.training, layer.momentum = True, None
-        yield
-    finally:
-        for layer, training, momentum in before:
-            layer.training, layer.momentum = training, momentum
 
 
 @torch.enable_grad()

@@ -173,13 +173,6 @@ def test_gradients_together_one_by_one_and_in_pieces(name, shared):
     assert torch.equal(positions, before)
 
 
-def test_what_cannot_be_mapped_together_is_told():
-    problem = language()
-    data = source(problem)
-    with pytest.raises(ValueError, match='mode must be "sequential" or "processes" for this problem'):
-        Together(problem).own_batches(problem.vector.repeat(2, 1), data, data.draw(Streams(0, range(2)), 2))
-
-
 # What their noise does
 
 

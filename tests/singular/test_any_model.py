@@ -94,7 +94,9 @@ def test_image_classifier_with_batch_norm(norm, kernel):
     )
     found = measured(problem, model, kernel=kernel)
     assert_sound(found, problem)
-    if norm == "train" and kernel == "sgld":  # a sample's loss depends on its batch: the problem's own batches are drawn
+    if (
+        norm == "train" and kernel == "sgld"
+    ):  # a sample's loss depends on its batch: the problem's own batches are drawn
         assert found.chains.batch_size == 128
 
 

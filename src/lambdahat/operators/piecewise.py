@@ -21,7 +21,8 @@ from lambdahat._rng import generator
 from lambdahat.batches import Batch, take
 from lambdahat.losses import CrossEntropy
 from lambdahat.operators.linearise import graph_nodes
-from lambdahat.problem import BATCH_NORMS, Problem
+from lambdahat.network import BATCH_NORMS
+from lambdahat.problem import Problem
 
 PROBE = 2
 

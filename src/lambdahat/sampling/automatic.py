@@ -133,12 +133,15 @@ def _by_trajectories(problem: Problem, kernel: HMC, wanted: Request, plan: Plan)
     """HMC; where γ is free it is 1, and ten times that while the chains do not mix."""
     free = wanted.localization is None and not isinstance(wanted.kernel, Kernel)
     budget = (wanted.max_gradients or wanted.chains * (CHECKS[-1] + hamiltonian_pilot.WARM_UP[-1])) // wanted.chains
+    spent = 0
     while True:
         runner, mode = make_runner(problem, kernel, wanted.chains, plan, wanted.mode)
         try:
             found = _trajectories(runner, mode, problem, kernel, wanted, plan, budget)
         finally:
             runner.close()
+        found = dataclasses.replace(found, chains=dataclasses.replace(found.chains, cost=found.chains.cost + spent))
+        spent = found.chains.cost
         diagnostics, reading = found.chains.diagnostics, found.reading
         mixed = diagnostics.rhat <= RHAT and diagnostics.acceptance > 0.5 and reading.stderr <= 0.1 * abs(reading.value)
         still = not (found.chains.distances > 0).any()
@@ -154,7 +157,8 @@ def _trajectories(
     """Tune, then draw until the error is small enough or the budget spent."""
     reasons: dict[str, str] = {}
     if wanted.step_size is None and not isinstance(wanted.kernel, Kernel):
-        tuned = hamiltonian_pilot.tune(runner, problem, kernel)
+        share = min(1.0, budget / (2 * hamiltonian_pilot.WARM_UP[-1]))
+        tuned = hamiltonian_pilot.tune(runner, problem, kernel, share)
         kernel, reasons = tuned.kernel, dict(tuned.reasons)
     burn(runner, wanted.burn_in or 0)
     if wanted.localization is None and not isinstance(wanted.kernel, Kernel):

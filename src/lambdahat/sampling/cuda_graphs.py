@@ -31,8 +31,8 @@ class GraphRunner(Runner):
         super().retune(kernel)
         self._capture()
 
-    def restart(self) -> None:
-        super().restart()
+    def restart(self, chains: Sequence[int] | None = None) -> None:
+        super().restart(chains)
         self._capture()
 
     def skip(self, steps: int) -> None:

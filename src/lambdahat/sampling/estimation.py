@@ -73,8 +73,7 @@ def _from_trajectories(chains: Chains, parameters: int) -> Reading:
         covariates = covariates - covariates.mean()
         energies = energies - float(covariates @ (blocks - blocks.mean()) / (covariates @ covariates)) * excess
     value = float(energies.mean())
-    sixteen = _blocks(energies, 4)
-    error = max(float(sixteen.std(ddof=1)) / math.sqrt(sixteen.size), standard_error(energies))
+    error = max(standard_error(energies), *(_block_error(energies, count) for count in (2, 4)))
     raw = float(chains.energies.mean())
     return Reading(value, math.hypot(error, FLOOR * value), energies.mean(axis=1), raw, settled=settled, controlled=use)
 
@@ -110,6 +109,12 @@ def _from_langevin(chains: Chains, parameters: int, corrected: bool) -> Reading:
     squares += ((1 - settled) * value) ** 2 if unsettled and chains.step_size > 0 else 0.0
     return Reading(value, math.sqrt(squares), (energies - shares if corrected else energies).mean(axis=1), raw, bias,
                    settled, abs(1 - settled) > max(0.1, 3 * its_error), drifting)  # fmt: skip
+
+
+def _block_error(values: Array, count: int) -> float:
+    """The standard error of the mean from ``count`` blocks of each chain."""
+    blocks = _blocks(values, count)
+    return float(blocks.std(ddof=1)) / math.sqrt(blocks.size)
 
 
 def _blocked_error(values: Array) -> float:

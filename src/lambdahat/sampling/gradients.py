@@ -33,6 +33,7 @@ class Together:
 
     def own_batches(self, positions: Tensor, source: Minibatches, index: Tensor) -> LossAndGradient:
         """The same with a batch for each chain."""
+
         def loss(leaves: Parameters, *own: Tensor) -> Tensor:
             return self.problem.batch_loss(leaves, source.assembled(own)).reshape(())
 

@@ -95,9 +95,12 @@ class Runner:
             steps, self.state = self.state.steps, kernel.init(self.state.position, self.centre)
             self.state.steps = steps
 
-    def restart(self) -> None:
-        """Put the chains back to the centre."""
-        self.state = self.kernel.init(self.centre.repeat(len(self.chains), 1), self.centre)
+    def restart(self, chains: Sequence[int] | None = None) -> None:
+        """Put the chains of these numbers, or all, back to the centre."""
+        back = torch.tensor([chains is None or chain in chains for chain in self.chains], device=self.centre.device)
+        home = torch.where(back.unsqueeze(1), self.centre, self.state.position)
+        steps, self.state = self.state.steps, self.kernel.init(home, self.centre)
+        self.state.steps = 0 if chains is None else steps
 
     def skip(self, steps: int) -> None:
         """Steps that nothing is recorded of."""

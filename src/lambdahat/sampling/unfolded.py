@@ -55,7 +55,8 @@ def _unfolded(
     shape = windows.shape[2:4]
     patches = windows.permute(0, 1, 4, 5, 2, 3).flatten(4, 5).flatten(1, 3)
     out = weight.flatten(1) @ patches
-    return (out if bias is None else out + bias.unsqueeze(1)).unflatten(2, tuple(shape))
+    image: Tensor = (out if bias is None else out + bias.unsqueeze(1)).unflatten(2, tuple(shape))
+    return image
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -76,9 +76,9 @@ class ForkedRunner:
         self.kernel = kernel
         self._all("retune", kernel)
 
-    def restart(self) -> None:
-        """Put the chains back to the centre."""
-        self._all("restart")
+    def restart(self, chains: Sequence[int] | None = None) -> None:
+        """Put the chains of these numbers, or all, back to the centre."""
+        self._all("restart", chains)
 
     def close(self) -> None:
         """End the processes."""

@@ -45,8 +45,8 @@ def llc_along(
 ) -> Trajectory:
     """λ̂ of the problem at each checkpoint: flat vectors, or state dicts, by step or in order.
 
-    The first is calibrated in full; the others keep its localization, so that all are at one γ, and begin the search for
-    their step size from the one before. ``settings`` are those of ``llc``.
+    The first is calibrated in full; the others keep its localization, so that all are at one γ, and begin the search
+    for their step size from the one before. ``settings`` are those of ``llc``.
     """
     require_problem(problem)
     steps = dict(checkpoints) if isinstance(checkpoints, Mapping) else dict(enumerate(checkpoints))

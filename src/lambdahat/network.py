@@ -1,0 +1,89 @@
+"""A model made ready for a problem: a private copy in the mode asked for, and the choice of its parameters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from lambdahat._check import require
+from lambdahat.space import Pattern, matcher
+
+BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()))
+
+
+def private_copy(model: nn.Module, norm: str) -> nn.Module:
+    """A copy of the module tree that shares the tensors, set to the evaluation mode asked for."""
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        model = model.module
+    memo = {id(tensor): tensor for tensor in named_tensors(model).values()}
+    try:
+        private = copy.deepcopy(model, memo)
+    except (TypeError, RuntimeError, AttributeError) as error:
+        raise TypeError(f"model must survive copy.deepcopy, got {type(error).__name__}: {error}; "
+                        "drop cached tensors or handles kept as attributes") from error  # fmt: skip
+    private.eval()
+    for name, layer in private.named_modules():
+        coupled = isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None
+        require(not coupled or norm == "train", "norm", f'be "train": layer {name!r} keeps no running statistics',
+                repr(norm), "or set track_running_stats=True in the layer")  # fmt: skip
+    if norm == "train":
+        for layer in private.modules():
+            layer.training = isinstance(layer, BATCH_NORMS)
+    return private
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, tied ones once, under their first name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def select_parameters(model: nn.Module, pattern: Pattern | None, norm: str) -> dict[str, Tensor]:
+    """The parameters that make up the vector, in the model's order."""
+    everything = dict(model.named_parameters())
+    require(bool(everything), "model", "have parameters", f"{type(model).__name__} without any")
+    fixed: set[str] = set()
+    if norm == "frozen":
+        layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, NORMS)]
+        fixed = {
+            f"{name}.{key}" if name else key
+            for name, layer in layers
+            for key, _ in layer.named_parameters(recurse=False)
+        }
+    first_name = {id(tensor): name for name, tensor in everything.items()}
+    asked = None
+    if pattern is not None:
+        match = matcher(pattern)
+        aliases = model.named_parameters(remove_duplicate=False)
+        asked = {first_name[id(tensor)] for name, tensor in aliases if match(name)}
+        some = ", ".join(list(everything)[:6]) + (", …" if len(everything) > 6 else "")
+        require(bool(asked), "parameters", f"match at least one of {some}", repr(pattern))
+    chosen: dict[str, Tensor] = {
+        name: tensor for name, tensor in everything.items()
+        if tensor.requires_grad and name not in fixed and (asked is None or name in asked)
+    }  # fmt: skip
+    require(bool(chosen), "parameters", "select at least one parameter that requires a gradient",
+            "only frozen, integer or excluded ones", "call requires_grad_(True) on those to measure")  # fmt: skip
+    for name, tensor in chosen.items():
+        ready = tensor.is_floating_point() and not nn.parameter.is_lazy(tensor)
+        require(ready, f"parameter {name!r}", "be real floating point and initialised",
+                f"{type(tensor).__name__}, {tensor.dtype}",
+                "run a lazy model once, or leave it out with parameters=")  # fmt: skip
+    return chosen
+
+
+@contextmanager
+def accumulating(layers: Any) -> Iterator[None]:
+    """Batch-norm layers in train mode with cumulative averages, put back afterwards."""
+    before = [(layer, layer.training, layer.momentum) for layer in layers]
+    try:
+        for layer, _, _ in before:
+            layer.training, layer.momentum = True, None
+        yield
+    finally:
+        for layer, training, momentum in before:
+            layer.training, layer.momentum = training, momentum
