@@ -1,9 +1,9 @@
 """What does a given standard error of λ̂ cost, here and with devinterp, on the MLP trained on MNIST?
 
-``lh.llc`` finds ε and γ once. Then twenty independent runs of each at those settings, nβ = n/ln n and batches of 512 give
-the spread of λ̂, the gradients and the seconds of a run; both are scaled to a spread of one per cent of λ̂ (error ∝
-1/√draws beyond the burn-in, which has to be paid for once). devinterp averages its burn-in into λ̂, so its mean is that of
-shorter chains: only its spread is compared. The GPU machine needs what sampling.py's text says.
+``lh.llc`` finds ε and γ once. Then twenty independent runs of each at those settings, nβ = n/ln n and batches of 512
+give the spread of λ̂, the gradients and the seconds of a run; both are scaled to a spread of one per cent of λ̂ (error ∝
+1/√draws beyond the burn-in, which has to be paid for once). devinterp averages its burn-in into λ̂, so its mean is that
+of shorter chains: only its spread is compared. The GPU machine needs what sampling.py's text says.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def main() -> None:
     start = time.perf_counter()
     found = lh.llc(problem, batch_size=args.batch_size)
     described = setting(args) | {"runs": runs, "nβ": found.nbeta, "γ": found.localization, "ε": found.step_size}
-    described |= {"llc at defaults": str(found), "its raw mean": found.raw, "its gradients": found.cost,
-                  "its seconds": time.perf_counter() - start, "localization bias": str(found.localization_bias)}  # fmt: skip
+    seconds = time.perf_counter() - start
+    described |= {"llc at defaults": str(found), "its raw mean": found.raw, "its gradients": found.cost}
+    described |= {"its seconds": seconds, "localization bias": str(found.localization_bias)}
     report("λ̂ at defaults", described, [], args.json)
     kernel = sgld(found.step_size, found.nbeta, float(found.localization))
     table = []

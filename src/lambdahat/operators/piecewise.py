@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, take
 from lambdahat.losses import CrossEntropy
-from lambdahat.operators.linearise import graph_nodes
 from lambdahat.network import BATCH_NORMS
+from lambdahat.operators.linearise import graph_nodes
 from lambdahat.problem import Problem
 
 PROBE = 2
