@@ -2,7 +2,8 @@
 
 Writes src/lambdahat/singular/references.json: the minimum of the ReLU network, and for every case without a closed form
 nβ·E[L − L*] at nβ = n/ln n and each of three localizations: by block Gibbs for linear networks, by long chains of MALA
-for the ReLU network. What is stored already is kept; --anew begins again. About 25 minutes on one core.
+for the ReLU network. What is stored already is kept; --anew begins again. About 15 minutes on an idle core, an hour on
+a busy one.
 """
 
 from __future__ import annotations

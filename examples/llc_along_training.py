@@ -1,4 +1,4 @@
-"""The learning coefficient along training: one localization for all checkpoints, each warm-started by the one before."""
+"""The learning coefficient along training: one localization for all checkpoints, each starts from the one before."""
 
 import torch
 from torch.nn.functional import cross_entropy

@@ -94,10 +94,8 @@ def test_image_classifier_with_batch_norm(norm, kernel):
     )
     found = measured(problem, model, kernel=kernel)
     assert_sound(found, problem)
-    if (
-        norm == "train" and kernel == "sgld"
-    ):  # a sample's loss depends on its batch: the problem's own batches are drawn
-        assert found.chains.batch_size == 128
+    if norm == "train" and kernel == "sgld":
+        assert found.chains.batch_size == 128  # a sample's loss depends on its batch: the problem's own are drawn
 
 
 @pytest.mark.parametrize("kernel", [AUTOMATIC, "sgld"])

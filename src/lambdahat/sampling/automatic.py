@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -169,11 +170,11 @@ def _trajectories(
         collector.draw(wanted.draws)
         chains = collector.chains(before, reasons)
         return Drawn(chains, read(chains, problem.num_parameters, False))
-    pace = max((kernel.leapfrog + 3) // 3, 1)  # gradients of a trajectory, about
+    pace = max(kernel.leapfrog / max(math.log(kernel.leapfrog / 3), 1.0), 1.0)  # gradients of a trajectory, about
     for check in CHECKS:
         goal = min(check, max(budget - before, 200))
         while (left := goal - (runner.gradients_spent - before)) > 0:
-            if not collector.draw(max(left // pace, 8)):
+            if not collector.draw(max(int(left / pace), 8)):
                 break
         chains = collector.chains(before, reasons)
         reading = read(chains, problem.num_parameters, False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,14 +15,16 @@ from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.sampling.hamiltonian import FEWEST, HMC
 from lambdahat.sampling.modes import AnyRunner
+from lambdahat.sampling.runners import Record
 
 WARM_UP = (500, 1200, 2000)  # gradients at which the search for the step begins anew, the last its end
 HEATED = 1200  # gradients of the warm-up above the temperature asked for
-HEAT = 1e-4  # nβ at the start of the warm-up, as a part of the nβ asked for
+HEAT = 1e-3  # nβ at the start of the warm-up, as a part of the nβ asked for
 TARGET = 0.96  # acceptance, the mean over trajectories
-LONGEST = 30  # leapfrog steps
+LONGEST = 100  # leapfrog steps
 TURN = 1.5  # and no trajectory longer than this, in standard deviations of the localization
 DENSE = 200  # parameters up to which the Hessian is tried as mass
+RESCUE = 300, 0.7  # gradients of a look at the chains after it, and the acceptance below which one counts as stuck
 GATE = 500, 0.1  # gradients of a trial of that mass, and how far the virial may be from P
 
 
@@ -37,12 +40,10 @@ def tune(runner: AnyRunner, problem: Problem, kernel: HMC, share: float = 1.0) -
     """Warm the runner's chains up and find step size and mass (``kernel`` gives nβ and γ).
 
     The chains start at w*, at a temperature where the loss hardly counts, and are cooled to the one asked for: so they
-    spread along flat valleys before the walls close in. Then every other chain is put back to w* and warmed up from
-    there: chains from both sides, from too far out and from the centre, show by their difference what has not mixed,
-    and on average are off by less than either. The step size is adapted by dual averaging (Hoffman and Gelman 2014) to
-    an acceptance of 0.96. For up to 200 parameters whose curvatures are far apart, nβ|H| + γ at w* is tried as mass
-    first; it is kept if (w − w*)·∇U averages P to 10 % after its warm-up, as it does under the posterior. ``share``
-    shortens the warm-up.
+    spread along flat valleys before the walls close in. A chain that got stuck in a narrow place, where it rejects, is
+    put back to w*. The step size is adapted by dual averaging (Hoffman and Gelman 2014) to an acceptance of 0.96. For
+    up to 200 parameters whose curvatures are far apart, nβ|H| + γ at w* is tried as mass first; it is kept if
+    (w − w*)·∇U averages P to 10 % after its warm-up, as it does under the posterior. ``share`` shortens the warm-up.
     """
     scale = _hessian_scale(problem, kernel)
     if scale is not None:
@@ -60,7 +61,7 @@ def _reasons(scale: str) -> dict[str, str]:
     return {
         "kernel": "HMC: the whole data is cheap, and accepting and rejecting leaves no bias of the step",
         "step_size": f"dual averaging to an acceptance of {TARGET}",
-        "burn_in": f"{spent}, cooled from {HEAT:g} of nβ during the first {HEATED}; every other chain from w* then",
+        "burn_in": f"{spent}, cooled from {HEAT:g} of nβ during the first {HEATED}",
         "scale": scale,
     }
 
@@ -91,8 +92,6 @@ def _warmed_up(runner: AnyRunner, kernel: HMC, length: float, share: float) -> H
     spent_before = runner.gradients_spent
     for stage, end in enumerate(WARM_UP):
         adapt = _DualAveraging(length * (1.0 if stage == 0 else 0.5))
-        if stage == len(WARM_UP) - 1:
-            runner.restart(runner.chains[::2])
         while (spent := runner.gradients_spent - spent_before) < share * end:
             report("warm-up", spent, int(share * WARM_UP[-1]))
             heat = HEAT ** max(0.0, 1.0 - math.ceil(spent / share / 100) * 100 / HEATED)
@@ -102,7 +101,26 @@ def _warmed_up(runner: AnyRunner, kernel: HMC, length: float, share: float) -> H
     report("warm-up", int(share * WARM_UP[-1]), int(share * WARM_UP[-1]))
     found = _with_length(kernel, length, kernel.nbeta)
     runner.retune(found)
+    _rescue(runner, share)
     return found
+
+
+def _rescue(runner: AnyRunner, share: float) -> None:
+    """Put chains that hardly move back to the centre, and give them time there."""
+    gradients, least = RESCUE
+    parts = [part["acceptance"] for part in _for_gradients(runner, int(share * gradients))]
+    stuck = (torch.cat(parts, dim=1).mean(dim=1) < least).tolist()
+    if any(stuck):
+        runner.restart([chain for chain, still in zip(runner.chains, stuck, strict=True) if still])
+        for _ in _for_gradients(runner, int(share * gradients)):
+            pass
+
+
+def _for_gradients(runner: AnyRunner, gradients: int) -> Iterator[Record]:
+    """Draws, one at a time, until so many gradients are spent."""
+    end = runner.gradients_spent + gradients
+    while runner.gradients_spent < end:
+        yield runner.advance(1)
 
 
 def _with_length(kernel: HMC, length: float, nbeta: float) -> HMC:
@@ -136,7 +154,5 @@ class _DualAveraging:
 def _settled(runner: AnyRunner, count: int) -> bool:
     """Whether (w − w*)·∇U averages the number of parameters, as it must under the posterior."""
     gradients, share = GATE
-    start, virials = runner.gradients_spent, []
-    while runner.gradients_spent - start < gradients:
-        virials.append(float(runner.advance(1)["virial"].mean()))
+    virials = [float(part["virial"].mean()) for part in _for_gradients(runner, gradients)]
     return abs(sum(virials) / len(virials) / count - 1) < share
