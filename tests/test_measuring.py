@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from lambdahat import measuring
+from lambdahat.measurements import Measurement
 from lambdahat.measuring import CURVATURES, QUANTITIES, measure
 from lambdahat.models import mlp
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
-from lambdahat.results import Estimate, LearningCoefficient, Measurement
+from lambdahat.results import Estimate, LearningCoefficient
 from lambdahat.singular.coefficient import llc
 
 

@@ -1,7 +1,7 @@
 """Ways to misuse the library: each gets an error that names the argument and the cure, or a right answer.
 
-``ERRORS``, from ``tests/misuses.py`` and ``tests/sampling/misuses.py``, maps a misuse to a call, its error and what the
-text must hold; ``ANSWERS`` maps what looks like a misuse to a call that returns what came and what is right.
+``ERRORS``, from ``misuses.py`` here and in ``sampling/`` and ``singular/``, maps a misuse to a call, its error and what
+the text must hold; ``ANSWERS`` maps what looks like a misuse to a call that returns what came and what is right.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ from tests.misuses import (
     problem,
 )  # fmt: skip
 from tests.sampling.misuses import SAMPLING
+from tests.singular.misuses import SINGULAR
 
-ERRORS = {**misuses.ERRORS, **SAMPLING}
+ERRORS = {**misuses.ERRORS, **SAMPLING, **SINGULAR}
 
 
 def test_the_table_is_long_enough_and_every_name_is_there_once():
     assert len(ERRORS) >= 50
-    assert len(ERRORS) == sum(map(len, (DATA, LOSSES, MODELS, OPERATORS, ESTIMATORS, SAMPLING)))
+    assert len(ERRORS) == sum(map(len, (DATA, LOSSES, MODELS, OPERATORS, ESTIMATORS, SAMPLING, SINGULAR)))
 
 
 @pytest.mark.parametrize("name", ERRORS)

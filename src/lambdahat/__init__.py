@@ -28,6 +28,7 @@ from lambdahat.estimators.spectra import logdet, moments, spectrum, trace_functi
 from lambdahat.estimators.traces import trace, trace_per_layer
 from lambdahat.estimators.variances import variance
 from lambdahat.krylov import inverse
+from lambdahat.measurements import Measurement
 from lambdahat.measuring import measure
 from lambdahat.operators.base import LinearOperator, identity
 from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
@@ -41,7 +42,6 @@ from lambdahat.results import (
     Estimate,
     Landscape,
     LearningCoefficient,
-    Measurement,
     Moments,
     Result,
     Spectrum,

@@ -27,10 +27,11 @@ from lambdahat.estimators.norms import frobenius_norm
 from lambdahat.estimators.spectra import spectrum
 from lambdahat.estimators.traces import trace
 from lambdahat.estimators.variances import variance
+from lambdahat.measurements import Measurement
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
 from lambdahat.problem import Problem, require_problem
-from lambdahat.results import Eigenpairs, Measurement, Result, write_atomically
+from lambdahat.results import Eigenpairs, Result, write_atomically
 from lambdahat.singular.coefficient import llc
 from lambdahat.singular.criteria import bayes_criteria
 from lambdahat.singular.dimensions import effective_dimensions

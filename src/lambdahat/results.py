@@ -6,8 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -45,8 +44,8 @@ class Estimate(Result):
     def interval(self, level: float = 0.95) -> tuple[Any, Any]:
         """The two-sided confidence interval, by Student's t with ``dof`` degrees of freedom."""
         require(0 < level < 1, "level", "lie in (0, 1)", repr(level))
-        quantile = student_quantile(level, self.dof)
-        return self.value - quantile * self.stderr, self.value + quantile * self.stderr
+        half = student_quantile(level, self.dof) * self.stderr
+        return self.value - half, self.value + half
 
     def __float__(self) -> float:
         return float(self.value)
@@ -336,10 +335,11 @@ class Chains(Result):
     """Draws of several chains from exp(−nβ·L(w) − ½Σγ_i(w_i − w*_i)²), one row a chain, one column a draw.
 
     ``losses`` are those the chain saw, ``centre_losses`` those of the centre w* on the same batches. ``full_losses``
-    are of the whole data. ``forces`` holds ‖∇U‖², ``virials`` (w − w*)·∇U, and ``recycled_losses`` the means over the
-    trajectories of HMC. ``observables`` are (chains, draws, …), ``averages`` (chains, stretches, …) over as many draws
-    as ``stretches`` says, ``parameters`` (chains, draws, P). All these are there on request. ``cost`` counts the
-    gradients of all chains, burn-in included: of batches of ``batch_size`` samples, or of the whole data.
+    are of the whole data. ``forces`` holds ‖∇U‖², ``virials`` (w − w*)·∇U, ``work`` and ``heat`` (w − w*)·nβ∇L and
+    nβ∇L·∇U, ``recycled_losses`` the means over the trajectories of HMC. ``observables`` are (chains, draws, …),
+    ``averages`` (chains, stretches, …) over as many draws as ``stretches`` says, ``parameters`` (chains, draws, P). All
+    these are there on request. ``cost`` counts the gradients of all chains, burn-in included: of batches of
+    ``batch_size`` samples, or of the whole data.
     """
 
     losses: Array
@@ -361,6 +361,8 @@ class Chains(Result):
     recycled_losses: Array | None = None
     forces: Array | None = None
     virials: Array | None = None
+    work: Array | None = None
+    heat: Array | None = None
     observables: Mapping[str, Array] = field(default_factory=dict)
     averages: Mapping[str, Array] = field(default_factory=dict)
     stretches: tuple[int, ...] = ()
@@ -392,8 +394,8 @@ class Chains(Result):
         import xarray
 
         dims = ("chain", "draw")
-        stats_ = {"energy": self.energies, "loss": self.losses, "distance": self.distances,
-                  "acceptance_rate": self.acceptances}  # fmt: skip
+        stats_ = {"energy": self.energies, "loss": self.losses, "distance": self.distances}
+        stats_["acceptance_rate"] = self.acceptances
         posterior: dict[str, Any] = {"learning_coefficient": (dims, self.energies)}
         if self.parameters is not None:
             posterior["parameters"] = ((*dims, "parameter"), self.parameters.numpy())
@@ -428,70 +430,6 @@ class LearningCoefficient(Estimate):
     discretisation_bias: float = 0.0
     localization_bias: Estimate = field(default_factory=lambda: Estimate(math.nan, math.nan))
 
-
-@dataclass(frozen=True)
-class Measurement(Result):
-    """Everything measured of one problem: named results and what they were measured on."""
-
-    results: Mapping[str, Any]
-    about: Mapping[str, Any] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.results[name]
-
-    def table(self) -> list[dict[str, Any]]:
-        """One row per number: quantity, value, stderr, cost, status."""
-        rows = []
-        for name, result in self.results.items():
-            for label, estimate in _readings(name, result):
-                rows.append(
-                    {
-                        "quantity": label,
-                        "value": float(estimate),
-                        "stderr": float(estimate.stderr),
-                        "cost": estimate.cost,
-                        "status": estimate.status.name,
-                    }
-                )
-        return rows
-
-    def save(self, path: str | Path) -> Path:
-        """Write into folder ``path``: one file per result, then the index ``measurement.json``."""
-        folder = Path(path)
-        for name, result in self.results.items():
-            if isinstance(result, Result):
-                result.save(folder / f"{name}.json")
-        return super().save(folder / "measurement.json")
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read the folder that ``save`` wrote."""
-        folder = Path(path)
-        return super().load(folder / "measurement.json" if folder.is_dir() else folder)
-
-
-def _readings(name: str, result: Any) -> Iterator[tuple[str, Estimate]]:
-    """The scalar numbers of a result, for tables."""
-    if isinstance(result, Estimate) and not isinstance(result.value, Tensor):
-        yield name, result
-        if isinstance(result, LearningCoefficient):
-            found = {"wbic": result.wbic, "localization_bias": result.localization_bias}
-            for label, part in found.items():
-                if part is not None and math.isfinite(part.value):
-                    yield f"{name}.{label}", dataclasses.replace(part, cost=result.cost, status=result.status)
-    elif isinstance(result, Eigenpairs):
-        for i, (estimate, _) in enumerate(result, start=1):
-            yield f"{name}[{i}]", dataclasses.replace(estimate, cost=result.cost, status=result.status)
-    elif isinstance(result, Spectrum):
-        low, high = result.extremes
-        for label, estimate in {
-            "trace": result.trace, "frobenius": result.frobenius, "smallest": low, "largest": high,
-            "negative_mass": result.negative_mass, "degeneracy": result.degeneracy(),
-        }.items():  # fmt: skip
-            yield f"{name}.{label}", estimate
-    elif isinstance(result, Result) and not isinstance(result, Chains):
-        for field_ in dataclasses.fields(result):  # type: ignore[arg-type]
-            yield from _readings(f"{name}.{field_.name}", getattr(result, field_.name))
-    elif isinstance(result, Mapping):
-        for key, value in result.items():
-            yield from _readings(f"{name}.{key}", value)
+    def __str__(self) -> str:
+        tie = f"{self.localization:.4g}" if isinstance(self.localization, float) else "by parameter"
+        return f"{super().__str__()} at nβ = {self.nbeta:.5g} ({self.temperature}), γ = {tie}"

@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 import lambdahat
 from lambdahat.cli.app import app
 from lambdahat.cli.forecast import forecast
+from lambdahat.measurements import Measurement
 from lambdahat.measuring import Settings
 from lambdahat.operators import hessian
 from lambdahat.operators.closed_form import MAX_ROUNDS, MIN_ROUNDS
-from lambdahat.results import Landscape, Measurement, Status
+from lambdahat.results import Landscape, Status
 
 FACTORY = """
 import torch

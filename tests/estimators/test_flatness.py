@@ -18,9 +18,10 @@ from lambdahat.estimators.flatness import (
     relative_sharpness,
     sharpness,
 )
+from lambdahat.measurements import Measurement
 from lambdahat.operators import fisher, hessian
 from lambdahat.problem import Problem
-from lambdahat.results import Eigenpairs, Measurement
+from lambdahat.results import Eigenpairs
 from tests.cases import classifier, quadratic
 from tests.oracles import dense_hessian
 

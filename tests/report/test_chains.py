@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from lambdahat.measurements import Measurement
 from lambdahat.report.figures import is_number, plot
 from lambdahat.report.style import new_figure
-from lambdahat.results import Chains, Estimate, LearningCoefficient, Measurement, Result, Status
+from lambdahat.results import Chains, Estimate, LearningCoefficient, Result, Status
 from lambdahat.sampling.diagnostics import diagnose, standard_error
 
 NBETA, INITIAL, DRAWS = 100.0, 0.5, 200

@@ -8,21 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from lambdahat.measurements import Measurement
 from lambdahat.report.figures import plot, value_text
 from lambdahat.report.spectra import pooled
 from lambdahat.report.style import new_figure
-from lambdahat.results import (
-    Density,
-    Eigenpairs,
-    Estimate,
-    Landscape,
-    Measurement,
-    Moments,
-    Result,
-    Spectrum,
-    Status,
-    Variance,
-)
+from lambdahat.results import Density, Eigenpairs, Estimate, Landscape, Moments, Result, Spectrum, Status, Variance
 
 OFFSETS = np.linspace(-1, 1, 21)
 ACROSS, UP = np.meshgrid(OFFSETS, OFFSETS, indexing="ij")

@@ -16,10 +16,11 @@ from lambdahat.cli.measurements import bars, headline, write_figures, write_tabl
 from lambdahat.cli.tables import HEADER, NOTE, print_table, remedies, rows_of, statuses
 from lambdahat.data import digits_split
 from lambdahat.estimators.landscapes import landscape
+from lambdahat.measurements import Measurement
 from lambdahat.measuring import measure
 from lambdahat.models import mlp
 from lambdahat.problem import Problem
-from lambdahat.results import Eigenpairs, Landscape, Measurement
+from lambdahat.results import Eigenpairs, Landscape
 
 WHAT = ("trace", "frobenius", "spectral_norm", "eigenpairs", "spectrum", "diagonal", "llc")
 SAMPLING = {"max_gradients": 8000}  # so that the demonstration stays quick

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from lambdahat.measurements import Measurement
 from lambdahat.report.style import value_text
-from lambdahat.results import Estimate, LearningCoefficient, Measurement, Result, Status
+from lambdahat.results import Estimate, LearningCoefficient, Result, Status
 from lambdahat.singular.criteria import BayesCriteria
 from lambdahat.singular.temperatures import TemperatureRegression
 

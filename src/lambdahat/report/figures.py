@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from lambdahat._check import require
+from lambdahat.measurements import Measurement
 from lambdahat.report.chains import draw_chains, draw_running, has_chains
 from lambdahat.report.coefficients import (
     draw_free_energy,
@@ -32,7 +33,6 @@ from lambdahat.results import (
     Estimate,
     Landscape,
     LearningCoefficient,
-    Measurement,
     Moments,
     Result,
     Spectrum,

@@ -25,6 +25,7 @@ KERNELS: dict[str, Any] = {
 }  # fmt: skip
 EXACT_SAMPLES, EXACT_WORK = 2048, 1_000_000  # samples, and parameters × samples, up to which the whole data is cheap
 CHECKS = (2000, 4000, 8000, 16000)  # gradients of a chain after which HMC looks whether the error is small enough
+HOPELESS = 4000, 1.3  # gradients of a chain after which chains that far apart (R̂) are given up
 STRONGEST = 1e4
 STEPS = 4000  # of a chain of SGLD at most; half of them as a rule
 BURN_SHARE = 0.55
@@ -157,12 +158,13 @@ def _trajectories(
 ) -> Drawn:
     """Tune, then draw until the error is small enough or the budget spent."""
     reasons: dict[str, str] = {}
+    free = wanted.localization is None and not isinstance(wanted.kernel, Kernel)
     if wanted.step_size is None and not isinstance(wanted.kernel, Kernel):
         share = min(1.0, budget / (2 * hamiltonian_pilot.WARM_UP[-1]))
         tuned = hamiltonian_pilot.tune(runner, problem, kernel, share)
         kernel, reasons = tuned.kernel, dict(tuned.reasons)
     burn(runner, wanted.burn_in or 0)
-    if wanted.localization is None and not isinstance(wanted.kernel, Kernel):
+    if free:
         reasons["localization"] = "the weakest of 1, 10, 100, … at which the chains mix"
     before = runner.gradients_spent
     collector = Collector(runner, problem, kernel, plan, mode, wanted.watch)
@@ -180,6 +182,8 @@ def _trajectories(
         reading = read(chains, problem.num_parameters, False)
         if reading.stderr <= wanted.tol * abs(reading.value) or goal < check:
             break
+        if free and check >= HOPELESS[0] and chains.diagnostics.rhat > HOPELESS[1]:
+            break  # a stronger localization will be tried
     reasons["draws"] = (
         f"until the standard error is {wanted.tol:.0%} of the value, up to {CHECKS[-1]} gradients a chain"
     )
@@ -241,6 +245,8 @@ def _steps(
         reading = read(chains, problem.num_parameters, searched)
     if wanted.draws is None:
         reasons["draws"] = f"until the standard error is {wanted.tol:.0%} of the value, up to {most} steps a chain"
+    if plan.batch_size is None:
+        reasons["batch_size"] = f"{chains.batch_size}: larger ones allow larger steps, at the same cost in samples"
     chains = dataclasses.replace(chains, reasons=reasons)
     spent = wanted.draws is None and reading.stderr > wanted.tol * abs(reading.value)
     return Drawn(chains, reading, stronger, spent)

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from lambdahat.results import Array, Chains
 from lambdahat.sampling.diagnostics import drift, standard_error
@@ -45,7 +44,7 @@ def read(chains: Chains, parameters: int, corrected: bool) -> Reading:
         return Reading(0.0, 0.0, np.zeros(len(chains)), 0.0)
     if chains.recycled_losses is not None and chains.virials is not None:
         return _from_trajectories(chains, parameters)
-    if chains.kernel == "SGLD" and chains.forces is not None and chains.virials is not None:
+    if chains.kernel == "SGLD" and chains.heat is not None:
         return _from_langevin(chains, parameters, corrected)
     value = float(kept.mean())
     return Reading(value, _blocked_error(kept), energies.mean(axis=1), value)
@@ -87,10 +86,9 @@ def _from_langevin(chains: Chains, parameters: int, corrected: bool) -> Reading:
     """
     assert chains.forces is not None
     assert chains.virials is not None
-    gamma = float(chains.localization.mean()) if isinstance(chains.localization, Tensor) else chains.localization
-    ties = gamma * chains.distances**2
-    work, heat = chains.virials - ties, chains.forces - gamma * chains.virials
-    energies = chains.energies
+    assert chains.work is not None
+    assert chains.heat is not None
+    work, heat, energies = chains.work, chains.heat, chains.energies
     fine = np.isfinite(energies).all(axis=1)
     raw, mean_work = float(energies[fine].mean()), float(work[fine].mean())
     degree = float(np.clip(mean_work / raw, *DEGREES)) if raw > 0 and mean_work > 0 else 2.0

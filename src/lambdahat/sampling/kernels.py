@@ -42,8 +42,9 @@ class Info(NamedTuple):
     """What a step saw: the loss, the distance ‖w − w*‖ and the probability of acceptance, each (…,).
 
     Kernels that never reject see the point they leave; the others the point they end at. ``gradients`` counts the
-    evaluations of the step. Where the state asks for forces, there are ‖S∇U‖² and the virial (w − w*)·∇U; kernels with
-    trajectories then give the loss and the virial as means over the whole trajectory (``recycled``: the loss).
+    evaluations of the step. Where the state asks for forces, there are ‖S∇U‖² and the virial (w − w*)·∇U; of them,
+    without the localization, ``work`` (w − w*)·nβ∇L and ``heat`` nβ∇L·∇U. Kernels with trajectories give the loss and
+    the virial as means over the whole trajectory instead (``recycled``: the loss).
     """
 
     loss: Tensor
@@ -52,6 +53,8 @@ class Info(NamedTuple):
     gradients: int
     force_square: Tensor | None = None
     virial: Tensor | None = None
+    work: Tensor | None = None
+    heat: Tensor | None = None
     recycled: Tensor | None = None
 
 
@@ -113,8 +116,20 @@ class Kernel(ABC):
         force, factor = self.force(away, gradient)
         if not state.forces:
             return force, factor, Info(loss, distance, None, 1)
-        square, virial = (factor * _norm(self.scaled(force))).square(), factor * torch.linalg.vecdot(away, force)
-        return force, factor, Info(loss, distance, None, 1, square, virial)
+        square = (factor * _norm(self.scaled(force))).square()
+        return force, factor, self._told(Info(loss, distance, None, 1, square), away, force, factor)
+
+    def _told(self, info: Info, away: Tensor, force: Tensor, factor: float) -> Info:
+        """What is known of the force besides its square."""
+        assert info.force_square is not None
+        virial = factor * torch.linalg.vecdot(away, force)
+        gamma = self.localization
+        if isinstance(gamma, Tensor):
+            pulled = away * gamma
+            tie, pull = torch.linalg.vecdot(pulled, away), factor * torch.linalg.vecdot(pulled, force)
+        else:
+            tie, pull = float(gamma) * info.distance.square(), float(gamma) * virial  # type: ignore[arg-type]
+        return info._replace(virial=virial, work=virial - tie, heat=info.force_square - pull)
 
     def scaled(self, vectors: Tensor) -> Tensor:
         """S v for each row."""
@@ -173,7 +188,7 @@ class RMSpropSGLD(Kernel):
         info = Info(loss, _norm(away), None, 1)
         if state.forces:
             square = factor**2 * (force.square() * metric).sum(-1)
-            info = info._replace(force_square=square, virial=factor * torch.linalg.vecdot(away, force))
+            info = self._told(info._replace(force_square=square), away, force, factor)
         state.position.addcmul_(force, metric, value=-self.step_size / 2 * factor)
         state.position.addcmul_(self.noise(state, rng), metric.sqrt_(), value=math.sqrt(self.step_size))
         state.steps += 1

@@ -101,9 +101,8 @@ def _heated(record: Record, kernel: Kernel) -> bool:
     if not isinstance(kernel, SGLD):
         return False
     late = {name: values[:, WINDOW:] for name, values in record.items()}
-    _, heat = _work_and_heat(late, kernel.localization)
     energy = kernel.nbeta * float((late["loss"] - late["centre"]).mean())
-    return kernel.step_size / 8 * heat > 0.5 * abs(energy) > 0
+    return kernel.step_size / 8 * float(late["heat"].mean()) > 0.5 * abs(energy) > 0
 
 
 def _weakest(step_size: float, burn_in: int) -> float:
@@ -141,7 +140,7 @@ def _searched(
             good, step = 0, step / 4
             continue
         good += 1
-        work, heat = _work_and_heat(record, gamma)
+        work, heat = float(record["work"].mean()), float(record["heat"].mean())
         if work > 0 and heat > 0:
             step = min(max(4 * STEP_BIAS * work / heat, step / 4), 2 * step)
     report("pilot", windows, windows)
@@ -164,19 +163,11 @@ def _curvature(problem: Problem, seed: int) -> float:
     return size if size > 0 and math.isfinite(size) else 1.0
 
 
-def _work_and_heat(record: Record, gamma: object) -> tuple[float, float]:
-    """The means of u = (w − w*)·nβ∇L and G = nβ∇L·∇U over a record."""
-    tie = float(gamma.mean()) if isinstance(gamma, torch.Tensor) else float(gamma)  # type: ignore[arg-type]
-    work = record["virial"] - tie * record["distance"].square()
-    heat = record["force"] - tie * record["virial"]
-    return float(work.mean()), float(heat.mean())
-
-
 def _ran_away(record: Record, parameters: int, gamma: object) -> bool:
     """Whether a chain is not finite, or ten times as far out as the localization lets it be."""
-    tie = float(gamma.mean()) if isinstance(gamma, torch.Tensor) else float(gamma)  # type: ignore[arg-type]
+    weakest = float(gamma.min()) if isinstance(gamma, torch.Tensor) else float(gamma)  # type: ignore[arg-type]
     squares = record["distance"].square()
-    room = 10 * parameters / max(tie, 1e-12) + 10 * squares[:, :1]
+    room = 10 * parameters / max(weakest, 1e-12) + 10 * squares[:, :1]
     return not bool(torch.isfinite(record["loss"]).all()) or bool((squares > room).any())
 
 

@@ -20,7 +20,7 @@ from lambdahat.sampling.streams import Streams
 Observable = Callable[[Tensor], Tensor | float]
 Record = dict[str, Tensor]
 TRACES = ("loss", "centre", "distance", "acceptance")
-FORCES = ("force", "virial")
+FORCES, STEPS, TRAJECTORIES = ("force", "virial"), ("work", "heat"), ("recycled",)
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,10 @@ class Runner:
     @property
     def traces(self) -> tuple[str, ...]:
         """The names of what every step tells: loss, loss at the centre on the same batch, distance from it, acceptance;
-        with forces ‖S∇U‖² and the virial, and from trajectories their mean loss."""
-        forces = FORCES if self.plan.forces else ()
-        return (*TRACES, *forces, *(("recycled",) if forces and self.kernel.exact else ()))
+        with forces ‖S∇U‖², the virial, and work and heat, or of trajectories the mean loss."""
+        if not self.plan.forces:
+            return TRACES
+        return (*TRACES, *FORCES, *(TRAJECTORIES if self.kernel.exact else STEPS))
 
     def retune(self, kernel: Kernel) -> None:
         """Go on with other settings from where the chains are."""
@@ -144,7 +145,8 @@ class Runner:
             self._keep_within(self.plan.bound)
         self.gradients_spent += info.gradients
         acceptance = info.acceptance if info.acceptance is not None else torch.ones_like(info.distance)
-        seen = (info.loss, base, info.distance, acceptance, info.force_square, info.virial, info.recycled)
+        seen = (info.loss, base, info.distance, acceptance, info.force_square, info.virial, info.work,
+                info.heat, info.recycled)  # fmt: skip
         return tuple(value for value in seen if value is not None)
 
     def _moved(self) -> tuple[Tensor, Info]:

@@ -140,6 +140,7 @@ class Collector:
             self.mode, diagnostics,
             full_losses=arrays.get("full"), recycled_losses=arrays.get("recycled"),
             forces=arrays.get("force"), virials=arrays.get("virial"),
+            work=arrays.get("work"), heat=arrays.get("heat"),
             observables=_of_kind("observable ", arrays), averages=_of_kind("average ", arrays),
             stretches=tuple(part["loss"].shape[1] for part in self._parts) if self.plan.averages else (),
             parameters=record.get("parameters"), reasons=dict(reasons or {}),
