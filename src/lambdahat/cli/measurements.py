@@ -23,10 +23,11 @@ from lambdahat.cli.tables import (
     statuses,
     text_table,
 )
+from lambdahat.measurements import Measurement
 from lambdahat.measuring import Settings, measure, quantity_names
 from lambdahat.problem import Problem
 from lambdahat.report.figures import is_number, plot
-from lambdahat.results import Measurement, write_atomically
+from lambdahat.results import write_atomically
 
 
 def run_measure(

@@ -180,7 +180,8 @@ def _trajectories(
                 break
         chains = collector.chains(before, reasons)
         reading = read(chains, problem.num_parameters, False)
-        if reading.stderr <= wanted.tol * abs(reading.value) or goal < check:
+        apart = chains.diagnostics.rhat > RHAT
+        if (reading.stderr <= wanted.tol * abs(reading.value) and not apart) or goal < check:
             break
         if free and check >= HOPELESS[0] and chains.diagnostics.rhat > HOPELESS[1]:
             break  # a stronger localization will be tried
