@@ -18,6 +18,7 @@ from torch import Tensor
 from lambdahat import results
 from lambdahat._rng import generator
 from lambdahat.estimators.spectra import spectrum
+from lambdahat.measurements import Measurement
 from lambdahat.operators import operator
 from lambdahat.results import (
     Chains,
@@ -27,7 +28,6 @@ from lambdahat.results import (
     Estimate,
     Landscape,
     LearningCoefficient,
-    Measurement,
     Moments,
     Result,
     Spectrum,
@@ -92,7 +92,8 @@ def same(first: Any, second: Any) -> bool:
 
 
 def test_every_kind_of_result_has_an_example():
-    here = {name for name, kind in Result._types.items() if kind.__module__ == results.__name__}
+    modules = (results.__name__, Measurement.__module__)
+    here = {name for name, kind in Result._types.items() if kind.__module__ in modules}
     assert here == {type(example).__name__ for example in EXAMPLES.values()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,8 +21,8 @@ from lambdahat.operators.closed_form import MAX_ROUNDS, MIN_ROUNDS
 from lambdahat.operators.curvature import MANY_FACTORS, Curvature, GaussNewton, Hessian
 from lambdahat.operators.output_factors import samples_separate
 from lambdahat.problem import Problem
-from lambdahat.sampling.automatic import CHECKS, EXACT_WORK, STEPS
-from lambdahat.sampling.hamiltonian_pilot import GATE, LONGEST, WARM_UP
+from lambdahat.sampling.automatic import CHECKS, EXACT_SAMPLES, EXACT_WORK, STEPS
+from lambdahat.sampling.hamiltonian_pilot import GATE, LONGEST, RESCUE, WARM_UP
 from lambdahat.sampling.langevin_pilot import MOST_WINDOWS, STRONGER, WINDOW
 from lambdahat.sampling.minibatches import DEFAULT_BATCH
 from lambdahat.singular.eigenvalues import DEFAULT_PROBES
@@ -213,15 +214,19 @@ def _on_all_data(problem: Problem, given: Mapping[str, Any]) -> bool:
     if "kernel" in given:
         return given["kernel"] in ("hmc", "mala")
     samples = problem.num_samples if problem.has_data else 1
-    return "step_size" not in given and problem.num_parameters * samples <= EXACT_WORK
+    cheap = samples <= EXACT_SAMPLES and problem.num_parameters * samples <= EXACT_WORK
+    return "step_size" not in given and cheap
 
 
 def _trajectories(given: Mapping[str, Any]) -> tuple[int, int]:
     """Gradients of a chain of HMC: warm-ups, one or two, and then trajectories until the error is small enough."""
-    warm = (0, 0) if "step_size" in given else (WARM_UP[-1], 2 * WARM_UP[-1] + GATE[0])
+    asked = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else math.inf
+    share = min(1.0, asked / (2 * WARM_UP[-1]))
+    once = int(share * (WARM_UP[-1] + RESCUE[0]))
+    warm = (0, 0) if "step_size" in given else (once, 2 * (once + RESCUE[0]) + GATE[0] + LONGEST)
     if "draws" in given:
         return warm[0] + given["draws"], warm[1] + (LONGEST + 1) * (given["draws"] + given.get("burn_in", 0))
-    budget = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else CHECKS[-1] + warm[0]
+    budget = int(min(asked, CHECKS[-1] + warm[0]))
     return min(warm[0] + CHECKS[0], max(budget, warm[0])), max(budget, warm[1]) + ROUND * LONGEST
 
 
