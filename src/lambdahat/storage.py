@@ -42,6 +42,7 @@ class Status(Enum):
     DIVERGED = "Chains ran away to infinite loss: lower step_size, or raise localization."
     BOUNDED = "Chains ran into the bound and were pulled back: raise localization, or bound."
     STEP_BIAS = "The steps are so large that they add much of the value: lower step_size."
+    REJECTED = "Nearly every proposal was rejected: lower step_size."
     NOT_MOVING = "The chains did not move, so their spread says nothing: raise step_size."
     GRADIENTS_SPENT = "The gradients allowed ran out before the standard error was reached: raise max_gradients or tol."
     INDEFINITE = "The curvature is negative beyond the prior's, no minimum: train further, or raise prior_precision."

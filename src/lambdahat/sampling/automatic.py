@@ -27,6 +27,8 @@ EXACT_SAMPLES, EXACT_WORK = 2048, 1_000_000  # samples, and parameters × sample
 CHECKS = (2000, 4000, 8000, 16000)  # gradients of a chain after which HMC looks whether the error is small enough
 HOPELESS = 4000, 1.3  # gradients of a chain after which chains that far apart (R̂) are given up
 STRONGEST = 1e4
+TOL, USELESS = 0.03, 0.1  # relative standard errors: to draw for, and to be called unfinished
+TRAJECTORIES = 200  # thrown away where HMC's step size is given
 STEPS = 4000  # of a chain of SGLD at most; half of them as a rule
 BURN_SHARE = 0.55
 
@@ -53,7 +55,7 @@ class Request:
     step_size: float | None = None
     kernel: str | Kernel | None = None
     step_hint: float | None = None
-    tol: float = 0.03
+    tol: float | None = None
     max_gradients: int | None = None
     mode: str = "auto"
     watch: Watch | None = None
@@ -66,7 +68,8 @@ class Request:
         if self.step_size is not None:
             number = isinstance(self.step_size, int | float) and not isinstance(self.step_size, bool)
             require(number and self.step_size >= 0, "step_size", "be a number of at least 0", describe(self.step_size))
-        require_positive(self.tol, "tol")
+        if self.tol is not None:
+            require_positive(self.tol, "tol")
         if isinstance(self.kernel, str):
             require_choice(self.kernel, "kernel", KERNELS)
         elif self.kernel is not None:
@@ -78,6 +81,15 @@ class Request:
                     "set them in the kernel")  # fmt: skip
         finds = self.kernel in (None, "sgld", "hmc") or isinstance(self.kernel, Kernel) or self.step_size is not None
         require(finds, "step_size", f"be given for kernel {self.kernel!r}", "None", "sgld and hmc find their own")
+
+    @property
+    def goal(self) -> float:
+        """The relative standard error to draw for."""
+        return TOL if self.tol is None else self.tol
+
+    def missed(self, reading: Reading) -> bool:
+        """Whether the error is beyond what was asked for, or where nothing was, beyond what is of use."""
+        return self.draws is None and reading.stderr > (USELESS if self.tol is None else self.tol) * abs(reading.value)
 
 
 def draw(problem: Problem, nbeta: float, **settings: Any) -> Chains:
@@ -133,9 +145,9 @@ def _kernel(problem: Problem, wanted: Request) -> Kernel:
 
 def _by_trajectories(problem: Problem, kernel: HMC, wanted: Request, plan: Plan) -> Drawn:
     """HMC; where γ is free it is 1, and ten times that while the chains do not mix."""
-    free = wanted.localization is None and not isinstance(wanted.kernel, Kernel)
+    free = wanted.localization is None and not isinstance(wanted.kernel, Kernel) and wanted.draws is None
     budget = (wanted.max_gradients or wanted.chains * (CHECKS[-1] + hamiltonian_pilot.WARM_UP[-1])) // wanted.chains
-    spent = 0
+    spent, tried = 0, []
     while True:
         runner, mode = make_runner(problem, kernel, wanted.chains, plan, wanted.mode)
         try:
@@ -145,11 +157,17 @@ def _by_trajectories(problem: Problem, kernel: HMC, wanted: Request, plan: Plan)
         found = dataclasses.replace(found, chains=dataclasses.replace(found.chains, cost=found.chains.cost + spent))
         spent = found.chains.cost
         diagnostics, reading = found.chains.diagnostics, found.reading
-        mixed = diagnostics.rhat <= RHAT and diagnostics.acceptance > 0.5 and reading.stderr <= 0.1 * abs(reading.value)
+        apart = diagnostics.rhat > RHAT or diagnostics.acceptance < 0.5
+        mixed = not apart and reading.stderr <= USELESS * abs(reading.value)
         still = not (found.chains.distances > 0).any()
         gamma = kernel.localization
-        if mixed or still or not free or not isinstance(gamma, float) or gamma >= STRONGEST:
+        if mixed or still or not free or not isinstance(gamma, float):
             return found
+        tried.append(found)
+        if gamma >= STRONGEST or wanted.watch is not None:
+            best = min(tried, key=lambda one: one.chains.diagnostics.rhat)
+            reasons = {**best.chains.reasons, "localization": "the best of 1, 10, 100, …: the chains mix at none"}
+            return dataclasses.replace(best, chains=dataclasses.replace(best.chains, cost=spent, reasons=reasons))
         kernel = dataclasses.replace(kernel, localization=10 * gamma)
 
 
@@ -163,7 +181,9 @@ def _trajectories(
         share = min(1.0, budget / (2 * hamiltonian_pilot.WARM_UP[-1]))
         tuned = hamiltonian_pilot.tune(runner, problem, kernel, share)
         kernel, reasons = tuned.kernel, dict(tuned.reasons)
-    burn(runner, wanted.burn_in or 0)
+        burn(runner, wanted.burn_in or 0)
+    else:
+        burn(runner, TRAJECTORIES if wanted.burn_in is None else wanted.burn_in)
     if free:
         reasons["localization"] = "the weakest of 1, 10, 100, … at which the chains mix"
     before = runner.gradients_spent
@@ -173,23 +193,22 @@ def _trajectories(
         chains = collector.chains(before, reasons)
         return Drawn(chains, read(chains, problem.num_parameters, False))
     pace = max(kernel.leapfrog / max(math.log(kernel.leapfrog / 3), 1.0), 1.0)  # gradients of a trajectory, about
+    going = True
     for check in CHECKS:
         goal = min(check, max(budget - before, 200))
-        while (left := goal - (runner.gradients_spent - before)) > 0:
-            if not collector.draw(max(int(left / pace), 8)):
-                break
+        while going and (left := goal - (runner.gradients_spent - before)) > 0:
+            going = collector.draw(max(int(left / pace), 8))
         chains = collector.chains(before, reasons)
         reading = read(chains, problem.num_parameters, False)
         apart = chains.diagnostics.rhat > RHAT
-        if (reading.stderr <= wanted.tol * abs(reading.value) and not apart) or goal < check:
+        if (reading.stderr <= wanted.goal * abs(reading.value) and not apart) or goal < check or not going:
             break
         if free and check >= HOPELESS[0] and chains.diagnostics.rhat > HOPELESS[1]:
             break  # a stronger localization will be tried
-    reasons["draws"] = (
-        f"until the standard error is {wanted.tol:.0%} of the value, up to {CHECKS[-1]} gradients a chain"
-    )
+    most = max(min(CHECKS[-1], budget - before), 200)
+    reasons["draws"] = f"until the standard error is {wanted.goal:.3g} of the value, up to {most} gradients a chain"
     chains = dataclasses.replace(chains, reasons=reasons)
-    return Drawn(chains, reading, spent=reading.stderr > wanted.tol * abs(reading.value))
+    return Drawn(chains, reading, spent=wanted.missed(reading))
 
 
 def _by_steps(problem: Problem, kernel: Kernel, wanted: Request, plan: Plan) -> Drawn:
@@ -239,15 +258,14 @@ def _steps(
         if reading.drifting:
             collector.forget()
             before = runner.gradients_spent
-        elif reading.stderr <= wanted.tol * abs(reading.value) or chains.diagnostics.diverged.any():
+        elif reading.stderr <= wanted.goal * abs(reading.value) or chains.diagnostics.diverged.any():
             break
         going = collector.draw(draws)
         chains = collector.chains(before, reasons)
         reading = read(chains, problem.num_parameters, searched)
     if wanted.draws is None:
-        reasons["draws"] = f"until the standard error is {wanted.tol:.0%} of the value, up to {most} steps a chain"
+        reasons["draws"] = f"until the standard error is {wanted.goal:.3g} of the value, up to {most} steps a chain"
     if plan.batch_size is None:
         reasons["batch_size"] = f"{chains.batch_size}: larger ones allow larger steps, at the same cost in samples"
     chains = dataclasses.replace(chains, reasons=reasons)
-    spent = wanted.draws is None and reading.stderr > wanted.tol * abs(reading.value)
-    return Drawn(chains, reading, stronger, spent)
+    return Drawn(chains, reading, stronger, wanted.missed(reading))

@@ -76,6 +76,7 @@ class GraphRunner(Runner):
         streams = self.rng.generators + ([] if self.source is None else self.source.generators)
         marks = [stream.get_state() for stream in streams]
         spent, steps = self.gradients_spent, self.state.steps
+        self._place.zero_()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

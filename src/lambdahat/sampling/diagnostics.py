@@ -35,7 +35,9 @@ def diagnose(energies: Array, distances: Array, acceptance: float, bounded: NDAr
 def _mixing(energies: Array) -> tuple[float, float, float, float]:
     from arviz_stats.base import array_stats  # type: ignore[attr-defined]
 
-    rhat = float(array_stats.rhat(energies, **AXES)) if energies.size > energies.shape[1] else math.nan
+    half = energies.shape[1] // 2
+    pair = np.concatenate([energies[:, :half], energies[:, half : 2 * half]]) if len(energies) == 1 else energies
+    rhat = float(array_stats.rhat(pair, **AXES))
     return rhat, _ess(energies, "bulk"), _ess(energies, "tail"), _ess(energies, "mean")
 
 
@@ -72,7 +74,7 @@ def verdict(diagnostics: Diagnostics, moved: bool) -> Status:
     if diagnostics.diverged.any():
         return Status.DIVERGED
     if not moved:
-        return Status.NOT_MOVING
+        return Status.REJECTED if diagnostics.acceptance < 0.01 else Status.NOT_MOVING
     if diagnostics.bounded.any():
         return Status.BOUNDED
     change = diagnostics.drift

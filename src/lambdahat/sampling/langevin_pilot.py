@@ -24,6 +24,7 @@ WINDOWS, WINDOW, MOST_WINDOWS = 12, 25, 36
 STEP_BIAS = 0.10  # of λ̂, before it is taken off
 RELAXATION = 4.0  # γ is this over ε·burn-in: flat directions then relax in half the burn-in
 WEAKEST = 1.0
+SHORTEST = 200  # steps that γ reckons with if the burn-in is shorter
 STRONGER = 150, 200  # steps thrown away and recorded at 2γ
 POWERS, POWER_SAMPLES = 10, 512
 REDUCTIONS = 30
@@ -109,7 +110,7 @@ def _weakest(step_size: float, burn_in: int) -> float:
     """γ from the burn-in, raised to 1, 2 or 5 times a power of ten, so that runs can be compared."""
     if step_size == 0:
         return WEAKEST
-    least = max(WEAKEST, RELAXATION / (step_size * burn_in))
+    least = max(WEAKEST, RELAXATION / (step_size * max(burn_in, SHORTEST)))
     power = 10.0 ** math.floor(math.log10(least))
     return next(round_ * power for round_ in (1.0, 2.0, 5.0, 10.0) if round_ * power >= least * (1 - 1e-9))
 

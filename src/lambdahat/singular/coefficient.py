@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from lambdahat.problem import Problem, require_problem
-from lambdahat.results import Chains, Estimate, LearningCoefficient, Status
+from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Status
 from lambdahat.sampling.automatic import Drawn, drawn
 from lambdahat.sampling.diagnostics import standard_error
 from lambdahat.sampling.estimation import DOF
@@ -33,7 +33,7 @@ def llc(
     localization: Localization | None = None,
     step_size: float | None = None,
     kernel: str | Kernel | None = None,
-    tol: float = 0.03,
+    tol: float | None = None,
     max_gradients: int | None = None,
     mode: str = "auto",
     watch: Watch | None = None,
@@ -42,11 +42,11 @@ def llc(
     """The local learning coefficient λ̂ = nβ·(E[L(w)] − L(w*)) at the problem's parameters w* (Lau et al. 2023).
 
     The expectation is under exp(−nβ·L(w) − (γ/2)‖w − w*‖²). Only the problem is needed: kernel, step size,
-    localization γ, burn-in and number of draws are found so that the standard error is ``tol`` of the value, within
-    ``max_gradients`` over all chains, and ``chains.reasons`` tells how. What is given is taken as it is; a step size
-    that makes chains diverge is reduced, and the result says so. With a step size that was found, the bias of the steps
-    is measured and taken off; with one that was given, ``value`` is the plain mean over the draws and the bias is part
-    of ``stderr``.
+    localization γ, burn-in and number of draws are found so that the standard error is ``tol`` (0.03) of the value,
+    within about ``max_gradients`` over all chains, and ``chains.reasons`` tells how. What is given is taken as it is; a
+    step size that makes chains diverge is reduced, and the result says so. With a step size that was found, the bias of
+    the steps is measured and taken off; with one that was given, ``value`` is the plain mean over the draws and the bias
+    is part of ``stderr``.
 
     ``nbeta`` is "n/log n", "batch" (B/ln B, as in devinterp) or a number. ``kernel`` is "sgld", "hmc", "mala",
     "rmsprop_sgld", "sghmc", "sgnht" or a kernel with its own settings, nβ included. ``watch`` is called with
@@ -55,7 +55,8 @@ def llc(
     parameters only, pass ``problem.restrict("layers.0.*")``.
     """
     require_problem(problem)
-    batch = min(batch_size or DEFAULT_BATCH, problem.num_samples)
+    own = problem.batches.sizes[0] if problem.norm == "train" else DEFAULT_BATCH
+    batch = min(batch_size or own, problem.num_samples)
     if isinstance(kernel, Kernel):
         value, name = kernel.nbeta, "given by the kernel"
     else:
@@ -96,24 +97,31 @@ def localization_bias(found: Drawn) -> Estimate:
     between the two: γ/(γ₂ − γ)·(λ̂(γ) − λ̂(γ₂)). λ̂ is convex in γ for a quadratic: then both are lower bounds.
     """
     chains, gamma = found.chains, found.chains.localization
-    if isinstance(gamma, Tensor) or not np.isfinite(chains.energies).all():
+    if not np.isfinite(chains.energies).all():
         return Estimate(math.nan, math.nan)
+    if isinstance(gamma, Tensor):  # Σγ_i(w_i − w*_i)² is the virial less the work
+        if chains.virials is None or chains.work is None:
+            return Estimate(math.nan, math.nan)
+        return _covariance(chains, 0.5 * (chains.virials - chains.work))
     if found.stronger is not None and found.stronger[0] > gamma:
         strong, other = found.stronger
         slope = gamma / (strong - gamma)
         error = slope * math.hypot(standard_error(chains.energies), float(other.stderr))
         return Estimate(slope * (found.reading.raw - float(other)), error)
-    squares = chains.distances**2
-    products = (chains.energies - chains.energies.mean(axis=1, keepdims=True)) * (
-        squares - squares.mean(axis=1, keepdims=True)
-    )
-    return Estimate(gamma / 2 * float(products.mean()), gamma / 2 * standard_error(products))
+    return _covariance(chains, gamma / 2 * chains.distances**2)
+
+
+def _covariance(chains: Chains, ties: Array) -> Estimate:
+    """The covariance, within chains, of nβ(L − L*) with something."""
+    centred = [values - values.mean(axis=1, keepdims=True) for values in (chains.energies, ties)]
+    products = centred[0] * centred[1]
+    return Estimate(float(products.mean()), standard_error(products))
 
 
 def _status(problem: Problem, found: Drawn) -> Status:
     """What stands in the way of believing λ̂, the worst first."""
     chains, reading = found.chains, found.reading
-    if chains.status in (Status.DIVERGED, Status.NOT_MOVING):
+    if chains.status in (Status.DIVERGED, Status.NOT_MOVING, Status.REJECTED):
         return chains.status
     if _below_centre(problem, found):
         return Status.NOT_A_MINIMUM
@@ -123,7 +131,7 @@ def _status(problem: Problem, found: Drawn) -> Status:
         return Status.STEP_BIAS
     if chains.diagnostics.rhat > 1.1 or reading.drifting or reading.unsettled:
         return Status.NOT_MIXED
-    return Status.GRADIENTS_SPENT if found.spent and reading.stderr > 0.1 * abs(reading.value) else Status.CONVERGED
+    return Status.GRADIENTS_SPENT if found.spent else Status.CONVERGED
 
 
 def _below_centre(problem: Problem, found: Drawn) -> bool:
