@@ -76,7 +76,7 @@ def test_small_samples_have_an_answer():
     assert math.isnan(drift(np.ones((3, 5))).value)
     short = diagnosed(few)
     assert math.isnan(short.rhat)
-    assert math.isnan(diagnosed(autoregressive(0.5, chains=1)).rhat), "one chain cannot disagree with another"
+    assert diagnosed(autoregressive(0.5, chains=1)).rhat < 1.02, "the halves of a chain are compared"
 
 
 # Drift

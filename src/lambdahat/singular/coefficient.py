@@ -45,8 +45,8 @@ def llc(
     localization γ, burn-in and number of draws are found so that the standard error is ``tol`` (0.03) of the value,
     within about ``max_gradients`` over all chains, and ``chains.reasons`` tells how. What is given is taken as it is; a
     step size that makes chains diverge is reduced, and the result says so. With a step size that was found, the bias of
-    the steps is measured and taken off; with one that was given, ``value`` is the plain mean over the draws and the bias
-    is part of ``stderr``.
+    the steps is measured and taken off; with one that was given, ``value`` is the plain mean over the draws and the
+    bias is part of ``stderr``.
 
     ``nbeta`` is "n/log n", "batch" (B/ln B, as in devinterp) or a number. ``kernel`` is "sgld", "hmc", "mala",
     "rmsprop_sgld", "sghmc", "sgnht" or a kernel with its own settings, nβ included. ``watch`` is called with
