@@ -163,21 +163,33 @@ class Problem:
     def at(self, theta: Tensor | Parameters) -> Problem:
         """The same problem at other parameters: a flat vector, or tensors by name (the rest as they are).
 
-        Nothing in it follows later training, not the batch-norm statistics either.
+        By name also what is held constant can be given: buffers, and parameters that are not in the vector. Nothing in
+        it follows later training, not the batch-norm statistics either.
         """
         other = copy.copy(self)
+        held: dict[str, Tensor] = {}
         if isinstance(self._evaluate, Evaluator):
-            other._evaluate = self._evaluate.apart()
+            other._evaluate, held = self._evaluate.apart(), self._evaluate.constants
         if isinstance(theta, Mapping):
-            unknown = sorted(set(theta) - set(self.space.names))
-            require(not unknown, "theta", "name parameters of this problem", ", ".join(unknown[:5]))
             current = self.space.unflatten(self.vector)
+            unknown = sorted(set(theta) - set(current) - set(held))
+            require(not unknown, "theta", "name parameters of this problem", ", ".join(unknown[:5]))
             for name, tensor in theta.items():
+                shape = (current.get(name) if name in current else held[name]).shape  # type: ignore[union-attr]
                 require(isinstance(tensor, Tensor), name, "be a tensor", tensor, "", TypeError)
-                require(tensor.shape == current[name].shape, name, f"have shape {tuple(current[name].shape)}", tensor)
-            theta = self.space.flatten({**current, **{k: v.to(self.device, self.dtype) for k, v in theta.items()}})
+                require(tensor.shape == shape, name, f"have shape {tuple(shape)}", tensor)
+            fixed = self._placed({name: tensor for name, tensor in theta.items() if name in held})
+            if fixed and isinstance(other._evaluate, Evaluator):
+                other._evaluate = other._evaluate.with_constants({**other._evaluate.constants, **fixed})
+            moved = {k: v.to(self.device, self.dtype) for k, v in theta.items() if k in current}
+            theta = self.space.flatten({**current, **moved})
         other._theta = self._checked(theta).clone()
         return other
+
+    @property
+    def held_names(self) -> tuple[str, ...]:
+        """The buffers and parameters of the model that are not in the vector, by name."""
+        return tuple(self._evaluate.constants) if isinstance(self._evaluate, Evaluator) else ()
 
     def restrict(self, parameters: Pattern) -> Problem:
         """The same loss as a function of some of the parameters, the rest held constant."""

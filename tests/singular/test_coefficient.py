@@ -235,6 +235,21 @@ def test_along_checkpoints_all_are_at_one_localization(tmp_path):
     assert lh.Result.load(tmp_path / "along").values.tolist() == found.values.tolist()
 
 
+def test_a_checkpoint_is_taken_whole_buffers_and_held_parameters_too():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
+    x, y = torch.randn(40, 3).double(), torch.randn(40, 1).double()
+    problem = Problem(model.eval(), "mse", (x, y))
+    start = problem.at(problem.vector)
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.add_(0.3)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for part in (start, start.restrict("0.*")):
+        found = llc_along(part, [state], step_size=1e-5, localization=1.0, draws=8, burn_in=0, kernel="sgld")
+        assert found.results[0].initial_loss == pytest.approx((model(x) - y).square().mean().item())
+
+
 def test_a_result_comes_back_from_disk(tmp_path, default):
     found = default
     found.save(tmp_path / "llc")

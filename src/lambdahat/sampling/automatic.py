@@ -18,7 +18,7 @@ from lambdahat.sampling.hamiltonian import HMC, mala
 from lambdahat.sampling.kernels import SGHMC, SGLD, SGNHT, Kernel, Localization, RMSpropSGLD
 from lambdahat.sampling.modes import AnyRunner, make_runner
 from lambdahat.sampling.runners import Observable, Plan
-from lambdahat.sampling.running import Collector, Watch, burn, place
+from lambdahat.sampling.running import Collector, Watch, burn, place, require_functions
 
 KERNELS: dict[str, Any] = {
     "sgld": SGLD, "rmsprop_sgld": RMSpropSGLD, "sghmc": SGHMC, "sgnht": SGNHT, "hmc": HMC, "mala": mala,
@@ -55,6 +55,7 @@ class Request:
     step_size: float | None = None
     kernel: str | Kernel | None = None
     step_hint: float | None = None
+    step_bias: float = langevin_pilot.STEP_BIAS
     tol: float | None = None
     max_gradients: int | None = None
     mode: str = "auto"
@@ -117,10 +118,18 @@ def drawn(
     Where the whole data is cheap, HMC, which has no bias (``hamiltonian_pilot``); else SGLD (``langevin_pilot``).
     """
     require_problem(problem)
-    wanted = Request(nbeta, **request)
     if batch_size is not None:
         require_count(batch_size, "batch_size", 1, problem.num_samples)
     require_choice(baseline, "baseline", ("paired", "full", "both"))
+    require_count(accumulate, "accumulate")
+    if bound is not None:
+        require_positive(bound, "bound")
+    require_functions(observables, "observables")
+    require_functions(averages, "averages")
+    known = {field.name for field in dataclasses.fields(Request)}
+    unknown = ", ".join(sorted(set(request) - known))
+    require(not unknown, "options", "be those of llc and sample", unknown, "thin is not among them", TypeError)
+    wanted = Request(nbeta, **request)
     plan = Plan(seed, batch_size, shared_batches, accumulate, 1, bound, baseline != "paired", True, keep_parameters,
                 dict(observables or {}), dict(averages or {}))  # fmt: skip
     frozen = problem.at(problem.vector)
@@ -243,7 +252,9 @@ def _steps(
         assert isinstance(kernel, SGLD)
         searched = wanted.step_size is None
         fixed = (not searched, wanted.localization is not None)
-        tuned = langevin_pilot.tune(runner, problem, kernel, burn_in, fixed, plan.seed, wanted.step_hint)
+        tuned = langevin_pilot.tune(
+            runner, problem, kernel, burn_in, fixed, plan.seed, wanted.step_hint, wanted.step_bias
+        )
         kernel, stronger = tuned.kernel, tuned.stronger
         reasons = {**tuned.reasons, **reasons}
     else:

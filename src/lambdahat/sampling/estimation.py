@@ -13,7 +13,7 @@ from lambdahat.sampling.diagnostics import drift, standard_error
 DEGREES = (1.0, 8.0)  # between which the degree of the loss around the centre is taken to lie
 FLOOR = 0.002  # no error is less than this part of the value
 CONTROL = 3.0, 1.03  # the virial's z-score and split R̂ up to which it is used as control variate
-DOF = 15.0
+BLOCKS = 4  # of each chain: the errors have one degree of freedom less than there are
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,10 @@ def _from_trajectories(chains: Chains, parameters: int) -> Reading:
         energies = energies - float(covariates @ (blocks - blocks.mean()) / (covariates @ covariates)) * excess
     value = float(energies.mean())
     error = max(standard_error(energies), *(_block_error(energies, count) for count in (2, 4)))
-    raw = float(chains.energies.mean())
-    return Reading(value, math.hypot(error, FLOOR * value), energies.mean(axis=1), raw, settled=settled, controlled=use)
+    raw, change = float(chains.energies.mean()), drift(energies)
+    drifting = abs(float(change)) > max(4 * float(change.stderr), 0.1 * abs(value))
+    stderr = math.hypot(error, FLOOR * value)
+    return Reading(value, stderr, energies.mean(axis=1), raw, settled=settled, drifting=drifting, controlled=use)
 
 
 def _from_langevin(chains: Chains, parameters: int, corrected: bool) -> Reading:

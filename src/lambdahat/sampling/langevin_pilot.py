@@ -47,6 +47,7 @@ def tune(
     fixed: tuple[bool, bool],
     seed: int,
     hint: float | None = None,
+    step_bias: float = STEP_BIAS,
 ) -> Tuned:
     """Find ε and γ while the chains burn in (``fixed`` says which of the two the kernel brings).
 
@@ -54,13 +55,14 @@ def tune(
     of twelve windows of 25 steps. γ is as weak as lets flat directions, which relax in 2/(εγ) steps, relax in half the
     burn-in: 4/(ε·burn-in), not below 1 and rounded up to 1, 2, 5, 10, …. If even at 2γ the loss holds most directions,
     it is made 20 times weaker. ``hint`` is a step size to begin from, as of a checkpoint before: then four windows do.
+    ``step_bias`` is another bias to aim at, where it is not taken off.
     """
     step_given, tie_given = fixed
     reasons = {"kernel": "SGLD: a step on a batch costs less than one on the whole data"}
     if not step_given:
-        kernel = _searched(runner, problem, kernel, burn_in, tie_given, seed, hint)
+        kernel = _searched(runner, problem, kernel, burn_in, tie_given, seed, hint, step_bias)
         reasons["step_size"] = (
-            f"the largest whose bias, which is measured and taken off, is {STEP_BIAS:.0%} of the value"
+            f"the largest whose bias, which is measured and taken off, is {step_bias:.0%} of the value"
         )
     if tie_given:
         runner.retune(kernel)
@@ -80,7 +82,7 @@ def tune(
 
 
 def stable(runner: AnyRunner, problem: Problem, kernel: Kernel) -> tuple[Kernel, str]:
-    """A kernel whose step size is given, made smaller until chains stay finite and its bias below half the value.
+    """A kernel whose step size is given, made smaller until chains stay finite and its steps do not rule them.
 
     Also a note on what was done, empty where nothing was. The chains are left at the centre.
     """
@@ -89,7 +91,9 @@ def stable(runner: AnyRunner, problem: Problem, kernel: Kernel) -> tuple[Kernel,
         runner.retune(kernel)
         record = runner.advance(2 * WINDOW)
         runner.restart()
-        if not _ran_away(record, problem.num_parameters, kernel.localization) and not _heated(record, kernel):
+        if not _ran_away(record, problem.num_parameters, kernel.localization) and not _heated(
+            record, problem.num_parameters, kernel
+        ):
             break
         kernel = dataclasses.replace(kernel, step_size=kernel.step_size / 4)
         note = f"{given:.3g} made the chains diverge, so it was reduced"
@@ -97,13 +101,14 @@ def stable(runner: AnyRunner, problem: Problem, kernel: Kernel) -> tuple[Kernel,
     return kernel, note
 
 
-def _heated(record: Record, kernel: Kernel) -> bool:
-    """Whether more than half of an SGLD chain's energy is due to its steps."""
+def _heated(record: Record, parameters: int, kernel: Kernel) -> bool:
+    """Whether the steps of an SGLD chain add more than half of its energy, or of what a regular model has."""
     if not isinstance(kernel, SGLD):
         return False
     late = {name: values[:, WINDOW:] for name, values in record.items()}
     energy = kernel.nbeta * float((late["loss"] - late["centre"]).mean())
-    return kernel.step_size / 8 * float(late["heat"].mean()) > 0.5 * abs(energy) > 0
+    most = max(abs(energy), parameters / 2)  # a regular model's λ
+    return kernel.step_size / 8 * float(late["heat"].mean()) > 0.5 * most
 
 
 def _weakest(step_size: float, burn_in: int) -> float:
@@ -123,6 +128,7 @@ def _searched(
     tie_given: bool,
     seed: int,
     hint: float | None,
+    step_bias: float,
 ) -> SGLD:
     """The kernel with the step size that the pilot finds, the chains left where it ends."""
     step = 0.1 / (kernel.nbeta * _curvature(problem, seed)) if hint is None else hint
@@ -143,7 +149,7 @@ def _searched(
         good += 1
         work, heat = float(record["work"].mean()), float(record["heat"].mean())
         if work > 0 and heat > 0:
-            step = min(max(4 * STEP_BIAS * work / heat, step / 4), 2 * step)
+            step = min(max(4 * step_bias * work / heat, step / 4), 2 * step)
     report("pilot", windows, windows)
     return dataclasses.replace(kernel, step_size=step)
 

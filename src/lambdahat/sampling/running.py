@@ -72,8 +72,8 @@ def sample(
         require_count(batch_size, "batch_size", 1, problem.num_samples)
     if bound is not None:
         require_positive(bound, "bound")
-    _require_functions(observables, "observables")
-    _require_functions(averages, "averages")
+    require_functions(observables, "observables")
+    require_functions(averages, "averages")
     require(watch is None or callable(watch), "watch", "be a function of the energies so far", watch, "", TypeError)
     plan = Plan(seed, batch_size, shared_batches, accumulate, thin, bound, baseline != "paired", forces,
                 keep_parameters, dict(observables or {}), dict(averages or {}))  # fmt: skip
@@ -203,7 +203,7 @@ def _pieces(draws: int) -> list[tuple[int, int]]:
     return [(start, min(size, draws - start)) for start in range(0, draws, size)]
 
 
-def _require_functions(functions: Any, name: str) -> None:
+def require_functions(functions: Any, name: str) -> None:
     pairs = functions.items() if isinstance(functions, Mapping) else [] if functions is None else [(None, None)]
     fine = all(isinstance(key, str) and callable(value) for key, value in pairs)
     require(fine, name, "be a dict of names to functions of the flat parameters (P,)", functions, "", TypeError)

@@ -12,7 +12,7 @@ from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Status
 from lambdahat.sampling.automatic import Drawn, drawn
 from lambdahat.sampling.diagnostics import standard_error
-from lambdahat.sampling.estimation import DOF
+from lambdahat.sampling.estimation import BLOCKS
 from lambdahat.sampling.kernels import Kernel, Localization
 from lambdahat.sampling.minibatches import DEFAULT_BATCH
 from lambdahat.sampling.running import Watch
@@ -74,7 +74,7 @@ def coefficient(problem: Problem, found: Drawn, temperature: str) -> LearningCoe
     chains, reading = found.chains, found.reading
     at_wbic = math.isclose(chains.nbeta, problem.num_samples / math.log(max(problem.num_samples, 2)), rel_tol=1e-6)
     return LearningCoefficient(
-        reading.value, reading.stderr, chains.cost, _status(problem, found), DOF,
+        reading.value, reading.stderr, chains.cost, _status(problem, found), BLOCKS * len(chains) - 1.0,
         per_chain=reading.per_chain,
         wbic=_wbic(chains, reading.value, reading.stderr) if at_wbic else None,
         nbeta=chains.nbeta, temperature=temperature, localization=chains.localization, step_size=chains.step_size,
@@ -87,7 +87,12 @@ def coefficient(problem: Problem, found: Drawn, temperature: str) -> LearningCoe
 def _wbic(chains: Chains, value: float, error: float) -> Estimate:
     """n·E[L(w)] = n·L(w*) + (n/nβ)·λ̂ (Watanabe 2013)."""
     ratio = chains.num_samples / chains.nbeta
-    return Estimate(chains.num_samples * chains.initial_loss + ratio * value, ratio * error, chains.cost, dof=DOF)
+    return Estimate(
+        chains.num_samples * chains.initial_loss + ratio * value,
+        ratio * error,
+        chains.cost,
+        dof=BLOCKS * len(chains) - 1.0,
+    )
 
 
 def localization_bias(found: Drawn) -> Estimate:

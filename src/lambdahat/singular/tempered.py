@@ -9,19 +9,24 @@ from lambdahat._check import require
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate
 from lambdahat.sampling.automatic import Drawn, drawn
-from lambdahat.sampling.estimation import DOF
+from lambdahat.sampling.estimation import BLOCKS
 from lambdahat.sampling.kernels import Kernel
+from lambdahat.sampling.langevin_pilot import STEP_BIAS
 
 
 def tempered(problem: Problem, nbeta: float, **settings: Any) -> Drawn:
-    """Chains at nβ and λ̂ read off them, with ``settings`` as for ``llc``; a kernel among these must have that nβ."""
+    """Chains at nβ and λ̂ read off them, with ``settings`` as for ``llc``; a kernel among these must have that nβ.
+
+    Readings other than λ̂ cannot take the bias of SGLD's steps off, so that its pilot aims at a tenth of ``llc``'s.
+    """
     kernel = settings.get("kernel")
     if isinstance(kernel, Kernel):
         require(math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6), "kernel", f"have nbeta = {nbeta:.6g}",
                 f"one at {kernel.nbeta:.6g}", 'give its name, such as "hmc", and its settings apart')  # fmt: skip
-    return drawn(problem, nbeta, **settings)
+    return drawn(problem, nbeta, **{"step_bias": STEP_BIAS / 10, **settings})
 
 
 def reading_of(found: Drawn) -> Estimate:
     """λ̂ of chains that have been drawn, with what their kernel allows to take off noise and bias."""
-    return Estimate(found.reading.value, found.reading.stderr, found.chains.cost, found.chains.status, DOF)
+    dof = BLOCKS * len(found.chains) - 1.0
+    return Estimate(found.reading.value, found.reading.stderr, found.chains.cost, found.chains.status, dof)

@@ -60,14 +60,15 @@ def llc_along(
 
 
 def _at(problem: Problem, checkpoint: Checkpoint, step: float) -> Problem:
-    """The problem there; of a state dict only the parameters that the problem has."""
+    """The problem there: of a state dict all that the problem has, buffers and held parameters included."""
     if isinstance(checkpoint, Tensor):
         return problem.at(checkpoint)
     missing = [name for name in problem.space.names if name not in checkpoint]
     require(
         not missing, f"checkpoints[{step}]", "hold the problem's parameters", f"one without {', '.join(missing[:3])}"
     )
-    return problem.at({name: checkpoint[name] for name in problem.space.names})
+    known = {*problem.space.names, *problem.held_names}  # a tied parameter has other names, too
+    return problem.at({name: tensor for name, tensor in checkpoint.items() if name in known})
 
 
 def _warm(results: Sequence[LearningCoefficient], settings: Mapping[str, Any]) -> dict[str, Any]:
