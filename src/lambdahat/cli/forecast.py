@@ -21,7 +21,8 @@ from lambdahat.operators.closed_form import MAX_ROUNDS, MIN_ROUNDS
 from lambdahat.operators.curvature import MANY_FACTORS, Curvature, GaussNewton, Hessian
 from lambdahat.operators.output_factors import samples_separate
 from lambdahat.problem import Problem
-from lambdahat.sampling.automatic import CHECKS, EXACT_SAMPLES, EXACT_WORK, STEPS
+from lambdahat.sampling.automatic import CHECKS, EXACT_SAMPLES, EXACT_WORK, STEPS, TRAJECTORIES
+from lambdahat.sampling.hamiltonian import HMC
 from lambdahat.sampling.hamiltonian_pilot import GATE, LONGEST, RESCUE, WARM_UP
 from lambdahat.sampling.langevin_pilot import MOST_WINDOWS, STRONGER, WINDOW
 from lambdahat.sampling.minibatches import DEFAULT_BATCH
@@ -224,8 +225,10 @@ def _trajectories(given: Mapping[str, Any]) -> tuple[int, int]:
     share = min(1.0, asked / (2 * WARM_UP[-1]))
     once = int(share * (WARM_UP[-1] + RESCUE[0]))
     warm = (0, 0) if "step_size" in given else (once, 2 * (once + RESCUE[0]) + GATE[0] + LONGEST)
+    longest = HMC.leapfrog if "step_size" in given else LONGEST
+    burn_in = given.get("burn_in", TRAJECTORIES if "step_size" in given else 0)
     if "draws" in given:
-        return warm[0] + given["draws"], warm[1] + (LONGEST + 1) * (given["draws"] + given.get("burn_in", 0))
+        return warm[0] + given["draws"] + burn_in, warm[1] + (longest + 1) * (given["draws"] + burn_in)
     budget = int(min(asked, CHECKS[-1] + warm[0]))
     return min(warm[0] + CHECKS[0], max(budget, warm[0])), max(budget, warm[1]) + ROUND * LONGEST
 
