@@ -93,11 +93,6 @@ class Request:
         return self.draws is None and reading.stderr > (USELESS if self.tol is None else self.tol) * abs(reading.value)
 
 
-def draw(problem: Problem, nbeta: float, **settings: Any) -> Chains:
-    """Chains at inverse temperature ``nbeta`` with whatever is not given found; see ``drawn``."""
-    return drawn(problem, nbeta, **settings).chains
-
-
 def drawn(
     problem: Problem,
     nbeta: float,
