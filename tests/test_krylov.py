@@ -208,3 +208,13 @@ def test_the_residual_of_conjugate_gradients_is_the_true_one():
     assert found.cost == A.matvecs - before
     true = (rhs.double() - values.double() * found.solution.double()).norm() / rhs.double().norm()
     assert float(found.residuals) == pytest.approx(float(true), rel=0.3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_end_of_a_krylov_space_is_seen_at_a_step_that_is_not_orthogonalised(dtype):
+    values = torch.cat([torch.zeros(150), torch.linspace(2.0, 18.0, 17), torch.full((3,), -1.0)]).double()
+    matrix = operator(with_eigenvalues(values).to(dtype))
+    for seed in range(30):
+        ritz, _, _ = lanczos(matrix, random_vector(matrix, seed, "end"), 30).ritz()
+        assert -1.001 <= float(ritz.min())
+        assert float(ritz.max()) <= 18.001

@@ -18,6 +18,7 @@ from lambdahat._rng import generator
 from lambdahat.operators.base import LinearOperator, require_operator
 
 BREAKDOWN = 10.0  # β below this many roundings of the spectral scale ends a Krylov space
+FALL = 0.01  # of β in one step: the end of a Krylov space seen through amplified rounding
 GEMV_RUN = 4096
 FEW = 8
 CHUNK = 1 << 20  # elements per float64 copy
@@ -85,9 +86,10 @@ class Krylov:
             w.addmv_(rows[:j].T, self.beta[:j].to(rows.dtype), alpha=-1)
         elif j > 0:
             w.addcmul_(rows[j - 1], self.beta[j - 1].to(rows.dtype), value=-1)
-        if not orthogonalise:
-            self._append(w, alpha, norm(w))
+        if not orthogonalise and float(beta := norm(w)) > FALL * float(self.beta[j - 1]):
+            self._append(w, alpha, beta)
             return
+        # a β that fell by far leaves a vector of rounding, which the next step would blow up
         correction = self._orthogonalise(w, j + 1)
         alpha, beta = alpha + correction[j], norm(w)
         self.drift[j] = torch.linalg.vector_norm(correction, dtype=torch.float64)
@@ -141,7 +143,7 @@ class Krylov:
         before = torch.cat([torch.zeros(1), beta])[:-1]
         before[: max(self.kept, self.origin) + 1] = 0.0  # nothing to fall from at a start
         gone = beta <= BREAKDOWN * self.rounding * scale
-        fell = beta <= torch.clamp(0.01 * before, max=self.rounding**0.6 * scale)
+        fell = beta <= torch.clamp(FALL * before, max=self.rounding**0.6 * scale)
         ends = torch.nonzero((gone | fell)[first:]).flatten()
         if len(ends):
             self.size = first + int(ends[0]) + 1
@@ -271,6 +273,22 @@ class Lanczos:
         values, vectors = torch.linalg.eigh(torch.diag(self.alpha[:m]) + torch.diag(off, 1) + torch.diag(off, -1))
         last = self.residual if m == len(self.alpha) else float(self.beta[m - 1])
         return values, vectors[0] ** 2, (last * vectors[-1]).abs()
+
+    def radau(self, end: float) -> tuple[Tensor, Tensor]:
+        """Nodes and weights (m + 1,) of the Gauss–Radau rule with one node at ``end``, below all Ritz values.
+
+        Golub and Meurant (2010), §6.2. For a function whose odd derivatives are positive on the spectrum and whose
+        even ones are negative, such as log, this rule errs downwards where ``end`` is a lower bound, and the Gauss rule
+        upwards.
+        """
+        m, off = len(self.alpha), torch.cat([self.beta, torch.tensor([self.residual], dtype=self.beta.dtype)])
+        inner = torch.diag(self.alpha - end) + torch.diag(self.beta, 1) + torch.diag(self.beta, -1)
+        unit = torch.zeros(m, 1, dtype=self.alpha.dtype)
+        unit[-1] = self.residual**2
+        added = end + torch.linalg.solve(inner, unit)[-1]
+        diagonal = torch.cat([self.alpha, added])
+        values, vectors = torch.linalg.eigh(torch.diag(diagonal) + torch.diag(off, 1) + torch.diag(off, -1))
+        return values, vectors[0] ** 2
 
 
 def lanczos(
