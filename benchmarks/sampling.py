@@ -165,6 +165,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--peer-path", type=Path, help="folder with a copy of devinterp, put on sys.path")
     parser.add_argument("--images", type=Path, help="MNIST as .npz, in place of the enlarged digits")
+    parser.add_argument("--networks", nargs="+", default=["mlp", "lenet5"], choices=["mlp", "lenet5"])
     parser.add_argument("--seeds", type=int, default=10, help="runs of each for λ̂; 0 leaves the comparison out")
     args = parser.parse_args()
     if args.peer_path is not None:
@@ -175,7 +176,7 @@ def main() -> None:
     described = setting(args) | {"data": "digits" if args.images is None else args.images.name, "draws": draws}
     described |= {"ε": STEP_SIZE, "γ": LOCALIZATION, "seeds": seeds}
     table: list[dict] = []
-    for name in ("mlp", "lenet5"):
+    for name in args.networks:
         if args.images is None:
             case = load(name, samples, batch_size=args.batch_size, device=args.device)
         else:

@@ -35,8 +35,11 @@ from lambdahat.results import Eigenpairs, Result, write_atomically
 from lambdahat.singular.coefficient import llc
 from lambdahat.singular.criteria import bayes_criteria
 from lambdahat.singular.dimensions import effective_dimensions
-from lambdahat.singular.evidence import laplace_evidence
+from lambdahat.singular.evidence import bic, laplace_evidence
+from lambdahat.singular.free_energies import free_energy
+from lambdahat.singular.sweeps import Sweep, sweep
 from lambdahat.singular.temperatures import temperature_regression
+from lambdahat.singular.volumes import volume_scaling
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {
     "hessian": hessian,
@@ -87,6 +90,15 @@ class Settings:
 
 Quantity = Callable[[Problem, LinearOperator, Settings], Any]
 
+
+def _swept(problem: Problem, settings: Settings) -> Sweep:
+    """The grid around what SGLD finds; chains, draws and burn-in are those of its points, too."""
+    given = settings.sampling
+    grid = {name: given[name] for name in ("chains", "draws", "burn_in") if name in given}
+    found = llc(problem, seed=settings.seed, **{**given, "kernel": "sgld"})
+    return sweep(problem, seed=settings.seed, coefficient=found, **grid)
+
+
 # depth and top are cut to P: a spectrum of depth P, like P eigenpairs, is all there is
 QUANTITIES: dict[str, Quantity] = {
     "trace": lambda _, operator, settings: trace(operator, seed=settings.seed),
@@ -108,6 +120,8 @@ QUANTITIES: dict[str, Quantity] = {
     "fisher_rao": lambda problem, *_: fisher_rao_norm(problem),
     "effective_dimensions": lambda problem, _, settings: effective_dimensions(problem, seed=settings.seed),
     "laplace_evidence": lambda problem, _, settings: laplace_evidence(problem, seed=settings.seed),
+    "bic": lambda problem, *_: bic(problem),
+    "volume_scaling": lambda problem, _, settings: volume_scaling(problem, seed=settings.seed),
     "llc": lambda problem, _, settings: llc(problem, seed=settings.seed, **settings.sampling),
     "bayes_criteria": lambda problem, _, settings: bayes_criteria(
         problem, seed=settings.seed, **settings.at_own_temperature
@@ -115,6 +129,8 @@ QUANTITIES: dict[str, Quantity] = {
     "temperature_regression": lambda problem, _, settings: temperature_regression(
         problem, seed=settings.seed, **settings.at_own_temperature
     ),
+    "free_energy": lambda problem, _, settings: free_energy(problem, seed=settings.seed, **settings.at_own_temperature),
+    "sweep": lambda problem, _, settings: _swept(problem, settings),
 }
 
 
@@ -134,7 +150,8 @@ def measure(
     """Measure each quantity named in ``what`` of the problem, most of them of one curvature operator.
 
     "llc" is the learning coefficient at the problem's parameters; ``sampling`` holds settings for it and for
-    "bayes_criteria" and "temperature_regression", such as {"draws": 1000, "nbeta": "batch"}, else all is found.
+    "bayes_criteria", "temperature_regression", "free_energy" and "sweep", such as {"draws": 1000, "nbeta": "batch"},
+    else all is found. "volume_scaling" is for small models only.
 
     With ``folder``, every finished result is written there at once, and a later call with the same problem and
     settings measures only what is missing; in the end ``Measurement.load(folder)`` reads everything. Without

@@ -12,7 +12,7 @@ from arviz_stats.base import array_stats
 
 from lambdahat.problem import Problem
 from lambdahat.results import Diagnostics, Estimate, Status
-from lambdahat.sampling import mala, rmsprop_sgld, sample, sgld
+from lambdahat.sampling import mala, rmsprop_sgld, sample, sghmc, sgld, sgnht
 from lambdahat.sampling.diagnostics import PROBE_SAMPLES, AcceptanceProbe, diagnose, drift, standard_error, verdict
 from tests.cases import classifier
 
@@ -165,8 +165,15 @@ def test_the_probe_of_a_run_agrees_with_mala_itself():
     assert probe.diagnostics.acceptance == pytest.approx(itself.diagnostics.acceptance, abs=0.02)
     assert itself.diagnostics.acceptance == itself.acceptances.mean()
     assert (probe.acceptances == 1).all(), "SGLD accepts all"
-    tiny = sample(problem, rmsprop_sgld(1e-6, 3.0), chains=2, draws=20)
-    assert tiny.diagnostics.acceptance > 0.999
+    alike = sample(problem, sghmc(0.1, 3.0, friction=1.0), chains=50, draws=100, burn_in=100)
+    assert alike.diagnostics.acceptance == probe.diagnostics.acceptance, "without memory of its velocity it is SGLD"
+
+
+@pytest.mark.parametrize("kernel", [rmsprop_sgld(0.1, 3.0), sghmc(0.1, 3.0), sgnht(0.1, 3.0)])
+def test_kernels_that_take_other_steps_than_mala_have_no_acceptance(kernel):
+    found = sample(line(2.0), kernel, chains=2, draws=20)
+    assert math.isnan(found.diagnostics.acceptance)
+    assert found.reasons == {"acceptance": f"not known: {found.kernel} does not take the steps of MALA"}
 
 
 def test_the_probe_neither_moves_chains_nor_takes_their_noise():
@@ -191,12 +198,11 @@ def test_the_probe_leaves_lost_chains_out_and_large_data_to_a_part():
     assert few._problem.num_samples == PROBE_SAMPLES
 
 
-def test_a_retuned_probe_sees_the_new_step():
-    at = torch.ones(200, 1).double()
-    probe = AcceptanceProbe(line(), sgld(1e-4, 1.0), seed=0)
-    probe.look(at)
-    before = probe.acceptance
-    probe.retune(sgld(2.5, 1.0))
-    probe.look(at)
-    assert before > 0.999
-    assert probe.acceptance < 0.95
+def test_a_probe_sees_the_step():
+    seen = []
+    for step in (1e-4, 2.5):
+        probe = AcceptanceProbe(line(), sgld(step, 1.0), seed=0)
+        probe.look(torch.ones(200, 1).double())
+        seen.append(probe.acceptance)
+    assert seen[0] > 0.999
+    assert seen[1] < 0.95

@@ -15,7 +15,7 @@ from lambdahat.results import LearningCoefficient, Status
 from lambdahat.singular.coefficient import llc
 from tests.cases import LanguageModel, sentences
 
-SHORT = {"chains": 2, "max_gradients": 600, "localization": 10.0}
+SHORT = {"chains": 2, "max_gradients": 800, "localization": 10.0}
 AUTOMATIC = pytest.param(None, marks=pytest.mark.slow)  # HMC on the whole data, as problems so small have it
 SOUND = (Status.CONVERGED, Status.GRADIENTS_SPENT, Status.NOT_MIXED)  # as so short a run may end; not DIVERGED
 

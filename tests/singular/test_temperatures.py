@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Result, Status
 from lambdahat.sampling import hmc, sample, sgld
+from lambdahat.singular.coefficient import llc
 from lambdahat.singular.free_energies import _cut, _integral, free_energy
 from lambdahat.singular.temperatures import (
     FACTORS,
@@ -102,16 +104,24 @@ def test_one_localization_serves_at_all_temperatures():
 def test_line_through_points_with_errors():
     x, errors = np.array([1.0, 2.0, 4.0, 7.0]), np.array([0.1, 0.2, 0.1, 0.3])
     y = 3 * x - 2 + np.array([0.05, -0.2, 0.1, 0.1])
-    slope, intercept, misfit = _line(x, y, errors)
+    slope, intercept, misfit = _line(x, y, errors, np.full(4, 15.0))
     fit, covariance = np.polyfit(x, y, 1, w=1 / errors, cov="unscaled")
     assert [float(slope), float(intercept)] == pytest.approx(list(fit))
     chi = (((y - np.polyval(fit, x)) / errors) ** 2).sum() / 2
     assert misfit == pytest.approx(chi)
     grown = math.sqrt(max(chi, 1.0))
     assert [slope.stderr, intercept.stderr] == pytest.approx(list(np.sqrt(np.diag(covariance)) * grown))
-    bent = _line(x, y + x**2, errors)
+    bent = _line(x, y + x**2, errors, np.full(4, 15.0))
     assert bent[0].stderr == pytest.approx(math.sqrt(covariance[0, 0] * bent[2]))
     assert bent[0].dof == 2
+
+
+def test_a_straight_line_has_the_degrees_of_freedom_of_its_points():
+    """Two points: the slope is their difference, whose error is that of Welch's test."""
+    slope, intercept, _ = _line(np.array([0.0, 1.0]), np.array([1.0, 2.0]), np.array([0.3, 0.4]), np.array([15.0, 7.0]))
+    assert slope.stderr == pytest.approx(0.5)
+    assert slope.dof == pytest.approx(0.5**4 / (0.3**4 / 15 + 0.4**4 / 7))
+    assert intercept.dof == pytest.approx(15)
 
 
 def test_chains_that_cannot_move_have_slope_zero():
@@ -137,12 +147,43 @@ def test_integral_of_energies_that_are_known():
     grid = np.arange(-6.0, 0.5, step)
     means = 0.5 * np.exp(grid) / (np.exp(grid) + c)
     ends = Estimate(2 * means[0] ** 2, 0.3), Estimate(2 * means[-1] ** 2, 0.4)
-    total, error = _integral(means, np.full(len(means), 0.1), ends, step)
-    assert error == pytest.approx(math.hypot(*[0.1] * 5, 0.1 * (1 / 2 + 1 / 12), 0.1 * (1 / 2 - 1 / 12), 0.5 / 12))
+    errors, degrees = np.full(len(means), 0.1), np.full(len(means), 15.0)
+    total = _integral(means, errors, degrees, ends, step)
+    parts = [*[0.1] * 5, 0.1 * (1 / 2 + 1 / 12), 0.1 * (1 / 2 - 1 / 12), 0.3 / 12, 0.4 / 12]
+    assert total.stderr == pytest.approx(math.hypot(*parts))
+    assert total.dof == pytest.approx(15 * sum(p**2 for p in parts) ** 2 / sum(p**4 for p in parts))
     wanted = 0.5 * math.log((1 + c) / (math.exp(-6) + c))
-    assert total == pytest.approx(wanted, abs=3e-4)
+    assert float(total) == pytest.approx(wanted, abs=3e-4)
     plain = step * (means.sum() - means[0] / 2 - means[-1] / 2)
     assert abs(plain - wanted) > 3e-3
+    parabolas = _integral(means, errors, degrees, None, step)
+    assert float(parabolas) == pytest.approx(wanted, abs=1.5e-3)
+    assert float(_integral(grid**2, errors, degrees, None, step)) == pytest.approx(6.0**3 / 3), "exact for a parabola"
+
+
+def test_free_energy_from_batches_does_not_take_their_noise_for_the_energys_variance():
+    """Var[nβL] of paired batches holds the noise of the batches: at nβ = n that alone bent the result by some units."""
+    known = regression(2000, 2, gamma=50.0)
+    settings = {"kernel": "sgld", "batch_size": 20, "draws": 300, "burn_in": 100, "chains": 2, "temperatures": 5}
+    found = free_energy(known.problem, known.gamma, step_size=1e-4, **settings)
+    assert abs(float(found.value) - known.free_energy()) < 4 * float(found.value.stderr)
+    assert float(found.value.stderr) < 1.5
+    assert 5 < found.value.dof < 40
+
+
+def test_readings_of_sgld_chains_are_those_of_llc():
+    """What the steps add is taken off where the step size was found, and is in the error where it was given."""
+    known = regression(3000, 3, gamma=5.0)
+    found = llc(known.problem, kernel="sgld", batch_size=256, max_gradients=4000)
+    assert found.discretisation_bias > 0.03 * found.value
+    ours = local_free_energy(found.chains)
+    assert float(ours) == pytest.approx(float(found.wbic), rel=1e-9)
+    assert float(ours.stderr) >= math.log(3000) * found.discretisation_bias / 4
+    assert ours.dof == found.dof
+    given = dataclasses.replace(found.chains, corrected=False)
+    plain = 3000 * found.initial_loss + math.log(3000) * found.raw
+    assert float(wbic(given)) == pytest.approx(plain)
+    assert float(wbic(given).stderr) > math.log(3000) * found.discretisation_bias
 
 
 def test_prior_draws_reach_to_half_their_number():

@@ -21,17 +21,23 @@ from lambdahat.operators.closed_form import MAX_ROUNDS, MIN_ROUNDS
 from lambdahat.operators.curvature import MANY_FACTORS, Curvature, GaussNewton, Hessian
 from lambdahat.operators.output_factors import samples_separate
 from lambdahat.problem import Problem
-from lambdahat.sampling.automatic import CHECKS, EXACT_SAMPLES, EXACT_WORK, STEPS, TRAJECTORIES
+from lambdahat.sampling.automatic import CHECKS, EXACT_SAMPLES, EXACT_WORK, TRAJECTORIES
+from lambdahat.sampling.budgets import STEPS
 from lambdahat.sampling.hamiltonian import HMC
-from lambdahat.sampling.hamiltonian_pilot import GATE, LONGEST, RESCUE, WARM_UP
-from lambdahat.sampling.langevin_pilot import MOST_WINDOWS, STRONGER, WINDOW
+from lambdahat.sampling.hamiltonian_pilot import GATE, LONGEST, RESCUE, WARM_UP, Effort
+from lambdahat.sampling.langevin_pilot import LOOKS, MOST_WINDOWS, STRONGER, WINDOW
 from lambdahat.sampling.minibatches import DEFAULT_BATCH
 from lambdahat.singular.eigenvalues import DEFAULT_PROBES
+from lambdahat.singular.sweeps import COLDER, LADDER
 from lambdahat.singular.temperatures import FACTORS
+from lambdahat.singular.volumes import TRIALS, TRIALS_PER_PARAMETER
 
 HEADER = ("quantity", "products", "time", "memory for vectors")
 CHAIN_VECTORS = 6  # of P numbers that a chain holds: position, gradient, noise and what the kernel remembers
-RUNS = {"llc": 1, "bayes_criteria": 1, "temperature_regression": len(FACTORS)}  # of chains
+CHAINS = ("llc", "bayes_criteria", "temperature_regression", "free_energy", "sweep")
+STEEPEST = 5.0  # the logarithm of a rise in loss over the prior beyond which a free energy takes more temperatures
+SWEEP = {"chains": 2, "draws": 500}  # of each point, where they are not given
+VOLUME = 60 * 3 * 2048  # levels, kinds of moves and points of a volume scaling
 ROUND = 8  # trajectories that are drawn at once at the least
 
 
@@ -151,6 +157,7 @@ PLANS: dict[str, Plan] = {
     "fisher_rao": lambda *_: (1, 1, 2),
     "effective_dimensions": _eigenvalues,
     "laplace_evidence": _eigenvalues,
+    "bic": lambda *_: (0, 0, 1),
 }
 
 
@@ -188,8 +195,11 @@ def forecast(problem: Problem, what: Sequence[str], settings: Settings) -> tuple
     item = torch.empty(0, dtype=operator.dtype).element_size()
     rows = []
     for name in what:
-        if name in RUNS:
+        if name in CHAINS:
             rows.append(chains_forecast(problem, name, settings))
+            continue
+        if name == "volume_scaling":
+            rows.append(_volumes(problem))
             continue
         fewest, most, vectors = PLANS[name](operator, settings)
         times = first.seconds * fewest, first.seconds * most
@@ -199,15 +209,41 @@ def forecast(problem: Problem, what: Sequence[str], settings: Settings) -> tuple
 
 def chains_forecast(problem: Problem, name: str, settings: Settings) -> Forecast:
     """The gradients of ``llc`` and its kin, each on a batch, or on all data where that is cheap or asked for."""
-    given = settings.sampling
-    chains, runs = int(given.get("chains", 4)), RUNS[name]
+    given = {**settings.sampling, "kernel": "sgld"} if name == "sweep" else settings.sampling
+    chains, grid = int(given.get("chains", 4)), _grid(given) if name == "sweep" else 0
     whole = _on_all_data(problem, given)
-    fewest, most = _trajectories(given) if whole else _steps(given)
+    runs, most_runs = _runs(name, problem)
+    fewest, most = _trajectories(given, problem.num_parameters) if whole else _steps(given)
     batch = problem.num_samples if whole else min(int(given.get("batch_size", DEFAULT_BATCH)), problem.num_samples)
-    fewest, most = runs * chains * fewest, runs * chains * most
+    fewest, most = runs * chains * fewest + grid, most_runs * chains * most + grid
     seconds = _one_gradient(problem, batch, settings.seed)
     held = CHAIN_VECTORS * chains * problem.num_parameters * problem.vector.element_size()
     return Forecast(name, fewest, most, seconds * fewest, seconds * most, held, "gradients")
+
+
+def _runs(name: str, problem: Problem) -> tuple[int, int]:
+    """How often chains are run, at the least and at the most."""
+    if name == "temperature_regression":
+        return len(FACTORS), len(FACTORS)
+    if name == "free_energy":  # one for each unit of ln β, from where the prior itself is enough
+        return 3, 2 * math.ceil((math.log(problem.num_samples) + STEEPEST) / 2) + 1
+    return 1, 1
+
+
+def _grid(given: Mapping[str, Any]) -> int:
+    """Gradients of the points of a sweep."""
+    chains, draws = (int(given.get(name, SWEEP[name])) for name in ("chains", "draws"))
+    return len(LADDER) * len(COLDER) * chains * (draws + int(given.get("burn_in", draws)))
+
+
+def _volumes(problem: Problem) -> Forecast:
+    """Losses over the whole data of a volume scaling, if rounding cuts off no level and no point leaves the ball."""
+    most = VOLUME * (TRIALS + TRIALS_PER_PARAMETER * problem.num_parameters)
+    start = time.perf_counter()
+    problem.loss()
+    seconds = time.perf_counter() - start
+    held = 2 * 2048 * problem.num_parameters * 8
+    return Forecast("volume_scaling", most // 4, most, seconds * most / 4, seconds * most, held, "losses")
 
 
 def _on_all_data(problem: Problem, given: Mapping[str, Any]) -> bool:
@@ -219,27 +255,31 @@ def _on_all_data(problem: Problem, given: Mapping[str, Any]) -> bool:
     return "step_size" not in given and cheap
 
 
-def _trajectories(given: Mapping[str, Any]) -> tuple[int, int]:
+def _trajectories(given: Mapping[str, Any], parameters: int) -> tuple[int, int]:
     """Gradients of a chain of HMC: warm-ups, one or two, and then trajectories until the error is small enough."""
-    asked = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else math.inf
-    share = min(1.0, asked / (2 * WARM_UP[-1]))
-    once = int(share * (WARM_UP[-1] + RESCUE[0]))
-    warm = (0, 0) if "step_size" in given else (once, 2 * (once + RESCUE[0]) + GATE[0] + LONGEST)
-    longest = HMC.leapfrog if "step_size" in given else LONGEST
+    limit = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else None
+    effort = Effort() if limit is None else Effort.within(limit, parameters)
+    rescue, gate = effort.gradients(RESCUE[0]), effort.gradients(GATE[0])
+    once = effort.gradients(WARM_UP[-1]) + rescue
+    warm = (0, 0) if "step_size" in given else (once, 2 * (once + rescue) + gate + effort.longest)
+    longest = HMC.leapfrog if "step_size" in given else effort.longest
     burn_in = given.get("burn_in", TRAJECTORIES if "step_size" in given else 0)
     if "draws" in given:
-        return warm[0] + given["draws"] + burn_in, warm[1] + (longest + 1) * (given["draws"] + burn_in)
-    budget = int(min(asked, CHECKS[-1] + warm[0]))
-    return min(warm[0] + CHECKS[0], max(budget, warm[0])), max(budget, warm[1]) + ROUND * LONGEST
+        fewest, most = warm[0] + given["draws"] + burn_in, warm[1] + (longest + 1) * (given["draws"] + burn_in)
+    else:
+        fewest, most = warm[0] + CHECKS[0], max(CHECKS[-1] + warm[0], warm[1]) + ROUND * LONGEST
+    return (fewest, most) if limit is None else (min(fewest, limit - longest - 1), min(most, limit))
 
 
 def _steps(given: Mapping[str, Any]) -> tuple[int, int]:
-    """Steps of a chain of SGLD and its kin: the search for ε and γ, the burn-in and the draws."""
-    most = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else STEPS
-    pilot = WINDOW * MOST_WINDOWS + sum(STRONGER)
+    """Steps of a chain of SGLD and its kin: the search for ε, batch size and γ, the burn-in and the draws."""
+    limit = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else None
+    most, pilot = limit or STEPS, WINDOW * MOST_WINDOWS + sum(LOOKS) + sum(STRONGER)
     if "draws" in given:
-        return given["draws"], pilot + given.get("burn_in", most // 2) + given["draws"]
-    return most // 3, pilot + max(most, 2 * given.get("burn_in", 0))
+        found = given["draws"], pilot + given.get("burn_in", most // 2) + given["draws"]
+    else:
+        found = most // 3, most + given.get("burn_in", 0)
+    return found if limit is None else (min(found[0], limit), min(found[1], limit))
 
 
 def _one_gradient(problem: Problem, samples: int, seed: int) -> float:

@@ -35,15 +35,19 @@ class GraphRunner(Runner):
         super().restart(chains)
         self._capture()
 
+    def resize(self, batch_size: int, accumulate: int) -> None:
+        super().resize(batch_size, accumulate)
+        self._capture()
+
     def skip(self, steps: int) -> None:
         assert self._graph is not None
         for start in range(0, steps, self._room):
             self._place.zero_()
             for _ in range(min(self._room, steps - start)):
                 self._graph.replay()
-        self.gradients_spent += steps
+        self._count(steps)
 
-    def advance(self, draws: int) -> Record:
+    def advance(self, draws: int, look: bool = True) -> Record:
         parts = []
         while draws > 0:
             now = min(draws, self._room // self.plan.thin)
@@ -57,9 +61,13 @@ class GraphRunner(Runner):
         self._place.zero_()
         for _ in range(draws * self.plan.thin):
             self._graph.replay()
-        self.gradients_spent += draws * self.plan.thin
+        self._count(draws * self.plan.thin)
         last = slice(self.plan.thin - 1, draws * self.plan.thin, self.plan.thin)
         return dict(zip(self.traces, self._traces[:, :, last].cpu(), strict=True))
+
+    def _count(self, steps: int) -> None:
+        self.gradients_spent += steps
+        self.state.steps += steps
 
     def _recorded_step(self) -> None:
         values = torch.stack([value.double() for value in self._step()])

@@ -14,7 +14,7 @@ from lambdahat.problem import Problem
 from lambdahat.results import Array, Diagnostics, Estimate, Status
 from lambdahat.sampling.gradients import OneByOne, full_data
 from lambdahat.sampling.hamiltonian import HMC
-from lambdahat.sampling.kernels import Kernel
+from lambdahat.sampling.kernels import SGHMC, SGLD, Kernel
 from lambdahat.sampling.streams import Streams
 
 PROBE_SAMPLES = 2048
@@ -29,7 +29,10 @@ def diagnose(energies: Array, distances: Array, acceptance: float, bounded: NDAr
     kept = energies[~diverged]
     moving = kept.size > 0 and bool(np.ptp(kept) > 0)
     rhat, bulk, tail, mean = _mixing(kept) if moving and kept.shape[1] >= 4 else (math.nan,) * 4
-    return Diagnostics(rhat, bulk, tail, mean, drift(kept), distances.mean(axis=1), acceptance, diverged, bounded)
+    return Diagnostics(
+        rhat, bulk, tail, mean, drift(kept), distances.mean(axis=1), acceptance, diverged, bounded,
+        drift(distances[~diverged]),
+    )  # fmt: skip
 
 
 def _mixing(energies: Array) -> tuple[float, float, float, float]:
@@ -87,26 +90,25 @@ def verdict(diagnostics: Diagnostics, moved: bool) -> Status:
 class AcceptanceProbe:
     """The mean probability that a MALA step of the kernel's ε would be accepted, from where the chains are.
 
-    For kernels that never reject it tells how far their steps are from right: near 1 when ε is small enough. It is
-    taken on up to 2,048 samples, always the same; the noise of batches is not in it.
+    For SGLD, which never rejects, it tells how far its steps are from right: near 1 when ε is small enough. It is
+    taken on up to 2,048 samples, always the same; the noise of batches is not in it. Kernels with a velocity or a
+    metric of their own take other steps: ``unknown`` says so, and the acceptance is NaN.
     """
 
     def __init__(self, problem: Problem, kernel: Kernel, seed: int) -> None:
+        described = isinstance(kernel, SGLD) or (isinstance(kernel, SGHMC) and kernel.friction == 1)
+        self.unknown = "" if described else f"not known: {type(kernel).__name__} does not take the steps of MALA"
         few = problem.num_samples > PROBE_SAMPLES and problem.norm != "train"
         self._problem = problem.subsample(PROBE_SAMPLES, seed, PROBE_SAMPLES) if few else problem
         self._gradients = OneByOne(self._problem)
         self._seed, self._centre = seed, problem.vector
         self._seen: list[float] = []
-        self.retune(kernel)
-
-    def retune(self, kernel: Kernel) -> None:
-        """Probe another kernel's steps."""
         self._kernel = HMC(kernel.step_size, kernel.nbeta, kernel.localization, kernel.scale, leapfrog=1, jitter=1.0)
 
     def look(self, positions: Tensor) -> None:
         """One probe of every chain."""
         where = positions[torch.isfinite(positions).all(dim=-1)]
-        if len(where) == 0:
+        if len(where) == 0 or self.unknown:
             return
         state = self._kernel.init(where, self._centre)
         rng = Streams(derived_seed(self._seed, "probe", len(self._seen)), range(len(where)), where.device)

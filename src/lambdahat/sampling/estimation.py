@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from lambdahat.results import Array, Chains
 from lambdahat.sampling.diagnostics import drift, standard_error
@@ -34,9 +36,10 @@ class Reading:
     controlled: bool = False
 
 
-def read(chains: Chains, parameters: int, corrected: bool) -> Reading:
-    """λ̂ from the chains of any kernel; ``corrected`` takes the bias of SGLD's steps off."""
-    energies = np.where(np.isfinite(chains.energies), chains.energies, np.nan)
+def read(chains: Chains, parameters: int, full: bool = False) -> Reading:
+    """λ̂ from the chains of any kernel, from the losses over the whole data if ``full``, else from the paired ones."""
+    seen = chains.full_energies if full else chains.energies
+    energies = np.where(np.isfinite(seen), seen, np.nan)
     kept = energies[~np.isnan(energies).any(axis=1)]
     if len(kept) == 0:
         return Reading(math.nan, math.nan, energies.mean(axis=1), math.nan)
@@ -44,8 +47,8 @@ def read(chains: Chains, parameters: int, corrected: bool) -> Reading:
         return Reading(0.0, 0.0, np.zeros(len(chains)), 0.0)
     if chains.recycled_losses is not None and chains.virials is not None:
         return _from_trajectories(chains, parameters)
-    if chains.kernel == "SGLD" and chains.heat is not None:
-        return _from_langevin(chains, parameters, corrected)
+    if has_step_bias(chains):
+        return _from_langevin(chains, seen, parameters)
     value = float(kept.mean())
     return Reading(value, _blocked_error(kept), energies.mean(axis=1), value)
 
@@ -79,23 +82,72 @@ def _from_trajectories(chains: Chains, parameters: int) -> Reading:
     return Reading(value, stderr, energies.mean(axis=1), raw, settled=settled, drifting=drifting, controlled=use)
 
 
-def _from_langevin(chains: Chains, parameters: int, corrected: bool) -> Reading:
-    """From SGLD: what its finite, noisy steps add is measured by the chain itself.
+def has_step_bias(chains: Chains) -> bool:
+    """Whether the chains show what their steps add: those of SGLD that recorded work and heat."""
+    return chains.kernel == "SGLD" and chains.heat is not None and chains.work is not None
 
-    With u = (w − w*)·nβ∇L and G = nβ∇L·∇U, both on batches, a loss of degree q around the centre has u = q·nβ(L − L*),
-    and the stationarity of ‖w − w*‖² gives E[u] more by (ε/4)·E[G] than exact steps would: λ̂ is too large by
-    b = εE[G]/(4q). It is taken off if asked for, and a quarter of it (all of it, if not) goes into the error.
+
+class StepShares(NamedTuple):
+    """What steps add to each draw, (chains, draws), and on average: all of it, and what is left in the loss."""
+
+    values: Array
+    whole: float
+    bias: float
+
+    def error(self, corrected: bool) -> float:
+        """What a bias leaves in the error: all of it, or a quarter where it is taken off; or, if that is more, half of
+        what the localization is thought to have taken of it."""
+        return max(self.bias / 4 if corrected else self.bias, (self.whole - self.bias) / 2)
+
+
+def step_shares(chains: Chains, raw: float) -> StepShares:
+    """What the finite, noisy steps of SGLD add to nβ(L − L*), draw by draw, (chains, draws): their mean is the bias b.
+
+    A step is w' = w − (ε/2)F + √ε·ξ with F = ∇U + ζ, ζ the noise of the batch of covariance Σ. With r² = ‖w − w*‖²,
+    u = (w − w*)·nβ∇L and G = nβ∇L·∇U on batches, E[r'²] = E[r²] gives E[u] + γE[r²] = P + (ε/4)E‖F‖², where exact
+    steps would give P, and ‖F‖² = G + γ(w − w*)·F. So u is too large by
+
+        (ε/4)E[G] + γ·((ε/4)E[(w − w*)·F] − c),  c what the steps add to E[r²].
+
+    Around a minimum of Hessian A of U, E[(w − w*)·F] is P and each direction of r² gains (ε/4)(1 + Σ_ii/a_i): the
+    bracket is −(ε/4)·tr(ΣA⁻¹). So much of the noise goes into the localization and not into the loss. As A⁻¹ is the
+    covariance of w − w*, tr(ΣA⁻¹) is V = E[Var(u | w)], the variance of u over batches, but for what the steps add to
+    that covariance, about the share b/raw. A loss of degree q around the centre has u = q·nβ(L − L*), so that
+
+        b = ε(E[G] − γV(1 − b/raw))/(4q),
+
+    which is solved for b: exact to first order in ε for a quadratic with any γ. V is S(0) of S(k), half the mean square
+    by which u differs between draws k apart, taken as 2S(1) − S(2). Of a γ for each parameter the smallest counts.
+    """
+    assert chains.work is not None
+    assert chains.heat is not None
+    fine = np.isfinite(chains.energies).all(axis=1)
+    work, gamma = chains.work[fine], chains.localization
+    degree = float(np.clip(work.mean() / raw, *DEGREES)) if raw > 0 and work.mean() > 0 else 2.0
+    shares: Array = chains.step_size / (4 * degree) * chains.heat
+    whole = float(shares[fine].mean())
+    if work.shape[1] < 3:
+        return StepShares(shares, whole, whole)
+    near, far = (0.5 * float(np.square(work[:, lag:] - work[:, :-lag]).mean()) for lag in (1, 2))
+    tie = float(gamma.min()) if isinstance(gamma, Tensor) else gamma
+    pull = chains.step_size / (4 * degree) * tie * (2 * near - far)
+    if not 0 < pull < raw or whole <= 0:
+        return StepShares(shares, whole, whole)
+    kept = min(max((whole - pull) / (1 - pull / raw) / whole, 0.0), 1.0)
+    return StepShares(shares * kept, whole, whole * kept)
+
+
+def _from_langevin(chains: Chains, energies: Array, parameters: int) -> Reading:
+    """From SGLD: what its steps add (``step_shares``) is taken off where the step size was chosen so.
+
+    ``StepShares.error`` says what of it goes into the error.
     """
     assert chains.forces is not None
     assert chains.virials is not None
-    assert chains.work is not None
-    assert chains.heat is not None
-    work, heat, energies = chains.work, chains.heat, chains.energies
     fine = np.isfinite(energies).all(axis=1)
-    raw, mean_work = float(energies[fine].mean()), float(work[fine].mean())
-    degree = float(np.clip(mean_work / raw, *DEGREES)) if raw > 0 and mean_work > 0 else 2.0
-    shares = chains.step_size / (4 * degree) * heat
-    bias = float(shares[fine].mean())
+    raw = float(energies[fine].mean())
+    found, corrected = step_shares(chains, raw), chains.corrected
+    shares, bias = found.values, found.bias
     values = (energies - shares if corrected else energies)[fine]
     value = float(values.mean())
     error = _blocked_error(values)
@@ -104,11 +156,23 @@ def _from_langevin(chains: Chains, parameters: int, corrected: bool) -> Reading:
     balance = (chains.virials - chains.step_size / 4 * chains.forces)[fine] / parameters
     settled, its_error = float(balance.mean()), _blocked_error(balance)
     unsettled = abs(1 - settled) > 3 * its_error
-    squares = error**2 + (bias / 4 if corrected else bias) ** 2
+    squares = error**2 + found.error(corrected) ** 2
     squares += (float(change) / 2) ** 2 if drifting else 0.0
     squares += ((1 - settled) * value) ** 2 if unsettled and chains.step_size > 0 else 0.0
     return Reading(value, math.sqrt(squares), (energies - shares if corrected else energies).mean(axis=1), raw, bias,
                    settled, abs(1 - settled) > max(0.1, 3 * its_error), drifting)  # fmt: skip
+
+
+def degrees_of_freedom(chains: Chains) -> float:
+    """Those of the errors that are read off chains."""
+    return BLOCKS * len(chains) - 1.0
+
+
+def combined_degrees(errors: Array, degrees: Array) -> float:
+    """The degrees of freedom of the root of a sum of squared independent ``errors`` (Welch 1947)."""
+    squares = np.square(errors)
+    shares = float((squares**2 / degrees).sum())
+    return float(squares.sum()) ** 2 / shares if shares > 0 else math.inf
 
 
 def _block_error(values: Array, count: int) -> float:

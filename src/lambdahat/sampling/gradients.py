@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
 import torch
@@ -12,6 +12,7 @@ from lambdahat.batches import Batch
 from lambdahat.evaluators import Parameters
 from lambdahat.problem import Problem
 from lambdahat.sampling.minibatches import Minibatches
+from lambdahat.sampling.recorded import Recorded
 from lambdahat.sampling.unfolded import UnfoldedConvolutions
 
 LossAndGradient = tuple[Tensor, Tensor]
@@ -26,6 +27,7 @@ class Together:
     def __init__(self, problem: Problem, unfold: bool = False) -> None:
         self.problem = problem
         self._convolutions = UnfoldedConvolutions if unfold else nullcontext
+        self.only_batch = Recorded(lambda positions: self.one_batch(positions, problem.batches.first()))
 
     def one_batch(self, positions: Tensor, batch: Batch) -> LossAndGradient:
         """Losses (chains,) and gradients (chains, P) on one batch for all."""
@@ -59,41 +61,48 @@ class OneByOne:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self._gradients = problem.vector.new_empty(0)
+
+    def only_batch(self, positions: Tensor) -> LossAndGradient:
+        """The same as ``one_batch`` on the first batch of the problem."""
+        return self.one_batch(positions, self.problem.batches.first())
 
     def one_batch(self, positions: Tensor, batch: Batch) -> LossAndGradient:
         """Losses (chains,) and gradients (chains, P) on one batch for all."""
-        return self._stacked([self._single(theta, batch) for theta in positions])
+        return self._each(positions, [batch] * len(positions))
 
     def own_batches(self, positions: Tensor, source: Minibatches, index: Tensor) -> LossAndGradient:
         """The same with a batch for each chain."""
-        pairs = zip(positions, index, strict=True)
-        return self._stacked([self._single(theta, source.batch(row)) for theta, row in pairs])
+        return self._each(positions, (source.batch(row) for row in index))
 
-    def _stacked(self, results: list[LossAndGradient]) -> LossAndGradient:
-        losses, gradients = zip(*results, strict=True)
-        if len(results) == 1:
-            return losses[0].unsqueeze(0), gradients[0].unsqueeze(0)
-        return torch.stack(losses), torch.stack(gradients)
+    def _each(self, positions: Tensor, batches: Iterable[Batch]) -> LossAndGradient:
+        """The gradients are in memory that the next call uses again: fresh memory costs as much as a pass over it."""
+        if self._gradients.shape != positions.shape:
+            self._gradients = torch.empty_like(positions)
+        triples = zip(positions, batches, self._gradients, strict=True)
+        return torch.stack([self._single(theta, batch, out) for theta, batch, out in triples]), self._gradients
 
     @torch.enable_grad()
-    def _single(self, theta: Tensor, batch: Batch) -> LossAndGradient:
+    def _single(self, theta: Tensor, batch: Batch, out: Tensor) -> Tensor:
+        """The loss of one chain; its gradient goes to ``out``."""
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.problem.named(theta).items()}
         loss = self.problem.batch_loss(leaves, batch)
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        return loss.detach().reshape(()), flat.to(theta.dtype)
+        for place, gradient in zip(self.problem.space.split(out), gradients, strict=True):
+            place.copy_(gradient)
+        return loss.detach().reshape(())
 
 
 def full_data(gradients: Together | OneByOne, positions: Tensor) -> LossAndGradient:
     """Losses and gradients over the whole data."""
     if len(gradients.problem.batches) == 1:
-        loss, gradient = gradients.one_batch(positions, gradients.problem.batches.first())
+        loss, gradient = gradients.only_batch(positions)
         return loss.double(), gradient
     losses, total = torch.zeros(len(positions), dtype=torch.float64, device=positions.device), None
     for weight, batch in gradients.problem.weighted():
         loss, gradient = gradients.one_batch(positions, batch)
         losses = losses + weight * loss.double()
-        total = gradient.mul_(weight) if total is None else total.add_(gradient, alpha=weight)
+        total = weight * gradient if total is None else total.add_(gradient, alpha=weight)
     assert total is not None
     return losses, total
 
@@ -112,7 +121,7 @@ def on_batches(
             return loss, gradient
         share = piece.shape[1] / index.shape[1]
         losses = share * loss if losses is None else losses + share * loss
-        total = gradient.mul_(share) if total is None else total.add_(gradient, alpha=share)
+        total = share * gradient if total is None else total.add_(gradient, alpha=share)
     assert losses is not None
     assert total is not None
     return losses, total

@@ -29,39 +29,58 @@ GATE = 500, 0.1  # gradients of a trial of that mass, and how far the virial may
 
 
 @dataclass(frozen=True)
-class Tuned:
+class WarmedUp:
     """A kernel ready to draw, and why it is this one."""
 
     kernel: HMC
     reasons: dict[str, str]
 
 
-def tune(runner: AnyRunner, problem: Problem, kernel: HMC, share: float = 1.0) -> Tuned:
+@dataclass(frozen=True)
+class Effort:
+    """What the warm-up may take: a ``share`` of the gradients of the full one, and the ``longest`` trajectory."""
+
+    share: float = 1.0
+    longest: int = LONGEST
+
+    @classmethod
+    def within(cls, gradients: int, parameters: int) -> Effort:
+        """Half of so many gradients of a chain at most, besides the last trajectory of each of up to seven parts."""
+        once = WARM_UP[-1] + 2 * RESCUE[0]
+        full = 2 * once + GATE[0] if parameters <= DENSE else once
+        return cls(min(1.0, gradients / (2 * full)), max(min(LONGEST, gradients // 40), FEWEST))
+
+    def gradients(self, full: int) -> int:
+        """Of a part that takes ``full`` in the full warm-up."""
+        return int(self.share * full)
+
+
+def tune(runner: AnyRunner, problem: Problem, kernel: HMC, effort: Effort) -> WarmedUp:
     """Warm the runner's chains up and find step size and mass (``kernel`` gives nβ and γ).
 
     The chains start at w*, at a temperature where the loss hardly counts, and are cooled to the one asked for: so they
     spread along flat valleys before the walls close in. A chain that got stuck in a narrow place, where it rejects, is
     put back to w*. The step size is adapted by dual averaging (Hoffman and Gelman 2014) to an acceptance of 0.96. For
     up to 200 parameters whose curvatures are far apart, nβ|H| + γ at w* is tried as mass first; it is kept if
-    (w − w*)·∇U averages P to 10 % after its warm-up, as it does under the posterior. ``share`` shortens the warm-up.
+    (w − w*)·∇U averages P to 10 % after its warm-up, as it does under the posterior.
     """
     scale = _hessian_scale(problem, kernel)
     if scale is not None:
         fitted = dataclasses.replace(kernel, scale=scale)
-        found = _warmed_up(runner, fitted, 0.5, share)
-        if _settled(runner, problem.num_parameters):
-            return Tuned(found, _reasons("(nβ|H| + γ)⁻¹ at the centre: P = E[(w − w*)·∇U] holds with it"))
+        found = _warmed_up(runner, fitted, 0.5, effort)
+        if _settled(runner, problem.num_parameters, effort):
+            return WarmedUp(found, _reasons("(nβ|H| + γ)⁻¹ at the centre: P = E[(w − w*)·∇U] holds with it", effort))
     width = 1.0 / math.sqrt(max(_mean(kernel.localization), 1e-12))
-    found = _warmed_up(runner, kernel, 0.1 * width, share)
-    return Tuned(found, _reasons("none: the mass is the identity"))
+    found = _warmed_up(runner, kernel, 0.1 * width, effort)
+    return WarmedUp(found, _reasons("none: the mass is the identity", effort))
 
 
-def _reasons(scale: str) -> dict[str, str]:
-    spent = f"{WARM_UP[-1]} gradients a chain"
+def _reasons(scale: str, effort: Effort) -> dict[str, str]:
+    spent = f"{effort.gradients(WARM_UP[-1])} gradients a chain"
     return {
         "kernel": "HMC: the whole data is cheap, and accepting and rejecting leaves no bias of the step",
         "step_size": f"dual averaging to an acceptance of {TARGET}",
-        "burn_in": f"{spent}, cooled from {HEAT:g} of nβ during the first {HEATED}",
+        "burn_in": f"{spent}, cooled from {HEAT:g} of nβ during the first {effort.gradients(HEATED)}",
         "scale": scale,
     }
 
@@ -85,34 +104,34 @@ def _hessian_scale(problem: Problem, kernel: HMC) -> Tensor | None:
     return root.to(problem.dtype)
 
 
-def _warmed_up(runner: AnyRunner, kernel: HMC, length: float, share: float) -> HMC:
+def _warmed_up(runner: AnyRunner, kernel: HMC, length: float, effort: Effort) -> HMC:
     """The kernel with the step size it needs, the chains left where they are at its end."""
     runner.retune(kernel)
     runner.restart()
-    spent_before = runner.gradients_spent
+    spent_before, share, end_of_all = runner.gradients_spent, effort.share, effort.gradients(WARM_UP[-1])
     for stage, end in enumerate(WARM_UP):
         adapt = _DualAveraging(length * (1.0 if stage == 0 else 0.5))
         while (spent := runner.gradients_spent - spent_before) < share * end:
-            report("warm-up", spent, int(share * WARM_UP[-1]))
+            report("warm-up", spent, end_of_all)
             heat = HEAT ** max(0.0, 1.0 - math.ceil(spent / share / 100) * 100 / HEATED)
-            runner.retune(_with_length(kernel, adapt.length, heat * kernel.nbeta))
-            adapt.see(float(runner.advance(1)["acceptance"].mean()))
+            runner.retune(_with_length(kernel, adapt.length, heat * kernel.nbeta, effort.longest))
+            adapt.see(float(runner.advance(1, look=False)["acceptance"].mean()))
         length = adapt.settled
-    report("warm-up", int(share * WARM_UP[-1]), int(share * WARM_UP[-1]))
-    found = _with_length(kernel, length, kernel.nbeta)
+    report("warm-up", end_of_all, end_of_all)
+    found = _with_length(kernel, length, kernel.nbeta, effort.longest)
     runner.retune(found)
-    _rescue(runner, share)
+    _rescue(runner, effort)
     return found
 
 
-def _rescue(runner: AnyRunner, share: float) -> None:
+def _rescue(runner: AnyRunner, effort: Effort) -> None:
     """Put chains that hardly move back to the centre, and give them time there."""
-    gradients, least = RESCUE
-    parts = [part["acceptance"] for part in _for_gradients(runner, int(share * gradients))]
+    gradients, least = effort.gradients(RESCUE[0]), RESCUE[1]
+    parts = [part["acceptance"] for part in _for_gradients(runner, gradients)]
     stuck = (torch.cat(parts, dim=1).mean(dim=1) < least).tolist()
     if any(stuck):
         runner.restart([chain for chain, still in zip(runner.chains, stuck, strict=True) if still])
-        for _ in _for_gradients(runner, int(share * gradients)):
+        for _ in _for_gradients(runner, gradients):
             pass
 
 
@@ -120,13 +139,13 @@ def _for_gradients(runner: AnyRunner, gradients: int) -> Iterator[Record]:
     """Draws, one at a time, until so many gradients are spent."""
     end = runner.gradients_spent + gradients
     while runner.gradients_spent < end:
-        yield runner.advance(1)
+        yield runner.advance(1, look=False)
 
 
-def _with_length(kernel: HMC, length: float, nbeta: float) -> HMC:
-    """The kernel with steps of another length, and trajectories no longer than the localization is wide."""
+def _with_length(kernel: HMC, length: float, nbeta: float, most: int) -> HMC:
+    """The kernel with steps of another length, and trajectories as long as the localization is wide, or ``most``."""
     width = 1.0 if kernel.scale is not None else 1.0 / math.sqrt(max(_mean(kernel.localization), 1e-12))
-    longest = int(min(max(TURN * width / length, FEWEST), LONGEST))
+    longest = int(min(max(TURN * width / length, FEWEST), most))
     return dataclasses.replace(kernel, step_size=length**2, nbeta=nbeta, leapfrog=longest)
 
 
@@ -151,8 +170,8 @@ class _DualAveraging:
         return math.exp(min(self._settled, 60.0))
 
 
-def _settled(runner: AnyRunner, count: int) -> bool:
+def _settled(runner: AnyRunner, count: int, effort: Effort) -> bool:
     """Whether (w − w*)·∇U averages the number of parameters, as it must under the posterior."""
-    gradients, share = GATE
+    gradients, share = effort.gradients(GATE[0]), GATE[1]
     virials = [float(part["virial"].mean()) for part in _for_gradients(runner, gradients)]
     return abs(sum(virials) / len(virials) / count - 1) < share

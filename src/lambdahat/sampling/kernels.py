@@ -111,7 +111,7 @@ class Kernel(ABC):
     def _seen(self, state: State, evaluate: Evaluate) -> tuple[Tensor, float, Info]:
         """The force (v, c) where the chains are, and what is known there."""
         loss, gradient = evaluate(state.position)
-        away = state.position - state.centre
+        away = torch.sub(state.position, state.centre, out=_buffer(state))
         distance = _norm(away)
         force, factor = self.force(away, gradient)
         if not state.forces:
@@ -138,11 +138,8 @@ class Kernel(ABC):
         return vectors * self.scale if self.scale.ndim == 1 else vectors @ self.scale
 
     def noise(self, state: State, rng: Streams) -> Tensor:
-        """S ξ with ξ standard normal, in a buffer that the state keeps."""
-        buffer = state.memory.get("noise")
-        if buffer is None:
-            buffer = state.memory["noise"] = torch.empty_like(state.position)
-        return self.scaled(rng.normal_(buffer))
+        """S ξ with ξ standard normal, in the buffer that the state keeps."""
+        return self.scaled(rng.normal_(_buffer(state)))
 
 
 @dataclass(frozen=True)
@@ -182,7 +179,7 @@ class RMSpropSGLD(Kernel):
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         loss, gradient = evaluate(state.position)
         squares = state.memory["squares"].mul_(self.decay).addcmul_(gradient, gradient, value=1 - self.decay)
-        away = state.position - state.centre
+        away = torch.sub(state.position, state.centre, out=_buffer(state))
         force, factor = self.force(away, gradient)
         metric = squares.sqrt().add_(self.epsilon).reciprocal_()
         info = Info(loss, _norm(away), None, 1)
@@ -253,6 +250,14 @@ class SGNHT(Kernel):
         friction.add_(velocity.square().mean(-1, keepdim=True) - self.step_size / 2)
         state.steps += 1
         return state, info
+
+
+def _buffer(state: State) -> Tensor:
+    """Room for one thing at a time of the size of the positions: fresh memory costs a CPU more than the arithmetic."""
+    buffer = state.memory.get("buffer")
+    if buffer is None:
+        buffer = state.memory["buffer"] = torch.empty_like(state.position)
+    return buffer
 
 
 def _norm(vectors: Tensor) -> Tensor:

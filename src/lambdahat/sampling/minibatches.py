@@ -32,6 +32,7 @@ class Minibatches:
     def __init__(self, problem: Problem, batch_size: int | None, shared: bool, seed: int) -> None:
         self.problem, self.shared, self._seed = problem, shared, seed
         self._whole: Tensor | None = None
+        self._room: list[Tensor] = []
         self._common = Streams(seed, [-1], problem.device)
         columns = _columns(problem)
         self.by_sample = columns is not None
@@ -54,8 +55,15 @@ class Minibatches:
     def afresh(self) -> Minibatches:
         """The same, its streams at their beginning."""
         other = copy.copy(self)
+        other._room = []
         other._common = Streams(self._seed, [-1], self.problem.device)
         return other
+
+    def resize(self, size: int) -> None:
+        """Draw so many samples from now on; all of them are the whole data."""
+        self.size = size
+        if size == self.problem.num_samples:
+            self.shared, self._whole = True, torch.arange(size, device=self.problem.device)
 
     @property
     def generators(self) -> list[torch.Generator]:
@@ -86,7 +94,18 @@ class Minibatches:
 
     def gathered(self, index: Tensor) -> list[Tensor]:
         """The tensors of the batches, each (chains, batch_size, …)."""
-        return [column[index] for column in self.columns]
+        return [rows.unflatten(0, index.shape) for rows in self._rows(index.reshape(-1))]
+
+    def _rows(self, index: Tensor) -> list[Tensor]:
+        """These rows of every column, on a CPU in memory that the next call uses again: fresh memory costs more than
+        the copy."""
+        if index.device.type != "cpu":
+            return [column.index_select(0, index) for column in self.columns]
+        if len(self._room) != len(self.columns):
+            self._room = [column.new_empty(0) for column in self.columns]
+        for column, room in zip(self.columns, self._room, strict=True):
+            torch.index_select(column, 0, index, out=room.resize_(len(index), *column.shape[1:]))
+        return self._room
 
     def assembled(self, parts: Sequence[Tensor]) -> Batch:
         """The tensors of one batch as the batch that the problem knows."""
@@ -98,7 +117,7 @@ class Minibatches:
     def batch(self, index: Tensor) -> Batch:
         """The batch of one chain, from its row of ``draw``."""
         if self.by_sample:
-            return self.assembled([column[index] for column in self.columns])
+            return self.assembled(self._rows(index))
         wanted = int(index[0])
         return next(batch for batch in self.problem.batches if batch.index == wanted)
 
@@ -110,6 +129,8 @@ def _columns(problem: Problem) -> tuple[Tensor, list[Tensor], TreeSpec, list[Any
     try:
         losses = SampleLosses(problem)(problem.vector)
         whole = concatenate([batch.data for batch in problem.batches])
+    except torch.OutOfMemoryError:
+        raise
     except (TypeError, RuntimeError, ValueError):  # dependent samples, or batches of different shapes
         return None
     leaves, spec = tree_flatten(whole)

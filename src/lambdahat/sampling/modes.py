@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Callable
 
+import torch
+
 from lambdahat._check import require, require_choice
 from lambdahat.batches import rng_untouched
 from lambdahat.problem import Problem
@@ -19,6 +21,7 @@ from lambdahat.sampling.workers import ForkedRunner, processes_available
 MODES = ("auto", "batched", "sequential", "processes", "graph")
 SMALL = 2_000_000  # multiply-adds of a gradient (P × samples) up to which "batched" is taken untimed
 TIMED_STEPS = 4
+MEMORY = 'The chains do not fit into memory together: mode="sequential" needs least, a larger accumulate less.'
 
 AnyRunner = Runner | ForkedRunner
 Failure = (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError, IndexError)
@@ -78,6 +81,9 @@ def _working(make: Callable[[], AnyRunner]) -> AnyRunner | None:
         with rng_untouched():
             make().skip(1)
             return make()
+    except torch.OutOfMemoryError as error:
+        error.add_note(MEMORY)
+        raise
     except Failure:
         return None
 
@@ -93,6 +99,9 @@ def _fastest(makers: dict[str, Callable[[], AnyRunner]]) -> tuple[AnyRunner, str
             start = time.perf_counter()
             runner.skip(TIMED_STEPS)
             times[name] = time.perf_counter() - start
+        except torch.OutOfMemoryError as error:
+            error.add_note(MEMORY)
+            raise
         except Failure:
             if name == "sequential":
                 raise

@@ -53,6 +53,8 @@ class SampleLosses:
         try:
             with torch.no_grad():
                 return way(parameters, batch)  # type: ignore[operator, no-any-return]
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
             return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -53,11 +53,6 @@ class Ground:
         self.centre, self.centre_loss = problem.vector, problem.loss()
         self.source = None if exact else Minibatches(problem, plan.batch_size, plan.shared_batches, plan.seed)
 
-    @property
-    def batch_size(self) -> int:
-        """Samples in the batch of a step."""
-        return self.problem.num_samples if self.source is None else self.source.size
-
 
 class Runner:
     """Chains of one kernel on one problem, advanced together in this process."""
@@ -79,6 +74,16 @@ class Runner:
         return self.state.position
 
     @property
+    def steps(self) -> int:
+        """Steps of each chain since all were last put at the centre."""
+        return self.state.steps
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in the batch of a step."""
+        return self.problem.num_samples if self.source is None else self.source.size
+
+    @property
     def traces(self) -> tuple[str, ...]:
         """The names of what every step tells: loss, loss at the centre on the same batch, distance from it, acceptance;
         with forces ‖S∇U‖², the virial, and work and heat, or of trajectories the mean loss."""
@@ -89,8 +94,7 @@ class Runner:
     def retune(self, kernel: Kernel) -> None:
         """Go on with other settings from where the chains are."""
         was, now = self.kernel, kernel
-        tied = was.localization is now.localization or _equal_numbers(was.localization, now.localization)
-        same = type(was) is type(now) and was.nbeta == now.nbeta and tied
+        same = type(was) is type(now) and was.nbeta == now.nbeta and _equal(was.localization, now.localization)
         self.kernel = kernel
         if not same:  # what was remembered belongs to another posterior
             steps, self.state = self.state.steps, kernel.init(self.state.position, self.centre)
@@ -103,22 +107,28 @@ class Runner:
         steps, self.state = self.state.steps, self.kernel.init(home, self.centre)
         self.state.steps = 0 if chains is None else steps
 
+    def resize(self, batch_size: int, accumulate: int) -> None:
+        """Go on with batches of another size, in ``accumulate`` pieces; only where samples are drawn one by one."""
+        assert self.source is not None
+        self.plan = replace(self.plan, batch_size=batch_size, accumulate=accumulate)
+        self.source.resize(batch_size)
+
     def skip(self, steps: int) -> None:
         """Steps that nothing is recorded of."""
         with twice_differentiable() if isinstance(self.gradients, Together) else nullcontext():
             for _ in range(steps):
                 self._step()
 
-    def advance(self, draws: int) -> Record:
+    def advance(self, draws: int, look: bool = True) -> Record:
         """``draws`` more draws: for each trace a tensor (chains, draws), for observables (chains, draws, …).
 
-        What is to be averaged has one entry for all of them, (chains, 1, …).
+        What is to be averaged has one entry for all of them, (chains, 1, …). Without ``look``, the traces alone.
         """
         # fused attention has no rule for vmap
         with twice_differentiable() if isinstance(self.gradients, Together) else nullcontext():
-            return self._advanced(draws)
+            return self._advanced(draws, look and self.plan.looks)
 
-    def _advanced(self, draws: int) -> Record:
+    def _advanced(self, draws: int, look: bool) -> Record:
         count = len(self.chains)
         names = self.traces
         record = {name: torch.zeros(count, draws, dtype=torch.float64, device=self.problem.device) for name in names}
@@ -127,11 +137,11 @@ class Runner:
         for draw in range(draws):
             for _ in range(self.plan.thin - 1):
                 self._step()
-            if self.plan.looks and not self.kernel.exact:
+            if look and not self.kernel.exact:
                 self._look(looks)
             for name, value in zip(names, self._step(), strict=True):
                 record[name][:, draw] = value
-            if self.plan.looks and self.kernel.exact:
+            if look and self.kernel.exact:
                 self._look(looks)
         stacked = {name: torch.stack(values, dim=1) for name, values in looks.items()}
         stacked.update({name: total.unsqueeze(1) / draws for name, total in self._totals.items()})
@@ -199,5 +209,8 @@ def _values(name: str, observable: Observable, positions: Tensor) -> Tensor:
                         ) from error  # fmt: skip
 
 
-def _equal_numbers(first: object, second: object) -> bool:
+def _equal(first: object, second: object) -> bool:
+    """Whether two localizations, numbers or tensors (P,), are the same."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.equal(first, second)
     return isinstance(first, int | float) and isinstance(second, int | float) and first == second

@@ -21,6 +21,8 @@ from lambdahat.sampling.runners import Observable, Plan, Record
 from lambdahat.space import Space, matcher
 
 PIECES = 20
+MOST_STRETCHES = 40
+AVERAGE = "average "  # how a runner names what is to be averaged
 PROBES = 5
 
 Watch = Callable[[np.ndarray[Any, Any]], Any]
@@ -53,7 +55,7 @@ def sample(
     ``thin``-th of them a draw. A step sees ``batch_size`` random samples (512 by default; exact kernels see all), each
     chain its own unless ``shared_batches``, in ``accumulate`` pieces where memory is short. Every loss is paired with
     the loss at w* on the same batch; ``baseline`` "full" or "both" takes the loss of every draw over the whole data
-    too.
+    too, which is another pass over it and not in ``cost``.
 
     ``observables`` are functions of the flat parameters, recorded draw by draw; of ``averages`` only the means over
     some twenty stretches of each chain are kept, whatever the number of draws; ``keep_parameters`` keeps the draws.
@@ -84,7 +86,7 @@ def sample(
         burn(runner, burn_in)
         collector = Collector(runner, frozen, placed, plan, found, watch)
         collector.draw(draws)
-        return collector.chains(burn_in)
+        return collector.chains()
     finally:
         runner.close()
 
@@ -111,6 +113,8 @@ class Collector:
     def forget(self) -> None:
         """Leave out the draws so far: they count as burn-in."""
         self._parts: list[Record] = []
+        self._stretches: list[tuple[int, Record]] = []
+        self._burn_in = self.runner.steps
         self._probe = None if self.kernel.exact else AcceptanceProbe(self.problem, self.kernel, self.plan.seed)
 
     def draw(self, draws: int) -> bool:
@@ -118,7 +122,7 @@ class Collector:
         pieces = _pieces(draws)
         for number, (done, piece) in enumerate(pieces):
             report("sample", done, draws)
-            self._parts.append(self.runner.advance(piece))
+            self._keep(self.runner.advance(piece), piece)
             if self._probe is not None and number % max(len(pieces) // PROBES, 1) == 0:
                 self._probe.look(self.runner.positions)
             if self._watch is not None and self._watch(self._energies(self._joined())):
@@ -126,26 +130,39 @@ class Collector:
         report("sample", draws, draws)
         return True
 
-    def chains(self, burn_in: int, reasons: Mapping[str, str] | None = None) -> Chains:
-        """What was recorded, with diagnostics and a verdict."""
+    def _keep(self, record: Record, draws: int) -> None:
+        """Averages are kept by stretches, which are joined two by two where there are many: memory stays bounded."""
+        self._parts.append({name: values for name, values in record.items() if not name.startswith(AVERAGE)})
+        if self.plan.averages:
+            self._stretches.append((draws, {name: record[name] for name in record if name.startswith(AVERAGE)}))
+        if len(self._stretches) > MOST_STRETCHES:
+            pairs = zip(self._stretches[::2], self._stretches[1::2], strict=False)
+            left = self._stretches[len(self._stretches) // 2 * 2 :]
+            self._stretches = [_together(*pair) for pair in pairs] + left
+
+    def chains(self, reasons: Mapping[str, str] | None = None, corrected: bool = False) -> Chains:
+        """What was recorded, with diagnostics and a verdict; ``corrected`` is that of ``Chains``."""
         record, runner, kernel = self._joined(), self.runner, self.kernel
         arrays = {name: values.numpy() for name, values in record.items() if name != "parameters"}
         acceptance = float(arrays["acceptance"].mean()) if self._probe is None else self._probe.acceptance
+        unknown = {} if self._probe is None or not self._probe.unknown else {"acceptance": self._probe.unknown}
         bounded = runner.bounded.cpu().numpy()
         diagnostics = diagnose(self._energies(record), arrays["distance"], acceptance, bounded)
+        averages = {name: np.concatenate([part[name].numpy() for _, part in self._stretches], axis=1)
+                    for name in (self._stretches[0][1] if self._stretches else ())}  # fmt: skip
         return Chains(
             arrays["loss"], arrays["centre"], arrays["distance"], arrays["acceptance"],
             type(kernel).__name__, kernel.step_size, kernel.nbeta, kernel.localization,  # type: ignore[arg-type]
-            runner.ground.centre_loss, self.problem.num_samples, runner.ground.batch_size, burn_in, self.plan.thin,
+            runner.ground.centre_loss, self.problem.num_samples, runner.batch_size, self._burn_in, self.plan.thin,
             self.mode, diagnostics,
             full_losses=arrays.get("full"), recycled_losses=arrays.get("recycled"),
             forces=arrays.get("force"), virials=arrays.get("virial"),
             work=arrays.get("work"), heat=arrays.get("heat"),
-            observables=_of_kind("observable ", arrays), averages=_of_kind("average ", arrays),
-            stretches=tuple(part["loss"].shape[1] for part in self._parts) if self.plan.averages else (),
-            parameters=record.get("parameters"), reasons=dict(reasons or {}),
+            observables=_of_kind("observable ", arrays), averages=_of_kind(AVERAGE, averages),
+            stretches=tuple(length for length, _ in self._stretches),
+            parameters=record.get("parameters"), reasons={**(reasons or {}), **unknown},
             cost=runner.gradients_spent * len(bounded),
-            status=verdict(diagnostics, moved=bool((arrays["distance"] > 0).any())),
+            status=verdict(diagnostics, moved=bool((arrays["distance"] > 0).any())), corrected=corrected,
         )  # fmt: skip
 
     def _joined(self) -> Record:
@@ -155,6 +172,12 @@ class Collector:
         with np.errstate(over="ignore", invalid="ignore"):  # chains that run away
             energies: Array = self.kernel.nbeta * (record["loss"] - record["centre"]).numpy()
         return energies
+
+
+def _together(first: tuple[int, Record], second: tuple[int, Record]) -> tuple[int, Record]:
+    """Two stretches, as (draws, means), as one."""
+    count = first[0] + second[0]
+    return count, {name: (first[0] * first[1][name] + second[0] * second[1][name]) / count for name in first[1]}
 
 
 def _of_kind(kind: str, arrays: Mapping[str, Array]) -> dict[str, Array]:

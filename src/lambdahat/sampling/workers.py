@@ -58,17 +58,31 @@ class ForkedRunner:
         return int(self._all("gradients_spent")[0])
 
     @property
+    def steps(self) -> int:
+        """Steps of each chain since all were last put at the centre."""
+        return int(self._all("steps")[0])
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in the batch of a step."""
+        return int(self._all("batch_size")[0])
+
+    @property
     def bounded(self) -> Tensor:
         """How often each chain was pulled back."""
         return torch.cat(self._all("bounded"))[self._order]
+
+    def resize(self, batch_size: int, accumulate: int) -> None:
+        """Go on with batches of another size."""
+        self._all("resize", batch_size, accumulate)
 
     def skip(self, steps: int) -> None:
         """Steps that nothing is recorded of."""
         self._all("skip", steps)
 
-    def advance(self, draws: int) -> Record:
+    def advance(self, draws: int, look: bool = True) -> Record:
         """As ``Runner.advance``, in all processes at once."""
-        parts = self._all("advance", draws)
+        parts = self._all("advance", draws, look)
         return {name: torch.cat([part[name] for part in parts])[self._order] for name in parts[0]}
 
     def retune(self, kernel: Kernel) -> None:

@@ -12,12 +12,14 @@ from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Status
 from lambdahat.sampling.automatic import Drawn, drawn
 from lambdahat.sampling.diagnostics import standard_error
-from lambdahat.sampling.estimation import BLOCKS
+from lambdahat.sampling.estimation import degrees_of_freedom
 from lambdahat.sampling.kernels import Kernel, Localization
+from lambdahat.sampling.langevin_pilot import Search
 from lambdahat.sampling.minibatches import DEFAULT_BATCH
 from lambdahat.sampling.running import Watch
 from lambdahat.sampling.temperature import inverse_temperature
 
+WANDERED = 4.0, 0.5  # errors, and part of the mean, by which the distance changes where chains count as not mixed
 DESCENT = 0.1  # of λ̂: what a line search along the gradient at the centre may gain in nβL at a minimum
 
 
@@ -42,31 +44,44 @@ def llc(
     """The local learning coefficient λ̂ = nβ·(E[L(w)] − L(w*)) at the problem's parameters w* (Lau et al. 2023).
 
     The expectation is under exp(−nβ·L(w) − (γ/2)‖w − w*‖²). Only the problem is needed: kernel, step size,
-    localization γ, burn-in and number of draws are found so that the standard error is ``tol`` (0.03) of the value,
-    within about ``max_gradients`` over all chains, and ``chains.reasons`` tells how. What is given is taken as it is; a
-    step size that makes chains diverge is reduced, and the result says so. With a step size that was found, the bias of
+    batch size, localization γ, burn-in and number of draws are found so that the standard error is ``tol`` (0.03) of
+    the value, within ``max_gradients`` over all chains, pilots included, and ``chains.reasons`` tells how. What is
+    given is taken as it is (``burn_in`` counts steps, trajectories for HMC, that follow the pilot); a step size that
+    makes chains diverge is reduced, and the result says so. With a step size that was found, the bias of
     the steps is measured and taken off; with one that was given, ``value`` is the plain mean over the draws and the
     bias is part of ``stderr``.
 
     ``nbeta`` is "n/log n", "batch" (B/ln B, as in devinterp) or a number. ``kernel`` is "sgld", "hmc", "mala",
     "rmsprop_sgld", "sghmc", "sgnht" or a kernel with its own settings, nβ included. ``watch`` is called with
     nβ(L − L*) of the draws so far, (chains, draws), and ends the sampling when it returns True. ``options`` are those
-    of ``sample``: shared_batches, accumulate, baseline, bound, observables, averages, keep_parameters. For some of the
-    parameters only, pass ``problem.restrict("layers.0.*")``.
+    of ``sample``: shared_batches, accumulate, baseline, bound, observables, averages, keep_parameters. With baseline
+    "full" the value is read off losses over the whole data, a pass for each draw that ``cost`` does not count; with
+    "both" it is the paired one, and ``full`` has the other. For some of the parameters only, pass
+    ``problem.restrict("layers.0.*")``.
     """
+    given: dict[str, Any] = {
+        "chains": chains, "seed": seed, "draws": draws, "burn_in": burn_in, "batch_size": batch_size, "nbeta": nbeta,
+        "localization": localization, "step_size": step_size, "kernel": kernel, "tol": tol,
+        "max_gradients": max_gradients, "mode": mode, "watch": watch,
+    }  # fmt: skip
+    return searched(problem, Search(), **given, **options)
+
+
+def searched(
+    problem: Problem, search: Search, /, *, nbeta: str | float = "n/log n", **settings: Any
+) -> LearningCoefficient:
+    """``llc`` with something known of the step size; ``settings`` as for it."""
     require_problem(problem)
+    kernel = settings.get("kernel")
     own = problem.batches.sizes[0] if problem.norm == "train" else DEFAULT_BATCH
-    batch = min(batch_size or own, problem.num_samples)
+    batch = settings.get("batch_size") or min(own, problem.num_samples)
+    if nbeta == "batch":
+        settings["batch_size"] = batch  # the temperature is decided by it
     if isinstance(kernel, Kernel):
         value, name = kernel.nbeta, "given by the kernel"
     else:
         value, name = inverse_temperature(nbeta, problem.num_samples, batch)
-    found = drawn(
-        problem, value, chains=chains, seed=seed, draws=draws, burn_in=burn_in, batch_size=batch_size,
-        localization=localization, step_size=step_size, kernel=kernel, tol=tol, max_gradients=max_gradients, mode=mode,
-        watch=watch, **options,
-    )  # fmt: skip
-    return coefficient(problem, found, name)
+    return coefficient(problem, drawn(problem, value, search, **settings), name)
 
 
 def coefficient(problem: Problem, found: Drawn, temperature: str) -> LearningCoefficient:
@@ -74,25 +89,28 @@ def coefficient(problem: Problem, found: Drawn, temperature: str) -> LearningCoe
     chains, reading = found.chains, found.reading
     at_wbic = math.isclose(chains.nbeta, problem.num_samples / math.log(max(problem.num_samples, 2)), rel_tol=1e-6)
     return LearningCoefficient(
-        reading.value, reading.stderr, chains.cost, _status(problem, found), BLOCKS * len(chains) - 1.0,
+        reading.value, reading.stderr, chains.cost, _status(problem, found), degrees_of_freedom(chains),
         per_chain=reading.per_chain,
         wbic=_wbic(chains, reading.value, reading.stderr) if at_wbic else None,
         nbeta=chains.nbeta, temperature=temperature, localization=chains.localization, step_size=chains.step_size,
         initial_loss=chains.initial_loss, chains=chains, rhat=chains.diagnostics.rhat,
         ess=chains.diagnostics.ess_bulk, raw=reading.raw, discretisation_bias=reading.bias,
-        localization_bias=localization_bias(found),
+        localization_bias=localization_bias(found), full=_full(found),
     )  # fmt: skip
+
+
+def _full(found: Drawn) -> Estimate | None:
+    """λ̂ from the losses over the whole data, where both were asked for."""
+    if found.full is None:
+        return None
+    return Estimate(found.full.value, found.full.stderr, found.chains.cost, dof=degrees_of_freedom(found.chains))
 
 
 def _wbic(chains: Chains, value: float, error: float) -> Estimate:
     """n·E[L(w)] = n·L(w*) + (n/nβ)·λ̂ (Watanabe 2013)."""
     ratio = chains.num_samples / chains.nbeta
-    return Estimate(
-        chains.num_samples * chains.initial_loss + ratio * value,
-        ratio * error,
-        chains.cost,
-        dof=BLOCKS * len(chains) - 1.0,
-    )
+    whole = chains.num_samples * chains.initial_loss + ratio * value
+    return Estimate(whole, ratio * error, chains.cost, dof=degrees_of_freedom(chains))
 
 
 def localization_bias(found: Drawn) -> Estimate:
@@ -104,10 +122,12 @@ def localization_bias(found: Drawn) -> Estimate:
     chains, gamma = found.chains, found.chains.localization
     if not np.isfinite(chains.energies).all():
         return Estimate(math.nan, math.nan)
-    if isinstance(gamma, Tensor):  # Σγ_i(w_i − w*_i)² is the virial less the work
+    if isinstance(gamma, Tensor):
+        if found.ties is not None:
+            return _covariance(chains, 0.5 * found.ties)
         if chains.virials is None or chains.work is None:
             return Estimate(math.nan, math.nan)
-        return _covariance(chains, 0.5 * (chains.virials - chains.work))
+        return _covariance(chains, 0.5 * (chains.virials - chains.work))  # Σγ_i(w_i − w*_i)²
     if found.stronger is not None and found.stronger[0] > gamma:
         strong, other = found.stronger
         slope = gamma / (strong - gamma)
@@ -134,9 +154,15 @@ def _status(problem: Problem, found: Drawn) -> Status:
         return chains.status
     if reading.bias > 0.25 * abs(reading.value):
         return Status.STEP_BIAS
-    if chains.diagnostics.rhat > 1.1 or reading.drifting or reading.unsettled:
+    if chains.diagnostics.rhat > 1.1 or reading.drifting or reading.unsettled or _wandered(chains):
         return Status.NOT_MIXED
     return Status.GRADIENTS_SPENT if found.spent else Status.CONVERGED
+
+
+def _wandered(chains: Chains) -> bool:
+    """Whether the distance from the centre changed grossly while drawing: flat directions were still filling."""
+    change, (errors, part) = chains.diagnostics.distance_drift, WANDERED
+    return abs(float(change)) > max(errors * float(change.stderr), part * float(chains.diagnostics.distance.mean()))
 
 
 def _below_centre(problem: Problem, found: Drawn) -> bool:

@@ -17,6 +17,7 @@ from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
 from lambdahat.sampling.automatic import Drawn
 from lambdahat.sampling.diagnostics import standard_error
+from lambdahat.sampling.estimation import combined_degrees
 from lambdahat.sampling.kernels import Localization
 from lambdahat.sampling.running import localization_tensor
 from lambdahat.singular.tempered import reading_of, tempered
@@ -52,8 +53,9 @@ def free_energy(
     F − n·L_n* = ∫₀¹ n·E^β[L_n − L_n*] dβ = ∫ λ̂(β) d ln β (Gelman and Meng 1998): below some β₀ by draws of the prior,
     −ln E_φ exp(−nβ₀(L_n − L_n*)), β₀ such that half of them are effective; from there to 1 by chains at
     ``temperatures`` values of β (an odd number; by default one for each unit of ln β), with the trapezoidal rule and
-    its end correction, for which d λ̂/d ln β = λ̂ − Var[nβL]. The error of the rule is that against every other point,
-    by Richardson. ``settings`` as for ``llc``.
+    its end correction. For that d λ̂/d ln β = λ̂ − Var[nβL] where the losses are those of the whole data; losses of
+    batches vary by their own noise too, and the slope is that of a parabola through three points instead. The error of
+    the rule is that against every other point, by Richardson. ``settings`` as for ``llc``.
     """
     require_problem(problem)
     frozen = problem.at(problem.vector)
@@ -70,15 +72,21 @@ def free_energy(
     step = (high - low) / (count - 1)
     found = [reading_of(run) for run in runs]
     means, errors = np.array([float(each) for each in found]), np.array([float(each.stderr) for each in found])
-    ends = _variance(runs[0].chains), _variance(runs[-1].chains)
-    part, error = _integral(means, errors, ends, step)
-    coarse, _ = _integral(means[::2], errors[::2], ends, 2 * step)
-    quadrature = abs(part - coarse) / 15
-    stderr = math.sqrt(error**2 + quadrature**2 + float(bottom.stderr) ** 2)
+    ends = None
+    if all(_whole(run.chains) for run in (runs[0], runs[-1])):
+        ends = _variance(runs[0].chains), _variance(runs[-1].chains)
+    degrees = np.array([each.dof for each in found])
+    part = _integral(means, errors, degrees, ends, step)
+    coarse = _integral(means[::2], errors[::2], degrees[::2], ends, 2 * step)
+    quadrature = abs(float(part) - float(coarse)) / 15
+    parts = np.array([float(part.stderr), quadrature, float(bottom.stderr)])
+    stderr = float(np.linalg.norm(parts))
+    dof = combined_degrees(parts, np.array([part.dof, math.inf, PRIOR_DRAWS - 1.0]))
     status = next((each.status for each in found if not each.status.ok), Status.CONVERGED)
     cost = sum(each.cost for each in found)
-    value = Estimate(frozen.num_samples * frozen.loss() + float(bottom) + part, stderr, cost, status)
-    return FreeEnergy(value, nbetas, means, errors, quadrature, prior_ess, cost, status)
+    whole = frozen.num_samples * frozen.loss() + float(bottom) + float(part)
+    return FreeEnergy(Estimate(whole, stderr, cost, status, dof), nbetas, means, errors, quadrature, prior_ess, cost,
+                      status)  # fmt: skip
 
 
 def _points(temperatures: int | None, width: float) -> int:
@@ -129,18 +137,33 @@ def _effective(energies: Array) -> float:
     return 1.0 / float((weights**2).sum())
 
 
-def _integral(means: Array, errors: Array, ends: tuple[Estimate, Estimate], step: float) -> tuple[float, float]:
-    """∫ g = h·Σ'g + (h²/12)·(g'_first − g'_last) for λ̂ in ln β, g' = λ̂ − Var with the variances of the ``ends``.
+def _integral(
+    means: Array, errors: Array, degrees: Array, ends: tuple[Estimate, Estimate] | None, step: float
+) -> Estimate:
+    """∫ g = h·Σ'g + (h²/12)·(g'_first − g'_last) for λ̂ in ln β; Σ' takes half of the first and last.
 
-    Σ' takes half of the first and last. The standard error is that of independent terms.
+    g' = λ̂ − Var with the variances of the ``ends``, or that of the parabola through the last three points (Gregory's
+    rule; the line through two has none). The standard error is that of independent terms, with their ``degrees``.
     """
     weights = np.full(len(means), step)
     weights[[0, -1]] = step / 2
-    bend = step**2 / 12
-    weights[0], weights[-1] = weights[0] + bend, weights[-1] - bend
-    total = float(weights @ means) - bend * (float(ends[0]) - float(ends[1]))
-    spread = [*(weights * errors), *(bend * float(end.stderr) for end in ends)]
-    return total, float(np.linalg.norm(spread))
+    bend, extra, known = step**2 / 12, np.zeros(0), np.zeros(0)
+    if ends is not None:
+        weights[0], weights[-1] = weights[0] + bend, weights[-1] - bend
+        extra = bend * np.array([-float(ends[0]), float(ends[1])])
+        known = bend * np.array([float(end.stderr) for end in ends])
+    elif len(means) > 2:
+        slope = np.array([-3.0, 4.0, -1.0]) / (2 * step)
+        weights[:3] += bend * slope
+        weights[-3:] += bend * slope[::-1]
+    spread = np.concatenate([weights * errors, known])
+    dof = combined_degrees(spread, np.concatenate([degrees, degrees[[0, -1]][: len(known)]]))
+    return Estimate(float(weights @ means + extra.sum()), float(np.linalg.norm(spread)), dof=dof)
+
+
+def _whole(chains: Chains) -> bool:
+    """Whether the chains hold losses of the whole data."""
+    return chains.full_losses is not None or chains.batch_size == chains.num_samples
 
 
 def _variance(chains: Chains) -> Estimate:

@@ -9,6 +9,7 @@ import numpy as np
 
 from lambdahat.results import Array, Chains, Estimate
 from lambdahat.sampling.diagnostics import standard_error
+from lambdahat.sampling.estimation import degrees_of_freedom, has_step_bias, step_shares
 
 STRETCHES = 20
 
@@ -71,12 +72,21 @@ def in_stretches(values: Array) -> Array:
 def mean_energy(chains: Chains) -> Estimate:
     """nβ·E[L − L*] over the chains that did not diverge.
 
-    From the means over trajectories where there are any, then the losses of the whole data, else the paired ones.
+    From the means over trajectories where there are any, then the losses of the whole data, else the paired ones. Of
+    chains of SGLD that recorded forces, as those of ``llc``, what the steps add is known: where their step size was
+    found, it is taken off and some of it is in the error, as in ``llc``; where it was given, all of it is in the
+    error. Of other chains nothing is known of it, and nothing is taken off.
     """
     energies = chains.energies if chains.full_losses is None else chains.full_energies
     if chains.recycled_losses is not None:
         energies = chains.nbeta * (chains.recycled_losses - chains.initial_loss)
-    kept = energies[~chains.diagnostics.diverged]
-    if kept.size == 0:
+    fine = ~chains.diagnostics.diverged
+    if not fine.any():
         return Estimate(math.nan, math.nan, chains.cost, chains.status)
-    return Estimate(float(kept.mean()), standard_error(kept), chains.cost, chains.status)
+    left = 0.0
+    if has_step_bias(chains):
+        shares = step_shares(chains, float(energies[fine].mean()))
+        left = shares.error(chains.corrected)
+        energies = energies - shares.values if chains.corrected else energies
+    error = math.hypot(standard_error(energies[fine]), left)
+    return Estimate(float(energies[fine].mean()), error, chains.cost, chains.status, degrees_of_freedom(chains))

@@ -16,6 +16,7 @@ from lambdahat._rng import derived_seed
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
 from lambdahat.sampling.automatic import Drawn
+from lambdahat.sampling.estimation import combined_degrees
 from lambdahat.sampling.temperature import inverse_temperature
 from lambdahat.singular.stretches import mean_energy
 from lambdahat.singular.tempered import reading_of, tempered
@@ -47,7 +48,8 @@ def wbic(source: Chains | Problem, **settings: Any) -> Estimate:
     """WBIC = n·E[L_n(w)] at β = 1/ln n (Watanabe 2013; Eq. 18, the NGD paper), n the size of the data set.
 
     From chains at nβ = n/ln n, or from a problem, sampled with ``settings`` as for ``llc``. Losses of mini-batches are
-    paired with the centre's: n·L_n(w*) + n·E[L_b(w) − L_b(w*)].
+    paired with the centre's: n·L_n(w*) + n·E[L_b(w) − L_b(w*)]. What the steps of SGLD add is taken off where the
+    chains know it and their step size was found, as in ``llc``; else it is part of the error, or not known.
     """
     if not isinstance(source, Chains):
         require_problem(source)
@@ -63,6 +65,7 @@ def local_free_energy(chains: Chains) -> Estimate:
     """F ≈ n·L_n(w*) + λ̂·ln n with λ̂ = nβ·E[L − L*] from the chains (Lau et al. 2023; Eq. 27, the NGD paper).
 
     At nβ = n/ln n it is the WBIC. ``free_energy`` has what this leaves out: −(m − 1)·ln ln n and the prior's constant.
+    The bias of SGLD's steps is treated as there.
     """
     return _free_energy(chains, mean_energy(chains))
 
@@ -104,7 +107,7 @@ def temperature_regression(
     errors = np.array([float(rise.stderr) for rise in rises]) / inverse
     status = next((rise.status for rise in rises if not rise.status.ok), Status.CONVERGED)
     cost = sum(rise.cost for rise in rises)
-    slope, intercept, misfit = _line(1 / inverse, values, errors)
+    slope, intercept, misfit = _line(1 / inverse, values, errors, np.array([rise.dof for rise in rises]))
     base = count * runs[0].chains.initial_loss
     return TemperatureRegression(
         dataclasses.replace(slope, cost=cost, status=status),
@@ -121,18 +124,22 @@ def _betas(betas: Sequence[float] | None, count: int) -> Array:
     return found
 
 
-def _line(x: Array, y: Array, errors: Array) -> tuple[Estimate, Estimate, float]:
+def _line(x: Array, y: Array, errors: Array, degrees: Array) -> tuple[Estimate, Estimate, float]:
     """Slope, intercept and χ² per degree of freedom of y over x by weighted least squares (equal weights if an error
-    is 0); the errors of both grow with the misfit where that is above 1 (Birge 1932)."""
+    is 0); the errors of both grow with the misfit where that is above 1 (Birge 1932).
+
+    The degrees of freedom are those of the misfit then, else what the ``degrees`` of the points' errors make of theirs.
+    """
     known = bool((errors > 0).all())
     weights = 1 / errors**2 if known else np.ones_like(y)
     design = np.stack([x, np.ones_like(x)], axis=1)
     covariance = np.linalg.inv(design.T @ (weights[:, None] * design))
-    found = covariance @ (design.T @ (weights * y))
+    shares = covariance @ (design.T * weights)  # of each point in slope and intercept
+    found = shares @ y
     freedom = len(y) - 2
     misfit = float((weights * (y - design @ found) ** 2).sum() / freedom) if freedom else math.nan
     scale = (misfit if not known or misfit > 1 else 1.0) if freedom else (1.0 if known else math.nan)
     spread = np.sqrt(scale * np.diag(covariance))
-    dof = float(freedom) if scale != 1.0 else math.inf
-    slope, intercept = (Estimate(float(v), float(e), dof=dof) for v, e in zip(found, spread, strict=True))
+    dofs = [float(freedom) if scale != 1.0 else combined_degrees(share * errors, degrees) for share in shares]
+    slope, intercept = (Estimate(float(v), float(e), dof=d) for v, e, d in zip(found, spread, dofs, strict=True))
     return slope, intercept, misfit

@@ -9,9 +9,9 @@ from lambdahat._check import require
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate
 from lambdahat.sampling.automatic import Drawn, drawn
-from lambdahat.sampling.estimation import BLOCKS
+from lambdahat.sampling.estimation import degrees_of_freedom
 from lambdahat.sampling.kernels import Kernel
-from lambdahat.sampling.langevin_pilot import STEP_BIAS
+from lambdahat.sampling.langevin_pilot import STEP_BIAS, Search
 
 
 def tempered(problem: Problem, nbeta: float, **settings: Any) -> Drawn:
@@ -23,10 +23,10 @@ def tempered(problem: Problem, nbeta: float, **settings: Any) -> Drawn:
     if isinstance(kernel, Kernel):
         require(math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6), "kernel", f"have nbeta = {nbeta:.6g}",
                 f"one at {kernel.nbeta:.6g}", 'give its name, such as "hmc", and its settings apart')  # fmt: skip
-    return drawn(problem, nbeta, **{"step_bias": STEP_BIAS / 10, **settings})
+    return drawn(problem, nbeta, Search(bias=STEP_BIAS / 10), **settings)
 
 
 def reading_of(found: Drawn) -> Estimate:
     """λ̂ of chains that have been drawn, with what their kernel allows to take off noise and bias."""
-    dof = BLOCKS * len(found.chains) - 1.0
-    return Estimate(found.reading.value, found.reading.stderr, found.chains.cost, found.chains.status, dof)
+    chains, reading = found.chains, found.reading
+    return Estimate(reading.value, reading.stderr, chains.cost, chains.status, degrees_of_freedom(chains))

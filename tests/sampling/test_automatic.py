@@ -1,0 +1,210 @@
+"""Chains with nothing to tune: what the pilot chooses, what it leaves alone, and what is read off them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lambdahat.problem import Problem
+from lambdahat.results import LearningCoefficient, Status
+from lambdahat.sampling import sgld
+from lambdahat.singular import exact, llc
+
+
+def bowl(eigenvalues: tuple[float, ...] = (1.0, 3.0)) -> Problem:
+    h = torch.tensor(eigenvalues, dtype=torch.float64)
+    start = {"w": torch.zeros_like(h)}
+    return Problem.from_function(lambda p: 0.5 * (h * p["w"] ** 2).sum(), start, num_samples=10_000)
+
+
+def regression(noise: float = 1.0, samples: int = 4000, width: int = 4) -> Problem:
+    """Linear regression at its minimum; the loss of every sample has the same curvature on average, whatever noise."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(samples, width, generator=rng, dtype=torch.float64)
+    y = x.sum(dim=1) + noise * torch.randn(samples, generator=rng, dtype=torch.float64)
+    best = torch.linalg.lstsq(x, y.unsqueeze(1)).solution.squeeze(1)
+
+    def loss(params: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
+        return 0.5 * (batch[1] - batch[0] @ params["w"]).square().mean()
+
+    return Problem.from_function(loss, {"w": best}, (x, y))
+
+
+# The baseline
+
+
+def test_the_value_comes_from_the_losses_that_were_asked_for():
+    settings: dict[str, Any] = {"batch_size": 50, "step_size": 2e-5, "localization": 20.0, "burn_in": 50, "draws": 200}
+    paired, full, both = (llc(regression(), baseline=name, **settings) for name in ("paired", "full", "both"))
+    assert paired.chains.losses == pytest.approx(full.chains.losses), "looking does not change the chains"
+    energies = full.chains.full_energies
+    assert full.value == full.raw == pytest.approx(energies.mean())
+    assert full.per_chain == pytest.approx(energies.mean(axis=1))
+    assert full.full is paired.full is None
+    assert (both.value, both.stderr) == pytest.approx((paired.value, paired.stderr))
+    assert (float(both.full), both.full.stderr) == pytest.approx((full.value, full.stderr))
+    assert full.value != paired.value
+    assert abs(full.value - paired.value) < 4 * math.hypot(full.stderr, paired.stderr)
+
+
+def test_hmc_sees_the_whole_data_anyway():
+    seen = llc(bowl(), baseline="both", draws=100)
+    assert float(seen.full) == seen.value == llc(bowl(), draws=100).value
+    assert seen.chains.full_losses is None
+
+
+def test_the_full_value_is_corrected_for_the_steps_too(tmp_path):
+    found = llc(regression(), baseline="full", batch_size=512, max_gradients=3000)
+    assert found.value == pytest.approx(found.raw - found.discretisation_bias)
+    assert found.raw == pytest.approx(found.chains.full_energies.mean())
+    found.save(tmp_path / "full")
+    assert LearningCoefficient.load(tmp_path / "full").value == found.value
+
+
+# The batch size
+
+
+@pytest.mark.parametrize(("noise", "size"), [(0.05, 128), (1.0, 512), (4.0, 2048)])
+def test_the_noise_of_batches_decides_their_size(noise, size):
+    """Here N/F = nβσ², about 1.2, 482 and 7,700 (nβ = 482): 512 is cheapest from 64 to 1,024."""
+    found = llc(regression(noise, width=20), max_gradients=4000)
+    assert found.chains.batch_size == size
+    assert found.chains.reasons["batch_size"].startswith(f"{size}, the cheapest of 128, 512, 2048: its noise makes ")
+    share = float(found.chains.reasons["batch_size"].split("makes ")[1].split("%")[0]) / 100
+    ratio = 4000 / math.log(4000) * noise**2 / size
+    assert share == pytest.approx(ratio / (1 + ratio), abs=0.2)
+
+
+def test_a_batch_size_is_taken_as_given_and_all_data_where_there_are_few():
+    assert llc(regression(3.0), batch_size=100, max_gradients=2000).chains.batch_size == 100
+    few = llc(regression(6.0, samples=700, width=20), kernel="sgld", max_gradients=2000)
+    assert few.chains.batch_size == 700
+    assert few.chains.reasons["batch_size"].startswith("700, the cheapest of 128, 512, 700: ")
+    all_ = llc(regression(3.0, samples=300), kernel="sgld", max_gradients=2000)
+    assert all_.chains.reasons["batch_size"] == "300: all of the data"
+    hot = llc(regression(3.0), nbeta="batch", max_gradients=2000)
+    assert (hot.chains.batch_size, hot.temperature) == (512, "B/log B, B = 512")
+
+
+@pytest.mark.parametrize("mode", ["sequential", "processes"])
+def test_the_choice_is_the_same_in_all_modes(mode):
+    first = llc(regression(6.0), max_gradients=2000, chains=2)
+    other = llc(regression(6.0), max_gradients=2000, chains=2, mode=mode)
+    assert first.chains.batch_size == other.chains.batch_size == 2048
+    assert other.cost == first.cost
+    assert other.chains.burn_in == first.chains.burn_in
+
+
+# The pilot
+
+
+@pytest.mark.parametrize("make", [bowl, regression], ids=["hmc", "sgld"])
+def test_what_the_user_observes_is_not_observed_in_pilots(make):
+    seen = {"observable": 0, "average": 0}
+
+    def counted(name: str) -> Any:
+        def function(theta: Tensor) -> Tensor:
+            seen[name] += 1
+            return theta.sum()
+
+        return function
+
+    found = llc(make(), max_gradients=4000, observables={"one": counted("observable")},
+                averages={"mean": counted("average")})  # fmt: skip
+    draws = found.chains.losses.size
+    assert seen == {"observable": draws, "average": draws}
+    assert found.chains.observables["one"].shape == found.chains.losses.shape
+    assert sum(found.chains.stretches) == found.chains.losses.shape[1]
+
+
+@pytest.mark.parametrize("settings", [{}, {"step_size": 2e-5}, {"step_size": 2e-5, "localization": 3.0}])
+def test_a_given_burn_in_follows_the_pilot_as_it_is(settings):
+    short, long = (llc(regression(), burn_in=count, draws=20, batch_size=100, **settings) for count in (30, 130))
+    assert long.chains.burn_in - short.chains.burn_in == 100
+    assert long.cost - short.cost == 400
+    if "localization" in settings:
+        assert short.chains.burn_in == 30, "trials of the step begin at the centre and end there"
+
+
+def test_burn_in_counts_trajectories_of_hmc():
+    found = llc(bowl(), kernel="hmc", step_size=1e-4, burn_in=7, draws=20)
+    assert found.chains.burn_in == 7
+    assert found.cost > 4 * (7 + 20)
+    warm = llc(bowl(), draws=20)
+    assert 0 < warm.chains.burn_in < warm.cost // 4 - 20
+
+
+def test_a_step_size_at_which_nothing_stays_is_refused():
+    """A cliff at any distance: reducing the step does not help."""
+    cliff = Problem.from_function(
+        lambda p: torch.where(p["w"].abs().sum() > 0, torch.tensor(math.inf).double(), p["w"].sum()),
+        {"w": torch.zeros(2, dtype=torch.float64)}, num_samples=1000,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"step_size must let the chains stay around the centre, got 1, at which they"):
+        llc(cliff, step_size=1.0, localization=1.0)
+    with pytest.raises(ValueError, match=r"step_size must let the chains stay"):
+        llc(cliff, kernel=sgld(1.0, 10.0, 1.0), draws=10, burn_in=0)
+
+
+@pytest.mark.parametrize("burn_in", [200, 5000])
+def test_flat_directions_are_seen_however_long_the_burn_in(burn_in):
+    """All but one direction of a plane is flat: γ must not be made weaker because the chains have not spread yet."""
+    plane = Problem.from_function(lambda p: 0.5 * p["w"][0] ** 2 + 0.0 * p["w"].sum(),
+                                  {"w": torch.zeros(30, dtype=torch.float64)}, num_samples=10_000)  # fmt: skip
+    found = llc(plane, chains=2, kernel="sgld", step_size=1.6e-4, burn_in=burn_in, draws=20)
+    assert found.chains.reasons["localization"].startswith("as weak as lets flat directions relax")
+    if burn_in == 200:
+        held = llc(bowl((1.0,) * 30), kernel="sgld", step_size=1e-4, burn_in=burn_in, draws=20)
+        assert held.chains.reasons["localization"].startswith("weak: the loss itself holds")
+
+
+# The localization and the distance
+
+
+def test_the_bias_of_a_localization_by_parameter_is_estimated_by_hmc_too():
+    """λ̂(γ) = ½Σ nβh/(nβh + γ_i): to first order ½Σ nβh γ_i/(nβh + γ_i)² short of d/2."""
+    h, nbeta, gamma = [0.02, 0.05, 1.0], 1000.0, torch.tensor([5.0, 20.0, 50.0], dtype=torch.float64)
+    found = llc(bowl(tuple(h)), nbeta=nbeta, localization=gamma, draws=800)
+    slope = sum(0.5 * nbeta * x * float(g) / (nbeta * x + float(g)) ** 2 for x, g in zip(h, gamma, strict=True))
+    assert found.chains.kernel == "HMC"
+    assert not found.chains.observables
+    assert abs(float(found.localization_bias) - slope) < 4 * float(found.localization_bias.stderr) + 0.02 * slope
+
+
+def test_a_distance_that_still_grows_is_told():
+    """Flat directions of a plane, hardly tied: the loss has settled, the distance has not."""
+    plane = Problem.from_function(lambda p: 0.5 * p["w"][0] ** 2 + 0.0 * p["w"].sum(),
+                                  {"w": torch.zeros(30, dtype=torch.float64)}, num_samples=10_000)  # fmt: skip
+    found = llc(plane, chains=8, kernel=sgld(1e-4, 1000.0, 1e-3), draws=600, burn_in=0)
+    drift = found.chains.diagnostics.distance_drift
+    thirds = found.chains.distances.mean(axis=0)
+    assert float(drift) == pytest.approx(thirds[400:].mean() - thirds[:200].mean())
+    assert float(drift) > 4 * drift.stderr
+    assert abs(float(found.chains.diagnostics.drift)) < 4 * found.chains.diagnostics.drift.stderr
+    assert "‖w − w*‖ grew by " in str(found)
+    assert found.status is Status.NOT_MIXED
+    calm = llc(bowl(), draws=400)
+    assert "‖w" not in str(calm)
+    assert abs(float(calm.chains.diagnostics.distance_drift)) < 5 * calm.chains.diagnostics.distance_drift.stderr
+
+
+# What is not for users
+
+
+def test_what_the_search_knows_is_no_option_of_llc():
+    for name in ("step_hint", "step_bias", "search"):
+        with pytest.raises(TypeError, match=rf"options must be those of llc and sample, got {name}"):
+            llc(bowl(), **{name: 1.0})
+
+
+def test_small_steps_of_many_draws_are_exact():
+    """All of it together: λ̂ of noisy regression within its error of the exact value."""
+    problem = regression(0.7)
+    found = llc(problem, seed=2, max_gradients=12_000)
+    x = problem.batches.first().data[0]
+    truth = exact.quadratic(torch.linalg.eigvalsh(x.T @ x / len(x)).tolist(), found.nbeta, found.localization)
+    assert abs(found.value - truth) < 3 * found.stderr
