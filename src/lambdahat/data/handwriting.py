@@ -10,8 +10,7 @@ from torch import Tensor
 
 from lambdahat._check import require
 from lambdahat._rng import generator
-
-Split = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+from lambdahat.data.splits import Split
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -34,4 +33,4 @@ def digits_split(seed: int = 0, held_out: float = 0.2) -> Split:
     x, y = digits()
     order = torch.randperm(len(x), generator=generator(seed, "digits_split"))
     rest, train = order.split([round(held_out * len(x)), len(x) - round(held_out * len(x))])
-    return (x[train], y[train]), (x[rest], y[rest])
+    return Split((x[train], y[train]), (x[rest], y[rest]), 10)

@@ -1,0 +1,70 @@
+"""``lambdahat data list | fetch | check``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lambdahat._check import require_choice
+from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, one_line, say
+from lambdahat.cli.measurements import bars
+from lambdahat.cli.tables import print_json, print_table
+from lambdahat.data.catalogue import CATALOGUE
+from lambdahat.data.loading import check, fetch, locate
+
+LISTED = ("data set", "training", "test", "what", "where")
+CHECKED = ("data set", "state", "where")
+
+
+def run_list(as_json: bool) -> int:
+    """Every data set, and where its files are."""
+    rows = []
+    for name, entry in CATALOGUE.items():
+        found = None if entry.bundled else locate(name)
+        where = "bundled" if entry.bundled else "not here" if found is None else str(found.folder)
+        if found is not None and found.missing:
+            where += f" (without {', '.join(found.missing)})"
+        rows.append((name, entry.counts, entry.description, where))
+    if as_json:
+        keys = "name", "counts", "description", "where"
+        print_json([dict(zip(keys, row, strict=True)) for row in rows])
+    else:
+        print_table(LISTED, [(name, f"{n:,}", f"{m:,}", what, where) for name, (n, m), what, where in rows])
+    return OK
+
+
+def run_fetch(names: Sequence[str], folder: Path | None, mirror: str | None, quiet: bool) -> int:
+    """Bring data sets; where nothing works, one line that says what was tried."""
+    for name in names:
+        require_choice(name, "name", CATALOGUE)
+    for name in names:
+        with bars(quiet):
+            try:
+                place = fetch(name, folder, mirror)
+            except ConnectionError as error:
+                raise InputError(one_line(error)) from None
+        if not quiet:
+            print(f"{name}: {place}")
+    return OK
+
+
+def run_check(names: Sequence[str], folder: Path | None, as_json: bool, quiet: bool) -> int:
+    """Compare files with their published checksums: those of the names, or of all that are here."""
+    for name in names:
+        require_choice(name, "name", CATALOGUE)
+    wanted = names or [name for name, entry in CATALOGUE.items() if not entry.bundled and locate(name, folder)]
+    rows, wrong = [], []
+    for name in wanted:
+        try:
+            where = "bundled" if CATALOGUE[name].bundled else str(check(name, folder).folder)
+            rows.append((name, "right", where))
+        except (ValueError, OSError) as error:
+            wrong.append(f"{name}: {one_line(error)}")
+            rows.append((name, "missing" if isinstance(error, FileNotFoundError) else "wrong", ""))
+    if as_json:
+        print_json([dict(zip(("name", "state", "where"), row, strict=True)) for row in rows])
+    elif not quiet:
+        print_table(CHECKED, rows) if rows else print("no data sets here")
+    for line in wrong:
+        say(line)
+    return NOT_CONVERGED if wrong else OK

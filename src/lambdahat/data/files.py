@@ -1,0 +1,87 @@
+"""Files as they should be: their place, contents and checksum; errors that say what came instead."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import sys
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lambdahat._check import require
+
+VARIABLE = "LAMBDAHAT_DATA"
+CURE = "delete it and fetch it again: lambdahat data fetch"
+OTHER = "fetch it again (lambdahat data fetch), or pass verify=False to load other contents on purpose"
+
+
+@dataclass(frozen=True)
+class File:
+    """A standard file: its name, the size of its contents and their checksum, "" or None where nobody published one.
+
+    Contents are what a reader sees: a file ``name.gz`` counts unpacked, since mirrors compress differently.
+    """
+
+    name: str
+    size: int | None = None
+    digest: str = ""
+
+    def find(self, folder: Path) -> Path | None:
+        """The file in a folder, compressed or not."""
+        places = (folder / self.name, folder / f"{self.name}.gz")
+        return next((path for path in places if path.is_file()), None)
+
+    def verify(self, path: Path) -> None:
+        """Refuse contents of another size or checksum."""
+        verify_bytes(contents(path), str(path), self.size, self.digest, OTHER)
+
+
+def verify_bytes(data: bytes, name: str, size: int | None, digest: str, cure: str = "") -> None:
+    """Refuse bytes of another size or checksum ("sha256:…" or "md5:…")."""
+    require(size in (None, len(data)), name, f"hold {size:,} bytes" if size else "", f"{len(data):,}", cure)
+    if digest:
+        kind, _, expected = digest.partition(":")
+        got = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
+        require(got == expected, name, f"have the {kind} checksum {expected}", got, cure)
+
+
+def contents(path: Path) -> bytes:
+    """The bytes of a file, unpacked if it is gzip."""
+    data = path.read_bytes()
+    if not data.startswith(b"\x1f\x8b"):
+        return data
+    try:
+        return gzip.decompress(data)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(
+            f"{path} must be a whole gzip file, got a damaged or truncated one ({error}); {CURE}"
+        ) from None
+
+
+def roots() -> list[Path]:
+    """Where data are looked for, in order: the folder in LAMBDAHAT_DATA, then the user's own cache."""
+    named = os.environ.get(VARIABLE)
+    return [*([Path(named).expanduser()] if named else []), cache()]
+
+
+def cache() -> Path:
+    """The platform's folder for data of programs."""
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return base / "lambdahat" / "data"
+
+
+def candidates(folders: Sequence[str], folder: str | Path | None) -> list[list[Path]]:
+    """Folders that may hold a data set: the one named and its usual subfolders, else those of each root in turn."""
+    if folder is not None:
+        named = Path(folder).expanduser()
+        require(named.is_dir(), "folder", "be a folder", f"{named} (no such folder)", "", FileNotFoundError)
+        return [[named, *(named / inner for inner in folders)]]
+    return [[root / inner for inner in folders] for root in roots()]

@@ -1,0 +1,157 @@
+"""Finding, fetching, checking and loading a data set of the catalogue."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lambdahat._check import require, require_choice
+from lambdahat.data.catalogue import CATALOGUE, DataSet
+from lambdahat.data.files import VARIABLE, File, candidates, roots
+from lambdahat.data.sources import Mirror, Source
+from lambdahat.data.splits import Split
+from lambdahat.data.texts import Text
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a data set is, in which form, and which of its files are missing there."""
+
+    folder: Path
+    form: tuple[File, ...]
+    missing: tuple[str, ...]
+
+
+def load(name: str, folder: str | Path | None = None, verify: bool = True, **options: Any) -> Split:
+    """A data set as tensors, ``split.train`` and ``split.test``.
+
+    Looks in ``folder``, or in the folder that LAMBDAHAT_DATA names and then in the user's cache; ``fetch`` brings what
+    is missing. ``verify=False`` takes files of other contents than the published ones, such as a part of the data, if
+    they are well formed. Options: ``normalization`` for images ("unit" [0, 1], "symmetric" [−1, 1], "standard" mean 0
+    and deviation 1 per channel of the training images, "raw" bytes), ``length`` of the stretches of a text, ``seed``
+    and ``held_out`` for digits.
+
+    >>> split = load("digits")
+    >>> tuple(split.train[0].shape), split.classes
+    ((1438, 64), 10)
+    """
+    entry = _entry(name)
+    unknown = sorted(set(options) - set(entry.options))
+    require(not unknown, "options", f"be among those of {name!r}: {', '.join(entry.options)}", ", ".join(unknown))
+    chosen = {**entry.options, **options}
+    if "length" in chosen:
+        return load_text(name, folder, verify).split(chosen["length"])
+    read = entry.read(**chosen) if entry.bundled else _read(name, folder, verify, **chosen)
+    assert isinstance(read, Split)
+    return read
+
+
+def load_text(name: str, folder: str | Path | None = None, verify: bool = True) -> Text:
+    """A text as one long row of numbers, with its vocabulary; found and verified as by ``load``."""
+    texts = [key for key, entry in CATALOGUE.items() if "length" in entry.options]
+    read = _read(require_choice(name, "name", texts), folder, verify)
+    assert isinstance(read, Text)
+    return read
+
+
+def _read(name: str, folder: str | Path | None, verify: bool, **options: Any) -> Split | Text:
+    entry, found = _entry(name), locate(name, folder)
+    if found is None or (found.missing and verify):
+        raise FileNotFoundError(_absent(name, entry, found, folder))
+    if verify:
+        check(name, found.folder)
+    read = entry.read(found.folder, **options)
+    came = (len(read.train), len(read.test)) if isinstance(read, Text) else (len(read.train[0]), len(read.test[0]))
+    require(not verify or came == entry.counts, str(found.folder), f"hold {_pair(entry.counts)} samples", _pair(came),
+            "fetch the data again, or pass verify=False to use a part on purpose")  # fmt: skip
+    return read
+
+
+def fetch(name: str, folder: str | Path | None = None, mirror: str | None = None) -> Path:
+    """Bring the files of a data set, verified, from the first source that works; the folder they are in.
+
+    Files that are there and right are kept, a broken download is continued. ``folder`` is where they go (by default the
+    folder that LAMBDAHAT_DATA names, else the user's cache); ``mirror`` is an address to take the files from instead.
+    """
+    entry = _entry(name)
+    require(not entry.bundled, "name", "be a data set that is not bundled", repr(name), "it is here already")
+    target = Path(folder).expanduser() if folder is not None else roots()[0] / entry.folders[0]
+    sources: tuple[Source, ...] = entry.sources if mirror is None else (Mirror(mirror),)
+    require(bool(sources), "name", "be a data set with an open source", repr(name), f"{entry.manual}: {target}")
+    files = [file for file in entry.forms[0] if not _right(file, target)]
+    if not files:
+        return target
+    target.mkdir(parents=True, exist_ok=True)
+    failures = []
+    for source in sources:
+        try:
+            source.bring(files, target)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            failures.append(f"{source}: {' '.join(str(error).split())}")
+        else:
+            return target
+    names = ", ".join(file.name for file in files)
+    raise ConnectionError(
+        f"{name} could not be fetched. Tried {'; '.join(failures)}. Put {names} into {target}, or name the folder that "
+        f"holds them in {VARIABLE}"
+    )
+
+
+def check(name: str, folder: str | Path | None = None) -> Found:
+    """Where a data set is; raises where a file of it is missing, truncated or not the published one."""
+    entry = _entry(name)
+    found = locate(name, folder)
+    if found is None or found.missing:
+        raise FileNotFoundError(_absent(name, entry, found, folder))
+    for file in found.form:
+        path = file.find(found.folder)
+        assert path is not None
+        file.verify(path)
+    return found
+
+
+def locate(name: str, folder: str | Path | None = None) -> Found | None:
+    """The most complete copy below the first root that has any file of it; None where there is none."""
+    entry = _entry(name)
+    for root in candidates(entry.folders, folder):
+        copies = [
+            Found(place, form, tuple(file.name for file in form if file.find(place) is None))
+            for place in root
+            for form in entry.forms
+        ]
+        begun = [copy for copy in copies if len(copy.missing) < len(copy.form)]
+        if begun:
+            return min(begun, key=lambda copy: len(copy.missing))
+    return None
+
+
+def _entry(name: str) -> DataSet:
+    return CATALOGUE[require_choice(name, "name", CATALOGUE)]
+
+
+def _right(file: File, folder: Path) -> bool:
+    path = file.find(folder)
+    if path is None:
+        return False
+    try:
+        file.verify(path)
+    except ValueError:
+        return False
+    return True
+
+
+def _absent(name: str, entry: DataSet, found: Found | None, folder: str | Path | None) -> str:
+    cure = f"run `lambdahat data fetch {name}`" if entry.sources else entry.manual
+    if found is not None:
+        return f"{found.folder} must hold all files of {name}, got none of {', '.join(found.missing)}; {cure}"
+    below = " or ".join(map(str, roots() if folder is None else [folder]))
+    return (
+        f"{name} must be below {below}, in a folder {' or '.join(entry.folders)}, got no such files there; {cure}, "
+        f"or name the folder above it in {VARIABLE}"
+    )
+
+
+def _pair(counts: tuple[int, int]) -> str:
+    return f"{counts[0]:,} + {counts[1]:,}"

@@ -1,0 +1,102 @@
+"""A data set in memory: training and test samples as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lambdahat._check import require, require_choice
+
+Pair = tuple[Tensor, Tensor]
+NORMALIZATIONS = ("unit", "symmetric", "standard", "raw")
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """``train`` and ``test``, each (inputs, labels); unpacks as ``(x, y), test = split``.
+
+    ``classes`` is the number of classes, or of words for a text.
+    """
+
+    train: Pair
+    test: Pair
+    classes: int
+
+    def __iter__(self) -> Iterator[Pair]:
+        return iter((self.train, self.test))
+
+    def __getitem__(self, index: int) -> Pair:
+        return (self.train, self.test)[index]
+
+    def __len__(self) -> int:
+        return 2
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.train[0].shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all four tensors."""
+        return sum(tensor.nbytes for pair in self for tensor in pair)
+
+    def to(self, device: torch.device | str) -> Split:
+        """The same on a device, in one copy; refused where it would not fit the memory that is free there."""
+        place = torch.device(device)
+        if place.type == "cuda":
+            idle = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)  # torch keeps what it freed
+            free = torch.cuda.mem_get_info(place)[0] + idle
+            require(self.nbytes < free, "device", f"have {self.nbytes:,} bytes free for the data", f"{free:,}",
+                    'keep the data on the CPU, or load them with normalization="raw"')  # fmt: skip
+        (x, y), (x_test, y_test) = self
+        return Split((x.to(place), y.to(place)), (x_test.to(place), y_test.to(place)), self.classes)
+
+
+def image_split(
+    train: tuple[NDArray[np.uint8], NDArray[np.integer]],
+    test: tuple[NDArray[np.uint8], NDArray[np.integer]],
+    classes: int,
+    normalization: str,
+) -> Split:
+    """A split from images (n, C, H, W) of bytes and their labels."""
+    require_choice(normalization, "normalization", NORMALIZATIONS)
+    images, held_out = torch.from_numpy(train[0]), torch.from_numpy(test[0])
+    shift, scale = _affine(images, normalization)
+    pairs = [
+        (scaled(part, shift, scale) if normalization != "raw" else part, torch.from_numpy(labels.astype(np.int64)))
+        for part, labels in ((images, train[1]), (held_out, test[1]))
+    ]
+    return Split(pairs[0], pairs[1], classes)
+
+
+def scaled(images: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """(images − shift)/scale per channel, as float32, without a second copy."""
+    return images.float().sub_(shift.float().view(1, -1, 1, 1)).div_(scale.float().view(1, -1, 1, 1))
+
+
+def _affine(images: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Shift and scale of each channel: "unit" → [0, 1], "symmetric" → [−1, 1], "standard" → mean 0 and deviation 1."""
+    channels = images.shape[1]
+    if kind == "unit":
+        return torch.zeros(channels), torch.full((channels,), 255.0)
+    if kind == "symmetric":
+        return torch.full((channels,), 127.5), torch.full((channels,), 127.5)
+    if kind == "raw":
+        return torch.zeros(channels), torch.ones(channels)
+    means, deviations = zip(*(_moments(images[:, channel]) for channel in range(channels)), strict=True)
+    return torch.tensor(means), torch.tensor([value or 1.0 for value in deviations])
+
+
+def _moments(pixels: Tensor) -> tuple[float, float]:
+    """Mean and deviation of bytes, exactly, from how often each value occurs."""
+    counts = torch.bincount(pixels.flatten(), minlength=256).double()
+    values = torch.arange(256, dtype=torch.float64)
+    mean = (counts * values).sum() / counts.sum()
+    variance = (counts * (values - mean).square()).sum() / counts.sum()
+    return float(mean), float(variance.sqrt())

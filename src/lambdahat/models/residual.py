@@ -1,0 +1,91 @@
+"""Residual networks of bottlenecks: ResNet-50, ResNet-101 and ResNeXt-29."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lambdahat._check import require_choice, require_count
+from lambdahat.models.initial import he, initialize
+
+
+class Bottleneck(nn.Module):
+    """relu(shortcut(x) + branch(x)): convolutions 1 × 1, 3 × 3 with the stride and the groups, 1 × 1, each with bn."""
+
+    def __init__(self, inputs: int, inner: int, outputs: int, stride: int, groups: int = 1) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            nn.Conv2d(inputs, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(),
+            nn.Conv2d(inner, inner, 3, stride, 1, groups=groups, bias=False), nn.BatchNorm2d(inner), nn.ReLU(),
+            nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
+        )  # fmt: skip
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.activation = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.activation(self.shortcut(x) + self.branch(x))
+        return out
+
+
+def resnet50(channels: int = 3, classes: int = 1000, stem: str = "imagenet", seed: int = 0) -> nn.Sequential:
+    """ResNet-50 (He et al., 2016; the stride in the 3 × 3 convolution): 25,557,032 parameters at 1,000 classes.
+
+    ``stem="cifar"`` starts with one 3 × 3 convolution and no pooling, for images of 32 × 32.
+    """
+    return _resnet((3, 4, 6, 3), channels, classes, stem, seed, "resnet50")
+
+
+def resnet101(channels: int = 3, classes: int = 1000, stem: str = "imagenet", seed: int = 0) -> nn.Sequential:
+    """ResNet-101, as ``resnet50``: 44,549,160 parameters at 1,000 classes."""
+    return _resnet((3, 4, 23, 3), channels, classes, stem, seed, "resnet101")
+
+
+def resnext29(
+    channels: int = 3, classes: int = 10, cardinality: int = 8, base_width: int = 64, seed: int = 0
+) -> nn.Sequential:
+    """ResNeXt-29, ``cardinality`` × ``base_width``d, for images of 32 × 32 (Xie et al., 2017).
+
+    34.4 M parameters at 8 × 64d and 68.1 M at 16 × 64d, as they print for ten classes.
+
+    >>> tuple(resnext29(cardinality=2, base_width=4)(torch.zeros(2, 3, 32, 32)).shape)
+    (2, 10)
+    """
+    first = require_count(cardinality, "cardinality") * require_count(base_width, "base_width")
+    with torch.device("meta"):
+        stages = [(first * 2**i, 256 * 2**i, 3, 1 if i == 0 else 2) for i in range(3)]
+        model = nn.Sequential(*_stem("cifar", channels), *_stages(64, stages, cardinality), *_head(1024, classes))
+    initialize(model, seed, f"resnext29_{cardinality}x{base_width}d", he)
+    return model
+
+
+def _resnet(counts: Sequence[int], channels: int, classes: int, stem: str, seed: int, name: str) -> nn.Sequential:
+    with torch.device("meta"):
+        stages = [(64 * 2**i, 256 * 2**i, count, 1 if i == 0 else 2) for i, count in enumerate(counts)]
+        model = nn.Sequential(*_stem(stem, channels), *_stages(64, stages), *_head(2048, classes))
+    initialize(model, seed, name, he)
+    return model
+
+
+def _stem(kind: str, channels: int) -> list[nn.Module]:
+    if require_choice(kind, "stem", ("imagenet", "cifar")) == "cifar":
+        return [nn.Conv2d(channels, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    first = nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
+    return [first, nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+
+
+def _stages(inputs: int, stages: Sequence[tuple[int, int, int, int]], groups: int = 1) -> list[nn.Module]:
+    """Blocks for every (inner width, outputs, how many, stride of the first)."""
+    blocks: list[nn.Module] = []
+    for inner, outputs, count, stride in stages:
+        for block in range(count):
+            blocks.append(Bottleneck(inputs, inner, outputs, stride if block == 0 else 1, groups))
+            inputs = outputs
+    return blocks
+
+
+def _head(inputs: int, classes: int) -> list[nn.Module]:
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
