@@ -1,0 +1,134 @@
+"""The natural gradient with the whole Fisher matrix, for small models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat._rng import derived_seed
+from lambdahat.estimators.traces import trace
+from lambdahat.krylov import conjugate_gradients
+from lambdahat.operators.base import LinearOperator, identity
+from lambdahat.operators.curvature import fisher as fisher_of
+from lambdahat.optim.descent import Descent, Directions, require_nonnegative
+from lambdahat.problem import Problem
+
+FISHERS = ("exact", "monte_carlo", "empirical")
+SOLVERS = ("dense", "cg")
+MOST_PARAMETERS = 20_000
+RAISE = "raise alpha"
+
+
+class ExactNGD(Descent):
+    """θ ← θ − lr·(F + κI)⁻¹∇L with F the Fisher matrix of all d parameters, κ = (α/d)·max(tr F, ε).
+
+    Eqs. 5–7 of the NGD paper, nothing approximated and no norm restored. ``fisher`` is the kind of ``lh.fisher``.
+    ``solver``: "dense" factors the matrix, by d products and d³/3 operations, and keeps d² numbers; "cg" keeps none and
+    solves each step by conjugate gradients to relative residual ``tol``. F comes from ``observe(problem)``, whenever
+    ``due``: before the first step and then every ``every`` steps; with "cg", which keeps no matrix, before each. As α
+    grows this becomes SGD at rate lr/κ. α and the solver are read from the first parameter group.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        *,
+        alpha: float = 0.1,
+        epsilon: float = 1e-10,
+        fisher: str = "exact",
+        solver: str = "dense",
+        every: int = 1,
+        tol: float | None = None,
+        max_matvecs: int | None = None,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.fisher = require_choice(fisher, "fisher", FISHERS)
+        self.solver = require_choice(solver, "solver", SOLVERS)
+        require(solver == "dense" or every == 1, "every", 'be 1 with solver="cg"', every, "it keeps no matrix")
+        self.tol, self.max_matvecs = tol, max_matvecs
+        self.seed = require_count(seed, "seed", least=0)
+        self._operator: LinearOperator | None = None
+        settings = {"lr": lr, "alpha": alpha, "epsilon": epsilon, "every": every, "momentum": momentum,
+                    "weight_decay": weight_decay, "step": 0, "observed": -1, "damping": 0.0}  # fmt: skip
+        super().__init__(params, settings)
+        self.update_norm: Tensor | None = None
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        require_nonnegative(group["alpha"], "alpha")
+        require_positive(group["epsilon"], "epsilon")
+        require_count(group["every"], "every")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._operator = None
+
+    @property
+    def due(self) -> bool:
+        """Whether the Fisher matrix is wanted anew before the next step."""
+        group = self.param_groups[0]
+        if self.solver == "cg" and self._operator is None:
+            return True
+        return bool(group["observed"] < 0 or group["step"] - group["observed"] >= group["every"])
+
+    @property
+    def damping(self) -> float:
+        """κ of the last observation."""
+        return float(self.param_groups[0]["damping"])
+
+    def observe(self, problem: Problem) -> None:
+        """Measure the Fisher matrix on a problem of the same model and parameters."""
+        self.require_same_point(problem)
+        group, size = self.param_groups[0], problem.num_parameters
+        seed = derived_seed(self.seed, "exact ngd", group["step"])
+        operator = fisher_of(problem, self.fisher, seed=seed)
+        if self.solver == "dense":
+            require(size <= MOST_PARAMETERS, "solver", f'be "cg" beyond {MOST_PARAMETERS} parameters',
+                    f'"dense" for {size}', "or use NGD")  # fmt: skip
+            matrix = operator.dense().double()
+            group["damping"] = _damping(float(matrix.trace()), size, group)
+            self.state[self.all_parameters()[0]]["factor"] = _factor(matrix, group["damping"])
+        else:
+            group["damping"], self._operator = _damping(float(trace(operator, seed=seed)), size, group), operator
+        group["observed"] = group["step"]
+
+    def directions(self) -> Directions:
+        """(F + κI)⁻¹ times the gradients, which are 0 where there are none."""
+        require(not self.due, "observe(problem)", "be called before this step", "no observation",
+                "if optimizer.due: optimizer.observe(problem)", RuntimeError)  # fmt: skip
+        found, parameters = self.gradients(), self.all_parameters()
+        whole = torch.cat([found.get(parameter, torch.zeros_like(parameter)).reshape(-1) for parameter in parameters])
+        step = self._solved(whole).to(whole)
+        self.update_norm = torch.linalg.vector_norm(step)
+        parts = step.split([parameter.numel() for parameter in parameters])
+        return {p: part.view_as(p) for p, part in zip(parameters, parts, strict=True) if p in found}
+
+    def _solved(self, gradient: Tensor) -> Tensor:
+        if self.solver == "dense":
+            factor = self.state[self.all_parameters()[0]]["factor"]
+            return torch.cholesky_solve(gradient.to(factor).unsqueeze(1), factor).squeeze(1)
+        operator = self._operator
+        assert operator is not None
+        damped = operator + self.damping * identity(operator) if self.damping else operator
+        solution = conjugate_gradients(damped, gradient.to(operator.device), self.tol, self.max_matvecs)
+        require(solution.curvature > 0, "F + κI", "be positive definite", f"curvature {solution.curvature:.3g}", RAISE)
+        return solution.solution
+
+
+def _damping(mass: float, size: int, group: dict[str, Any]) -> float:
+    """κ = (α/d)·max(tr F, ε), Eq. 7 of the NGD paper."""
+    return float(group["alpha"] / size * max(mass, group["epsilon"]))
+
+
+def _factor(matrix: Tensor, damping: float) -> Tensor:
+    """The Cholesky factor of F + κI in float64."""
+    matrix.diagonal().add_(damping)
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    require(not bool(info), "F + κI", "be positive definite", f"a singular one at κ = {damping:.3g}", RAISE)
+    return factor  # type: ignore[no-any-return]

@@ -1,0 +1,262 @@
+"""KFAC and EKFAC as an optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat._rng import derived_seed
+from lambdahat.operators.kronecker_factors import Fisher
+from lambdahat.optim.descent import Descent, Directions, require_fraction, require_nonnegative
+from lambdahat.optim.kronecker_blocks import apply, average, ready, refresh
+from lambdahat.optim.kronecker_layers import Layer, Sums, find_layers
+from lambdahat.optim.recording import Recorder
+from lambdahat.problem import Problem
+
+KINDS = ("kfac", "ekfac")
+FISHERS = ("empirical", "monte_carlo", "exact")
+FIRST_STEPS = 10  # curvature changes fastest at the start of training
+
+
+class KFAC(Descent):
+    """Gradient descent preconditioned layer by layer with the Kronecker-factored Fisher (Martens & Grosse 2015).
+
+    A linear or convolution layer with gradient D of [W | b] steps along (G + √δ/π)⁻¹ D (A + π√δ)⁻¹, A the second moment
+    of its inputs, G that of the gradients at its outputs, π² = (tr A/n)/(tr G/m). ``kind="ekfac"`` steps along
+    U_G [(U_Gᵀ D U_A)/(S + δ)] U_Aᵀ, S the second moments of per-sample gradients in the eigenbasis (George et al.
+    2018). An embedding is a linear layer of one-hot inputs; a norm layer has one block of (γ, β) for each unit (Osawa
+    et al. 2019); other and tied parameters step along their plain gradient. ``structure()`` lists them all.
+
+    ``fisher="empirical"`` takes the moments from the backward passes of training, through hooks on ``model`` in train
+    mode; the loss must be a mean over the batch, or over all batches that are accumulated. "monte_carlo" (labels drawn
+    from the model) and "exact" come from ``observe(problem)``, whenever ``due``.
+
+    Moments are updated every ``factor_every`` steps by an average of weight ``decay``, inverses every
+    ``inverse_every``, both at each of the first ten steps. ``kl_clip`` (1e-3 is customary) shortens steps that would
+    change the model's output too much, None never does. ``rank`` keeps that many leading eigenpairs of factors more
+    than twice as wide and the mean of the rest (Puiu 2022): faster, and exact where the rest is flat. ``sharing`` is
+    "expand" or "reduce" (Eschenhagen et al. 2023). Momentum is that of ``torch.optim.SGD`` on the preconditioned
+    gradient, weight decay is decoupled. ``parameters`` gives parameter groups; by default all that require a gradient.
+    With a ``GradScaler`` pass it as ``scaler``.
+    """
+
+    decoupled = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        damping: float = 1e-2,
+        *,
+        decay: float = 0.95,
+        factor_every: int = 10,
+        inverse_every: int = 10,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        kl_clip: float | None = None,
+        kind: str = "kfac",
+        fisher: str = "empirical",
+        sharing: str = "expand",
+        rank: int | None = None,
+        parameters: Iterable[Any] | None = None,
+        scaler: Any = None,
+        seed: int = 0,
+    ) -> None:
+        require(isinstance(model, nn.Module), "model", "be a torch.nn.Module", model,
+                "KFAC hooks its layers; pass parameter groups as parameters=", TypeError)  # fmt: skip
+        require_choice(kind, "kind", KINDS)
+        require_choice(fisher, "fisher", FISHERS)
+        require_choice(sharing, "sharing", ("expand", "reduce"))
+        require(rank is None or kind == "kfac", "rank", 'be None for kind="ekfac"', rank, "its basis is complete")
+        self.kind, self.fisher, self.scaler = kind, fisher, scaler
+        self.rank = None if rank is None else require_count(rank, "rank")
+        self.seed = require_count(seed, "seed", least=0)
+        settings = {"lr": lr, "damping": damping, "decay": decay, "factor_every": factor_every,
+                    "inverse_every": inverse_every, "momentum": momentum, "weight_decay": weight_decay,
+                    "kl_clip": kl_clip, "step": 0, "observed": -1}  # fmt: skip
+        self.model, self.sharing = model, sharing
+        free = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.update_norm: Tensor | None = None
+        super().__init__(free if parameters is None else parameters, settings)
+        self._watch()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        if hasattr(self, "layers"):  # parameters thawed later on get their blocks too
+            self.close()
+            self._watch()
+
+    def _watch(self) -> None:
+        self.layers, self._plain = find_layers(self.model, self.all_parameters(), self.sharing)
+        self._sums = [Sums() for _ in self.layers]
+        self._recorder = Recorder(self.model, [layer.module for layer in self.layers], self)
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        require_nonnegative(group["damping"], "damping")
+        require_fraction(group["decay"], "decay")
+        if group["kl_clip"] is not None:
+            require_positive(group["kl_clip"], "kl_clip", "None switches it off")
+        require_count(group["factor_every"], "factor_every")
+        require_count(group["inverse_every"], "inverse_every")
+
+    def structure(self) -> dict[str, str]:
+        """What each layer's block is, and for each other parameter why it keeps its plain gradient."""
+        blocks = {layer.name: str(layer) for layer in self.layers}
+        return blocks | {name: f"plain gradient ({reason})" for name, reason in self._plain.items()}
+
+    @property
+    def due(self) -> bool:
+        """Whether ``observe(problem)`` is wanted before the next step; never for the empirical Fisher."""
+        group = self.param_groups[0]
+        return self.fisher != "empirical" and self._is_due("factor_every") and bool(group["observed"] != group["step"])
+
+    def observe(self, problem: Problem) -> None:
+        """Measure the moments on a problem of the same model and parameters."""
+        require(self.fisher != "empirical", "fisher", 'be "monte_carlo" or "exact" for observe', '"empirical"',
+                "the empirical Fisher comes from training's own backward passes")  # fmt: skip
+        self.require_same_point(problem)
+        known = problem.model is not None and problem.loss_function is not None
+        require(known, "problem", "be made of a model and a loss of its output for KFAC",
+                'one made by from_function or with loss="model"', "", TypeError)  # fmt: skip
+        group = self.param_groups[0]
+        fisher = Fisher(self.fisher, 1, derived_seed(self.seed, "kfac", group["step"]))
+        for layer, sums in zip(self.layers, self._measure(problem, fisher), strict=True):
+            if sums.samples:
+                average(self.state[layer.key], sums.means(), group["decay"])
+        group["observed"] = group["step"]
+
+    def wanted(self) -> bool:
+        """Whether the backward pass of the forward pass that runs now is to be recorded."""
+        return self.fisher == "empirical" and self._is_due("factor_every")
+
+    @torch.no_grad()
+    def receive(self, index: int, x: Tensor, g: Tensor, samples: int, forward_pass: object) -> None:
+        """Add one call of layer ``index`` to its sums; the hooks call this in a backward pass."""
+        self._collect(self._sums[index], index, x, g, samples, forward_pass)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, and what was recorded for a step that was not taken."""
+        super().zero_grad(set_to_none)
+        self._sums = [Sums() for _ in self.layers]
+
+    def close(self) -> None:
+        """Remove the hooks from the model."""
+        self._recorder.close()
+
+    def directions(self) -> Directions:
+        """The preconditioned gradients, after whatever update of moments and inverses is due."""
+        if self.wanted():
+            self._update()
+        if self._is_due("inverse_every"):
+            self._refresh()
+        found = self.gradients()
+        blocks, changes = [], []
+        for layer, group in self._with_groups():
+            state = self.state[layer.key]
+            if ready(state) and all(parameter in found for parameter in layer.parameters):
+                dtype = torch.promote_types(layer.key.dtype, torch.float32)
+                gradient = layer.matrix([found[parameter].to(dtype) for parameter in layer.parameters])
+                step = apply(state, gradient, group["damping"])
+                blocks.append((layer, step))
+                if group["kl_clip"] is not None:
+                    changes.append(group["lr"] ** 2 * torch.dot(step.reshape(-1), gradient.reshape(-1)))
+        if changes:
+            self._clip([step for _, step in blocks], torch.stack([change.float() for change in changes]).sum())
+        for layer, step in blocks:
+            parts = zip(layer.parameters, layer.split(step), strict=True)
+            found.update((parameter, part.to(parameter.dtype)) for parameter, part in parts)
+        self.update_norm = get_total_norm(list(found.values()))
+        return found
+
+    def _clip(self, steps: list[Tensor], change: Tensor) -> None:
+        """Shorten the steps d by ν = min(1, √(κ / Σ lr² dᵀg)), which bounds the change of the model's output.
+
+        Σ lr² dᵀg is lr² dᵀFd, twice the Kullback–Leibler divergence of the step (Ba, Grosse & Martens 2017).
+        """
+        scale = (self.param_groups[0]["kl_clip"] / change.clamp_min(torch.finfo(change.dtype).tiny)).sqrt()
+        for step in steps:
+            step.mul_(scale.clamp_max(1.0).to(step))
+
+    def _is_due(self, every: str) -> bool:
+        """Whether the work of "factor_every" or "inverse_every" is to be done: always in the first steps."""
+        group = self.param_groups[0]
+        return bool(group["step"] < FIRST_STEPS or group["step"] % group[every] == 0)
+
+    def _collect(
+        self, sums: Sums, index: int, x: Tensor, g: Tensor, samples: int, forward_pass: object, inputs: bool = True
+    ) -> None:
+        layer = self.layers[index]
+        dtype = torch.promote_types(layer.key.dtype, torch.float32)
+        with torch.autocast(g.device.type, enabled=False):
+            x, g = x.to(dtype) if x.is_floating_point() else x, g.to(dtype)
+            rows = layer.collect(sums, x, g, self.state[layer.key], inputs)
+        sums.count(rows if inputs else 0, samples, forward_pass)
+
+    def _measure(self, problem: Problem, fisher: Fisher) -> list[Sums]:
+        """The sums over a whole problem, with the Fisher's own vectors at its outputs."""
+        sums, rng = [Sums() for _ in self.layers], fisher.stream()
+        for weight, batch in problem.weighted():
+            with torch.enable_grad():
+                values = problem.named(problem.vector)
+                leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+                output, calls = self._forward(problem, leaves, batch)
+                vectors = fisher.vectors(problem, output, batch, rng)
+            watched, forward_pass = [y for _, _, y in calls], object()
+            for number, vector in enumerate(vectors):
+                grads = torch.autograd.grad(output, watched, vector * (weight / batch.size), retain_graph=True,
+                                            materialize_grads=True)  # fmt: skip
+                for (index, x, _), g in zip(calls, grads, strict=True):
+                    self._collect(sums[index], index, x, g, batch.size, forward_pass, inputs=number == 0)
+        return sums
+
+    def _forward(
+        self, problem: Problem, parameters: dict[str, Tensor], batch: Any
+    ) -> tuple[Tensor, list[tuple[int, Tensor, Tensor]]]:
+        """The problem's output on a batch, and every call of a layer: its index, input and output."""
+        calls: list[tuple[int, Tensor, Tensor]] = []
+
+        def keep(index: int) -> Callable[..., Tensor]:
+            def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+                calls.append((index, (args[0] if args else kwargs["input"]).detach(), output))
+                return output.clone()  # an activation in place must not touch what was recorded
+
+            return hook
+
+        assert problem.model is not None
+        modules = dict(problem.model.named_modules())
+        handles = [modules[layer.name].register_forward_hook(keep(index), with_kwargs=True)
+                   for index, layer in enumerate(self.layers)]  # fmt: skip
+        try:
+            return problem.output(parameters, batch), calls
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _update(self) -> None:
+        """Mix what the hooks recorded into the running moments."""
+        seen = not self.layers or any(sums.samples for sums in self._sums)
+        require(seen, "the model", "have run forward and backward in train mode before step", "no pass recorded",
+                "call model.train(); after close() make a new KFAC", RuntimeError)  # fmt: skip
+        scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+        for layer, sums in zip(self.layers, self._sums, strict=True):
+            if sums.samples:
+                average(self.state[layer.key], sums.means(scale), self.param_groups[0]["decay"])
+        self._sums = [Sums() for _ in self.layers]
+
+    def _refresh(self) -> None:
+        missing = self.fisher != "empirical" and not any("updates" in self.state[layer.key] for layer in self.layers)
+        require(not (missing and self.layers), "observe(problem)", "be called before the first step",
+                "no observation", "if optimizer.due: optimizer.observe(problem)", RuntimeError)  # fmt: skip
+        for layer, group in self._with_groups():
+            if "updates" in self.state[layer.key]:
+                refresh(self.state[layer.key], group["damping"], self.rank, self.kind == "ekfac", layer.name)
+
+    def _with_groups(self) -> list[tuple[Layer, dict[str, Any]]]:
+        """Each layer with the parameter group of its first parameter."""
+        groups = {id(parameter): group for group in self.param_groups for parameter in group["params"]}
+        return [(layer, groups[id(layer.key)]) for layer in self.layers]

@@ -1,0 +1,280 @@
+"""The layers that KFAC preconditions: their second moments of one call, and their gradient as one matrix.
+
+A layer is seen as [W | b] of m outputs × n inputs in g groups, (g, m, n), the bias as one more input that is always 1.
+A call with input x and gradient ∂L/∂y of a mean loss L adds to sums; with N samples in all, A = Σ a aᵀ / rows is the
+second moment of the inputs and G = N Σ g gᵀ that of the samples' own output gradients N·g.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lambdahat.network import NORMS
+from lambdahat.operators.kronecker_factors import CHUNK_ELEMENTS, CONVOLUTIONS, patches
+
+State = dict[str, Any]
+
+
+@dataclass
+class Sums:
+    """What the calls of one layer since the last step add up to."""
+
+    totals: dict[str, Tensor] = field(default_factory=dict)
+    rows: int = 0
+    samples: int = 0
+    passes: set[object] = field(default_factory=set)
+
+    def add(self, name: str, part: Tensor) -> None:
+        """Add one call's part."""
+        self.totals[name] = self.totals[name] + part if name in self.totals else part
+
+    def count(self, rows: int, samples: int, forward_pass: object) -> None:
+        """Count a call: its rows, and the samples of a forward pass once however often the layer was called in it."""
+        self.rows += rows
+        self.samples += 0 if forward_pass in self.passes else samples
+        self.passes.add(forward_pass)
+
+    def means(self, scale: float = 1.0) -> dict[str, Tensor]:
+        """The moments, for gradients that were multiplied by ``scale``."""
+        factors = dict.fromkeys(self.totals, self.samples / scale**2) | {"A": 1.0 / max(self.rows, 1)}
+        return {name: total * factors[name] for name, total in self.totals.items()}
+
+
+class Layer(ABC):
+    """A module whose ``parameters`` (weight, bias, or what is trained of them) share one block."""
+
+    def __init__(self, name: str, module: Any, parameters: Sequence[nn.Parameter]) -> None:
+        self.name, self.module, self.parameters = name, module, tuple(parameters)
+
+    @property
+    def key(self) -> nn.Parameter:
+        """The parameter under which an optimiser keeps this layer's state."""
+        return self.parameters[0]
+
+    def trains(self, kind: str) -> bool:
+        """Whether the module's "weight" or "bias" is among the parameters."""
+        return any(parameter is getattr(self.module, kind, None) for parameter in self.parameters)
+
+    @abstractmethod
+    def collect(self, sums: Sums, x: Tensor, g: Tensor, state: State, inputs: bool = True) -> int:
+        """Add the moments of one call with input x and output gradient g; the number of rows.
+
+        ``state`` may hold an eigenbasis (EKFAC). ``inputs=False`` leaves out what does not depend on g.
+        """
+
+    @abstractmethod
+    def matrix(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Tensors shaped like the parameters as one, (g, m, n)."""
+
+    @abstractmethod
+    def split(self, matrix: Tensor) -> list[Tensor]:
+        """The inverse of ``matrix``."""
+
+
+class Affine(Layer):
+    """A linear or convolution layer.
+
+    ``sharing`` says what a layer applied at R positions of one sample does: "expand" counts every position as a row,
+    "reduce" takes the mean of a and the sum of g over them (Eschenhagen et al. 2023).
+    """
+
+    def __init__(self, name: str, module: Any, parameters: Sequence[nn.Parameter], sharing: str) -> None:
+        super().__init__(name, module, parameters)
+        self.sharing = sharing
+        self.linear = isinstance(module, nn.Linear)
+        self.groups = 1 if self.linear else int(module.groups)
+        self.dimensions = 2 if self.linear else 2 + len(module.kernel_size)
+
+    def collect(self, sums: Sums, x: Tensor, g: Tensor, state: State, inputs: bool = True) -> int:
+        rows = 0
+        for a, d in self._rows(x, g, bool(inputs or "A_basis" in state)):
+            if "A_basis" in state:
+                sums.add("squares", projected_squares(a, d, state["A_basis"], state["G_basis"]))
+            if self.sharing == "reduce":
+                a, d = a.mean(1, keepdim=True), d.sum(1, keepdim=True)
+            if inputs:
+                sums.add("A", _gram(a.flatten(0, 1)))
+            sums.add("G", _gram(d.flatten(0, 1)))
+            rows += d.shape[0] * d.shape[1]
+        return rows
+
+    def _rows(self, x: Tensor, g: Tensor, inputs: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs a (b, R, g, n) and output gradients (b, R, g, m), by chunks of samples."""
+        if x.ndim < self.dimensions:
+            x, g = x.unsqueeze(0), g.unsqueeze(0)
+        for part, grad in zip(x.split(self._chunk(x, g)), g.split(self._chunk(x, g)), strict=True):
+            d = self._outputs(grad)
+            yield self._inputs(part, d) if inputs else d, d
+
+    def _chunk(self, x: Tensor, g: Tensor) -> int:
+        """Samples at a time, so that neither unfolded inputs nor per-sample gradients grow large."""
+        outputs = g.shape[-1] if self.linear else g.shape[1]
+        positions = g[0].numel() // outputs
+        inputs = int(self.module.weight[0].numel()) * self.groups
+        return max(1, CHUNK_ELEMENTS // (inputs * max(positions, outputs // self.groups)))
+
+    def _outputs(self, g: Tensor) -> Tensor:
+        if self.linear:
+            return g.reshape(g.shape[0], -1, 1, g.shape[-1])
+        rows: Tensor = g.flatten(2).transpose(1, 2).unflatten(2, (self.groups, -1))
+        return rows
+
+    def _inputs(self, x: Tensor, d: Tensor) -> Tensor:
+        parts = []
+        if self.trains("weight"):
+            parts.append(x.reshape(x.shape[0], -1, 1, x.shape[-1]) if self.linear else patches(x, self.module))
+        if self.trains("bias"):
+            parts.append(torch.ones_like(d[..., :1]))
+        return torch.cat(parts, dim=-1)
+
+    def matrix(self, tensors: Sequence[Tensor]) -> Tensor:
+        return torch.cat([tensor.reshape(self.groups, len(tensor) // self.groups, -1) for tensor in tensors], dim=-1)
+
+    def split(self, matrix: Tensor) -> list[Tensor]:
+        sizes = [parameter.numel() // len(parameter) for parameter in self.parameters]
+        parts = zip(matrix.split(sizes, dim=-1), self.parameters, strict=True)
+        return [part.reshape(parameter.shape) for part, parameter in parts]
+
+    def __str__(self) -> str:
+        outputs = len(self.key) // self.groups
+        inputs = sum(parameter.numel() // len(parameter) for parameter in self.parameters)
+        product = f"kronecker {outputs}×{outputs} ⊗ {inputs}×{inputs}"
+        return product if self.groups == 1 else f"{product}, in each of {self.groups} groups"
+
+
+class Embedding(Layer):
+    """An embedding (V, m) as a linear layer of one-hot inputs: A is diagonal, the frequency of each word, (1, V)."""
+
+    def collect(self, sums: Sums, x: Tensor, g: Tensor, state: State, inputs: bool = True) -> int:
+        words, d = x.reshape(-1), g.reshape(-1, g.shape[-1])
+        if self.module.padding_idx is not None:  # the weight has no gradient from there
+            kept = (words != self.module.padding_idx).to(d.dtype)
+            d = d * kept.unsqueeze(1)
+        else:
+            kept = torch.ones_like(d[:, 0])
+        if inputs:
+            sums.add("A", d.new_zeros(1, len(self.key)).index_add_(1, words, kept.unsqueeze(0)))
+        sums.add("G", (d.T @ d).unsqueeze(0))
+        if "G_basis" in state:
+            sums.add("squares", self._squares(x, d, state["G_basis"][0]))
+        return words.numel()
+
+    def _squares(self, x: Tensor, d: Tensor, basis: Tensor) -> Tensor:
+        """Σ_i (U_Gᵀ D_i)², (1, m, V): the rows of a word that a sample has several times are added first."""
+        vocabulary, samples = len(self.key), x.shape[0] if x.ndim > 1 else x.numel()
+        of_sample = torch.arange(samples, device=x.device).repeat_interleave(x.numel() // samples)
+        keys, place = torch.unique(of_sample * vocabulary + x.reshape(-1), return_inverse=True)
+        each = d.new_zeros(len(keys), d.shape[1]).index_add_(0, place, d)
+        total = d.new_zeros(vocabulary, d.shape[1]).index_add_(0, keys % vocabulary, (each @ basis).square())
+        return total.T.unsqueeze(0)
+
+    def matrix(self, tensors: Sequence[Tensor]) -> Tensor:
+        return tensors[0].T.unsqueeze(0)
+
+    def split(self, matrix: Tensor) -> list[Tensor]:
+        return [matrix[0].T]
+
+    def __str__(self) -> str:
+        return f"kronecker {self.key.shape[1]}×{self.key.shape[1]} ⊗ diagonal of {len(self.key)}"
+
+
+class Norm(Layer):
+    """A normalisation layer γ ⊙ x̂ + β: one small block of (γ, β) for each unit (Osawa et al. 2019).
+
+    Its matrix is (1, units, k), k the number of its trained parameters, and its moment F (units, k, k).
+    """
+
+    def collect(self, sums: Sums, x: Tensor, g: Tensor, state: State, inputs: bool = True) -> int:
+        parts = []
+        if self.trains("weight"):
+            parts.append(self._per_sample(g * self._normalised(x)))
+        if self.trains("bias"):
+            parts.append(self._per_sample(g))
+        each = torch.stack(parts, dim=-1)  # (b, units, k)
+        sums.add("F", torch.einsum("buk,bul->ukl", each, each))
+        return len(each)
+
+    def _per_sample(self, g: Tensor) -> Tensor:
+        """Sums over the positions of each sample, (b, units)."""
+        units = self.key.numel()
+        if isinstance(self.module, nn.modules.batchnorm._NormBase | nn.GroupNorm):
+            return g.reshape(g.shape[0], units, -1).sum(dim=2)
+        return g.reshape(g.shape[0], -1, units).sum(dim=1) if g.ndim > self.key.ndim else g.reshape(1, units)
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        """x̂, by the layer's own rule without its parameters and without touching its statistics."""
+        m = self.module
+        if isinstance(m, nn.LayerNorm):
+            return F.layer_norm(x, m.normalized_shape, None, None, m.eps)
+        if isinstance(m, nn.GroupNorm):
+            return F.group_norm(x, m.num_groups, None, None, m.eps)
+        if isinstance(m, nn.modules.batchnorm._NormBase):
+            batch = m.training or m.running_mean is None
+            mean, var = (None, None) if batch else (m.running_mean, m.running_var)
+            if isinstance(m, nn.modules.batchnorm._BatchNorm):
+                return F.batch_norm(x, mean, var, None, None, batch, 0.0, m.eps)
+            return F.instance_norm(x, mean, var, None, None, batch, 0.0, m.eps)
+        return F.rms_norm(x, m.normalized_shape, None, m.eps)
+
+    def matrix(self, tensors: Sequence[Tensor]) -> Tensor:
+        return torch.stack([tensor.reshape(-1) for tensor in tensors], dim=-1).unsqueeze(0)
+
+    def split(self, matrix: Tensor) -> list[Tensor]:
+        parts = zip(matrix[0].unbind(-1), self.parameters, strict=True)
+        return [part.reshape(parameter.shape) for part, parameter in parts]
+
+    def __str__(self) -> str:
+        k = len(self.parameters)
+        return f"{k}×{k} for each of {self.key.numel()} units"
+
+
+def projected_squares(a: Tensor, d: Tensor, right: Tensor, left: Tensor) -> Tensor:
+    """Σ_i (U_Gᵀ D_i U_A)² with D_i = Σ_r d_ir a_irᵀ, (g, m, n), for rows (b, R, g, ·) (George et al. 2018)."""
+    a, d = torch.einsum("brgn,gnk->brgk", a, right), torch.einsum("brgm,gmk->brgk", d, left)
+    if a.shape[1] == 1:  # the square of an outer product is the outer product of squares
+        return torch.einsum("bgm,bgn->gmn", d[:, 0].square(), a[:, 0].square())
+    return torch.einsum("brgm,brgn->bgmn", d, a).square().sum(dim=0)
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """Σ_r row rowᵀ for rows (r, g, n), as (g, n, n)."""
+    if rows.shape[1] == 1:
+        return (rows[:, 0].T @ rows[:, 0]).unsqueeze(0)
+    return torch.einsum("rgi,rgj->gij", rows, rows)
+
+
+def find_layers(model: nn.Module, trained: Sequence[Tensor], sharing: str) -> tuple[list[Layer], dict[str, str]]:
+    """The layers whose parameters are ``trained`` by blocks, and for each other parameter the reason why it is not."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(tensor), []).append(name)
+    wanted = {id(tensor) for tensor in trained}
+    reasons = {
+        own[0]: "tied" if len(own) > 1 else "not in a linear, convolution, embedding or norm layer"
+        for key, own in names.items() if key in wanted
+    }  # fmt: skip
+    layers = []
+    for name, module in model.named_modules():
+        own = [getattr(module, kind, None) for kind in ("weight", "bias") if kind in module._parameters]
+        free = [p for p in own if p is not None and id(p) in wanted and len(names[id(p)]) == 1]
+        layer = _layer(name, module, free, sharing) if free else None
+        if layer is not None:
+            layers.append(layer)
+            for parameter in free:
+                reasons.pop(names[id(parameter)][0], None)
+    return layers, reasons
+
+
+def _layer(name: str, module: nn.Module, parameters: Sequence[Any], sharing: str) -> Layer | None:
+    if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
+        return Affine(name, module, parameters, sharing)
+    if isinstance(module, nn.Embedding) and not (module.sparse or module.scale_grad_by_freq):
+        return Embedding(name, module, parameters)
+    return Norm(name, module, parameters) if isinstance(module, NORMS) else None

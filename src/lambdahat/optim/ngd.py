@@ -1,0 +1,263 @@
+"""NGD: the online natural gradient of the NGD paper, as an optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lambdahat._check import require, require_count, require_positive
+from lambdahat.optim.descent import require_fraction, require_nonnegative
+from lambdahat.optim.natural_gradients import AxisFishers, Rule, natural_gradients, updating
+from lambdahat.optim.online_fisher import OnlineFisher, Smoothing
+from lambdahat.optim.replay import Replay
+
+FIELDS = ("basis", "shared", "weights", "rest")
+CONSTANTS = ("alpha", "rank", "eta", "delta", "epsilon", "rescale", "momentum", "weight_decay", "decoupled")
+
+
+class NGD(Optimizer):
+    """SGD on gradients multiplied by an online estimate of (F + κI)⁻¹, κ = (α/d)·max(tr F, ε) (Eqs. 5–7, NGD paper).
+
+    Povey, Zhang and Khudanpur's (2015) estimate, one for each axis of length d of each tensor, applied in turn; the
+    other axes are its samples. ``alpha`` smooths: as it grows NGD becomes SGD. ``rank`` (by default min(⌈d/2⌉, 80)) is
+    that of the estimate's low-rank part, ``eta`` the weight of the newest gradient in it, ``period`` the steps between
+    updates after the first ten, ``delta`` and ``epsilon`` its relative and absolute floors. ``rescale`` keeps each
+    tensor's gradient norm. ``weight_decay`` is added to the gradient, or with ``decoupled`` shrinks the weights by
+    lr·weight_decay.
+
+    No step waits for the device. On a GPU, steps are recorded in CUDA graphs after the first few.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        *,
+        alpha: float = 4.0,
+        rank: int | None = None,
+        period: int = 4,
+        eta: float = 0.1,
+        delta: float = 5e-4,
+        epsilon: float = 1e-10,
+        rescale: bool = True,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        decoupled: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr, "alpha": alpha, "rank": rank, "period": period, "eta": eta, "delta": delta, "epsilon": epsilon,
+            "rescale": rescale, "momentum": momentum, "weight_decay": weight_decay, "decoupled": decoupled,
+        }  # fmt: skip
+        self._groups: list[_Group] = []
+        super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._groups = []
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters with their own settings."""
+        require_settings({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+        for parameter in self.param_groups[-1]["params"]:
+            require(parameter.is_floating_point(), "params", "be real floating point", str(parameter.dtype))
+
+    @property
+    def update_norm(self) -> Tensor:
+        """‖F_s⁻¹∇L‖ of the last step, before momentum and learning rate, as a 0-dim tensor; 0 before the first."""
+        powers = [power for group in self._groups for power in group.powers]
+        return torch.cat(powers).sum().sqrt() if powers else torch.zeros(())
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step; ``closure`` recomputes the loss and its gradients first."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for index, settings in enumerate(self.param_groups):
+            if index == len(self._groups):
+                self._groups.append(_Group([], self))
+            active = [parameter for parameter in settings["params"] if parameter.grad is not None]
+            if not self._groups[index].fits(active):
+                self._groups[index] = _Group(active, self)
+            self._groups[index].step(settings)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state bit for bit; also one from another kind of device."""
+        super().load_state_dict(state_dict)
+        saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        mine = chain.from_iterable(group["params"] for group in self.param_groups)
+        for index, parameter in zip(saved, mine, strict=True):
+            for key, value in state_dict["state"].get(index, {}).items():
+                # torch has cast what is float64 to the parameter's dtype
+                if isinstance(value, Tensor) and key != "momentum_buffer":
+                    self.state[parameter][key] = value.to(parameter.device, copy=True)
+        self._groups = []
+
+
+def require_settings(settings: dict[str, Any]) -> None:
+    """Raise unless the settings of a parameter group make sense."""
+    for name in ("lr", "alpha", "weight_decay"):
+        if not (name == "lr" and isinstance(settings[name], Tensor)):
+            require_nonnegative(settings[name], name)
+    require_fraction(settings["momentum"], "momentum")
+    require(0 < settings["eta"] < 1, "eta", "lie in (0, 1)", settings["eta"])
+    require(0 < settings["delta"] < 1, "delta", "lie in (0, 1)", settings["delta"])
+    require_positive(settings["epsilon"], "epsilon")
+    require_count(settings["period"], "period")
+    if settings["rank"] is not None:
+        require_count(settings["rank"], "rank", cure="leave it out for min(⌈d/2⌉, 80)")
+
+
+class _Stack:
+    """Parameters of one shape and their estimates, which the optimiser's state shares by views."""
+
+    def __init__(self, parameters: list[Tensor], states: list[dict[str, Any]]) -> None:
+        self.parameters, self.states = parameters, states
+        self.fishers: AxisFishers = {}
+        first = parameters[0]
+        self.dtype = torch.promote_types(first.dtype, torch.float32)
+        shape = (len(parameters), *first.shape)
+        # a recorded step reads its gradients from a fixed place
+        cuda = first.device.type == "cuda"
+        self.gradient = torch.empty(shape, dtype=self.dtype, device=first.device) if cuda else None
+        for axis in range(first.ndim):
+            if f"axis{axis}_basis" in states[0]:
+                parts = (torch.stack([state[f"axis{axis}_{field}"] for state in states]) for field in FIELDS)
+                self.fishers[axis] = OnlineFisher(*parts).settled(first.device.type == "cpu")
+        self.share()
+
+    def share(self) -> None:
+        """Let the optimiser's state see the tensors of the stack."""
+        for axis, fisher in self.fishers.items():
+            for field in FIELDS:
+                for state, view in zip(self.states, getattr(fisher, field).unbind(), strict=True):
+                    state[f"axis{axis}_{field}"] = view
+
+    def gathered(self) -> Tensor:
+        """The gradients (S, *shape)."""
+        if self.gradient is not None:
+            return self.gradient
+        gradients = _gradients(self.parameters)
+        found = gradients[0].unsqueeze(0) if len(gradients) == 1 else torch.stack(gradients)
+        return found.to(self.dtype)
+
+
+def _gradients(parameters: list[Tensor]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters]  # type: ignore[misc]
+
+
+class _Batch:
+    """The parameters of a group that have gradients and the same age; on a GPU those of equal shape are stacked."""
+
+    def __init__(self, parameters: list[Tensor], optimizer: NGD) -> None:
+        device = parameters[0].device
+        kinds: dict[Any, list[Tensor]] = {}
+        for parameter in parameters:
+            # on a CPU a stack saves nothing and costs a copy
+            kind = id(parameter) if device.type == "cpu" else (parameter.shape, parameter.dtype)
+            kinds.setdefault(kind, []).append(parameter)
+        self.stacks = [_Stack(members, [optimizer.state[p] for p in members]) for members in kinds.values()]
+        self.parameters = [parameter for stack in self.stacks for parameter in stack.parameters]
+        self.states = [state for stack in self.stacks for state in stack.states]
+        self.power = torch.zeros(len(parameters), dtype=torch.float64, device=device)
+        self._lr, self._replay = torch.zeros((), dtype=torch.float64, device=device), Replay(device)
+
+    def step(self, settings: dict[str, Any]) -> None:
+        """One step of all its parameters."""
+        age, lr = self.states[0]["step"], settings["lr"]
+        now = updating(age, settings["period"])
+        if self.stacks[0].gradient is not None:
+            places = [place for stack in self.stacks for place in stack.gradient.unbind()]  # type: ignore[union-attr]
+            torch._foreach_copy_(places, _gradients(self.parameters))
+        self._lr.copy_(lr) if isinstance(lr, Tensor) else self._lr.fill_(lr)
+        if age:
+            self._replay((now, _fixed(settings)), lambda: self._work(settings, now))
+            for parameter in self.parameters:  # a replayed graph changes tensors behind autograd's back
+                torch.autograd.graph.increment_version(parameter)
+        else:
+            self._work(settings, now)
+            for stack in self.stacks:
+                stack.share()
+        for state in self.states:
+            state["step"] = age + 1
+
+    def _work(self, settings: dict[str, Any], now: bool) -> None:
+        gradients, decay = [stack.gathered() for stack in self.stacks], settings["weight_decay"]
+        if decay and settings["decoupled"]:
+            torch._foreach_mul_(self.parameters, 1.0 - decay * self._lr)
+        elif decay:
+            gradients = [
+                torch.stack(torch._foreach_add(list(gradient.unbind()), stack.parameters, alpha=decay))
+                for stack, gradient in zip(self.stacks, gradients, strict=True)
+            ]
+        found = natural_gradients([stack.fishers for stack in self.stacks], gradients, rule_of(settings), now)
+        self.power.copy_(found.powers)
+        tensors = [tensor for stack in found.tensors for tensor in stack.unbind()]
+        self._move(tensors, found.factors, settings["momentum"])
+
+    def _move(self, tensors: list[Tensor], factors: Tensor, momentum: float) -> None:
+        """θ ← θ − lr·m, with m ← momentum·m + factor·direction."""
+        dtype = self.stacks[0].dtype
+        if not momentum:
+            steps = list((factors * self._lr).to(dtype).unbind())
+            torch._foreach_addcmul_(self.parameters, tensors, steps, value=-1)
+            return
+        for state, parameter in zip(self.states, self.parameters, strict=True):
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+        buffers = [state["momentum_buffer"] for state in self.states]
+        torch._foreach_mul_(buffers, momentum)
+        torch._foreach_addcmul_(buffers, tensors, list(factors.to(dtype).unbind()))
+        torch._foreach_addcmul_(self.parameters, buffers, [self._lr.to(dtype)] * len(buffers), value=-1)
+
+
+class _Group:
+    """The parameters of a group that have gradients, by age, device and dtype."""
+
+    def __init__(self, parameters: list[Tensor], optimizer: NGD) -> None:
+        self.parameters, self._places = parameters, [parameter.data_ptr() for parameter in parameters]
+        kinds: dict[Any, list[Tensor]] = {}
+        for parameter in parameters:
+            gradient = parameter.grad
+            sparse = gradient is not None and gradient.is_sparse
+            require(not sparse, "gradients", "be dense", "a sparse one", "use sparse=False in the embedding")
+            age = optimizer.state[parameter].setdefault("step", 0)
+            kinds.setdefault((age, parameter.device, parameter.dtype), []).append(parameter)
+        self._batches = [_Batch(members, optimizer) for members in kinds.values()]
+
+    @property
+    def powers(self) -> list[Tensor]:
+        """The squared norms of the last step's preconditioned gradients."""
+        return [batch.power for batch in self._batches]
+
+    def fits(self, parameters: list[Tensor]) -> bool:
+        """Whether these are the parameters that were stacked, where they were."""
+        same = len(parameters) == len(self.parameters)
+        return same and all(
+            one is other and one.data_ptr() == place
+            for one, other, place in zip(parameters, self.parameters, self._places, strict=True)
+        )
+
+    def step(self, settings: dict[str, Any]) -> None:
+        """One step of all its parameters."""
+        for batch in self._batches:
+            batch.step(settings)
+
+
+def rule_of(settings: dict[str, Any]) -> Rule:
+    """The preconditioning that a parameter group asks for."""
+    smoothing = Smoothing(float(settings["alpha"]), settings["eta"], settings["delta"], settings["epsilon"])
+    return Rule(smoothing, settings["rank"], settings["rescale"])
+
+
+def _fixed(settings: dict[str, Any]) -> tuple[Any, ...]:
+    """What a recorded step holds as constants."""
+    return tuple(settings[name] for name in CONSTANTS)

@@ -1,0 +1,175 @@
+"""Partially adaptive Adam: the second moment raised to a power p between SGD's 0 and Adam's ½."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lambdahat._check import require, require_choice, require_positive
+
+FORMS = ("adamw", "coded", "printed")
+MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's own names, so that tools that read Adam's state read this one
+
+
+class Padam(Optimizer):
+    """θ ← θ − α·m̂/(√v̂ + ε)^{2p} with m̂, v̂ bias-corrected as in Adam (Chen and Gu, 2018; p = ½ is Adam).
+
+    ``weight_decay`` is added to the gradient, or with ``decoupled=True`` shrinks θ by 1 − αλ before the step
+    (Loshchilov and Hutter, 2019). ``amsgrad`` divides by the largest v so far. ``form`` chooses where the bias
+    correction sits in the Gadam chapter of the spectral thesis:
+
+    - ``"adamw"``: as above; p = ½ is torch's Adam(W);
+    - ``"coded"``: α·√(1−β₂ᵗ)/(1−β₁ᵗ)·m/(√v + ε)^{2p}, as in the thesis's code;
+    - ``"printed"``: Algorithm 9, gᵗ/(1−β₁ᵗ) and gᵗ²/(1−β₂ᵗ) inside the recursions and α·m/(v + ε)^p.
+
+    ``capturable=True`` keeps the step count on the device, for a step recorded in a CUDA graph.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> weight.grad = torch.tensor([1.0, -4.0])
+    >>> Padam([weight], lr=0.1, p=0.5).step()
+    >>> weight.detach()
+    tensor([0.9000, 1.1000])
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 0.1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        p: float = 0.125,
+        amsgrad: bool = True,
+        decoupled: bool = False,
+        form: str = "adamw",
+        capturable: bool = False,
+    ) -> None:
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "p": p, "amsgrad": amsgrad,
+                    "decoupled": decoupled, "form": form, "capturable": capturable}  # fmt: skip
+        super().__init__(params, settings)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        _check({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        return self._advance(closure)
+
+    def _advance(self, closure: Callable[[], Any] | None) -> Any:
+        """One step of every group, and the closure's loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                captured = params[0].is_cuda and torch.cuda.is_current_stream_capturing()
+                require(group["capturable"] or not captured, "capturable", "be True for a step in a CUDA graph", False)
+                for p in params:
+                    self._begin(p, group)
+                self._update(params, group)
+        return loss
+
+    def _begin(self, p: Tensor, group: dict[str, Any]) -> None:
+        """The state of a parameter seen for the first time."""
+        state = self.state[p]
+        if "step" in state:
+            return
+        assert p.grad is not None
+        require(not p.grad.is_sparse, "gradients", "be dense", "a sparse one", "torch.optim.SparseAdam takes those")
+        require(not p.is_complex(), "params", "be real", f"{p.dtype}", "optimise torch.view_as_real of it")
+        state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if group["capturable"] else "cpu")
+        for name in (*MOMENTS, *(["max_exp_avg_sq"] if group["amsgrad"] else [])):
+            state[name] = torch.zeros_like(p)
+
+    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        grads = [p.grad for p in params if p.grad is not None]
+        steps, m, v = ([self.state[p][name] for p in params] for name in ("step", *MOMENTS))
+        lr, (beta1, beta2), printed = group["lr"], group["betas"], group["form"] == "printed"
+        torch._foreach_add_(steps, 1)
+        counts = steps if group["capturable"] else [step.item() for step in steps]  # item: they are on the host
+        first, second = [1 - beta1**t for t in counts], [1 - beta2**t for t in counts]
+        if group["weight_decay"] and group["decoupled"]:
+            torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+        elif group["weight_decay"]:
+            grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+        torch._foreach_lerp_(m, torch._foreach_div(grads, first) if printed else grads, 1 - beta1)
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_addcmul_(v, grads, torch._foreach_div(grads, second) if printed else grads, 1 - beta2)
+        if group["amsgrad"]:
+            largest = [self.state[p]["max_exp_avg_sq"] for p in params]
+            torch._foreach_maximum_(largest, v)
+            v = largest
+        below = _denominators(v, second, group)
+        if group["form"] == "adamw":
+            sizes = [-lr / c for c in first]
+        else:
+            sizes = [-lr if printed else -lr * d**0.5 / c for c, d in zip(first, second, strict=True)]
+        if group["capturable"]:  # addcdiv takes no tensors as factors
+            torch._foreach_addcdiv_(params, m, torch._foreach_div(below, sizes))
+        else:
+            torch._foreach_addcdiv_(params, m, below, sizes)
+
+
+class PadamW(Padam):
+    """``Padam`` with decoupled weight decay: θ ← (1 − αλ)θ − α·m̂/(√v̂ + ε)^{2p} (§7.8, spectral thesis)."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 0.1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 3e-4,
+        *,
+        p: float = 0.125,
+        amsgrad: bool = True,
+        form: str = "adamw",
+        capturable: bool = False,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, p=p, amsgrad=amsgrad, decoupled=True, form=form,
+                         capturable=capturable)  # fmt: skip
+
+
+def _denominators(v: list[Tensor], second: list[Any], group: dict[str, Any]) -> list[Tensor]:
+    """(√v̂ + ε)^{2p}, (√v + ε)^{2p} or (v + ε)^p, as ``form`` says; ``second`` holds 1 − β₂ᵗ."""
+    if group["form"] == "printed":
+        below, exponent = torch._foreach_add(v, group["eps"]), group["p"]
+    else:
+        below, exponent = torch._foreach_sqrt(v), 2 * group["p"]
+        if group["form"] == "adamw":
+            torch._foreach_div_(below, [c**0.5 for c in second])
+        torch._foreach_add_(below, group["eps"])
+    if exponent != 1:
+        torch._foreach_pow_(below, exponent)
+    return list(below)
+
+
+def _check(group: dict[str, Any]) -> None:
+    lr, capturable = group["lr"], group["capturable"]
+    if isinstance(lr, Tensor):
+        require(capturable and lr.numel() == 1, "lr", "be a number, or one tensor with capturable=True", lr)
+    else:
+        _require_non_negative(lr, "lr")
+    betas = group["betas"]
+    require(len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "betas", "be two numbers in [0, 1)", betas)
+    _require_non_negative(group["eps"], "eps")
+    _require_non_negative(group["weight_decay"], "weight_decay")
+    power = require_positive(group["p"], "p", "SGD with momentum is the limit p → 0")
+    require(power <= 0.5, "p", "lie in (0, ½]", repr(power), "Adam is p = ½")
+    require_choice(group["form"], "form", FORMS)
+
+
+def _require_non_negative(value: Any, name: str) -> None:
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    require(real, name, "be a number of at least 0", repr(value), error=TypeError)
+    require(0 <= value < math.inf, name, "be a finite number of at least 0", repr(value))

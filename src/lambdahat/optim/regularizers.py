@@ -1,0 +1,265 @@
+"""The regularizers of Table 4.1 of the regularization thesis, as small objects beside any optimiser.
+
+A rule adds its term to every ``.grad`` between ``backward()`` and ``step()``; several are used one after the other::
+
+    product = batch_product(loss, parameters)        # only where a rule needs one
+    loss.backward(retain_graph=True)                  # which the product still needs
+    for rule in rules:
+        rule.add_to(parameters, product, step)
+    optimizer.step()
+    for rule in rules:
+        rule.after_step(parameters, lr)
+
+With ``decoupled=True`` the term skips the optimiser: it is taken at the parameters before the step and subtracted
+from them after it, θ ← θ − α∇L − λ·term(θ) with SGD. That is how Table 4.1 writes the rules: its λ is a rate of its own
+beside the learning rate α. Otherwise the term is part of the gradient, and SGD moves by αλ·term(θ).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambdahat._check import describe, require, require_choice, require_count
+from lambdahat.optim.products import BatchProduct, Product, absolute_product, dense_hessian, shaped
+from lambdahat.space import Space
+
+READINGS = ("hessian_vector", "absolute_hessian")
+TOP = 1e-6  # eigenvalues below this share of the largest are left out of log|H|
+
+
+class Rule:
+    """A regularizer: ``term`` is what it adds to the gradient, a function of the parameters and of Hθ."""
+
+    needs_product = False
+
+    def __init__(self, rate: float, decoupled: bool = False) -> None:
+        self.rate, self.decoupled = require_rate(rate, "rate"), bool(decoupled)
+        self._held: list[Tensor] = []
+
+    def term(self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int) -> list[Tensor]:
+        """What is added to each gradient; ``curvature`` is Hθ, empty for rules that need no product."""
+        raise NotImplementedError
+
+    def curvature(self, parameters: Sequence[Tensor], product: Product | None, step: int) -> list[Tensor]:
+        """Hθ, or what the rule has in its place."""
+        if not self.needs_product:
+            return []
+        return require_product(product, self)(list(parameters))
+
+    @torch.no_grad()
+    def add_to(self, parameters: Sequence[Tensor], product: Product | None, step: int) -> None:
+        """Add the rule's term to every ``.grad``, or keep it for ``after_step`` if the rule is decoupled."""
+        with torch.enable_grad():  # a product differentiates
+            curvature = self.curvature([parameter.detach() for parameter in parameters], product, step)
+        terms = self.term(parameters, curvature, step)
+        if self.decoupled:
+            self._held = [term.clone() for term in terms]
+            return
+        for parameter, term in zip(parameters, terms, strict=True):
+            if parameter.grad is None:
+                parameter.grad = term.clone()
+            else:
+                parameter.grad.add_(term)
+
+    @torch.no_grad()
+    def after_step(self, parameters: Sequence[Tensor], lr: float) -> None:
+        """Subtract the term that ``add_to`` kept. Its rate is its own: ``lr`` plays no part."""
+        held, self._held = self._held, []
+        for parameter, term in zip(parameters, held, strict=bool(held)):
+            parameter.sub_(term)
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({options})"
+
+
+class L1(Rule):
+    """λ·sign(θ), the gradient of λ‖θ‖₁."""
+
+    def term(self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int) -> list[Tensor]:
+        return [self.rate * parameter.sign() for parameter in parameters]
+
+
+class L2(Rule):
+    """λθ, the gradient of ½λ‖θ‖²."""
+
+    def term(self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int) -> list[Tensor]:
+        return [self.rate * parameter for parameter in parameters]
+
+
+class Metric(Rule):
+    """λHθ, which shrinks the Riemannian length ½θᵀHθ with H held (§3.8): one product a step.
+
+    ``reading="absolute_hessian"`` takes |H|θ by ``depth`` Lanczos steps instead (§4.3; Dauphin et al. 2014), which a
+    direction of negative curvature cannot lengthen. For small models two more terms make the rule the gradient of
+    all of Eq. 3.5, ½θᵀHθ − ½ log|H|, with H a function of θ:
+
+    - ``third_derivative``: ½∇³L[θ, θ, ·], so that the term is the whole gradient of ½θᵀH(θ)θ; one more product and one
+      differentiation. The thesis leaves it out.
+    - ``log_determinant``: −½ tr(H⁻¹∇³L), as §3.5 prints; P products and as many third derivatives. Flat directions,
+      eigenvalues below 1e-6 of the largest, are left out, as §3.6 proposes.
+    """
+
+    needs_product = True
+
+    def __init__(
+        self, rate: float, reading: str = "hessian_vector", depth: int = 20, third_derivative: bool = False,
+        log_determinant: bool = False, decoupled: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(rate, decoupled)
+        self.reading, self.depth = require_choice(reading, "reading", READINGS), require_count(depth, "depth")
+        self.third_derivative, self.log_determinant = bool(third_derivative), bool(log_determinant)
+        exact = self.third_derivative or self.log_determinant
+        require(not exact or self.reading == READINGS[0], "reading", f"be {READINGS[0]!r} with third derivatives",
+                repr(reading), "|H|θ is the gradient of nothing simple")  # fmt: skip
+
+    def curvature(self, parameters: Sequence[Tensor], product: Product | None, step: int) -> list[Tensor]:
+        held = require_product(product, self)
+        out = curved(held, parameters, self.reading, self.depth)
+        if self.third_derivative:
+            out = _sum(out, require_third(held).third(list(parameters)), 0.5)
+        if self.log_determinant:
+            out = _sum(out, _log_determinant_gradient(require_third(held), parameters), -0.5)
+        return out
+
+    def term(self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int) -> list[Tensor]:
+        return [self.rate * part for part in curvature]
+
+
+class SelectiveL2(Rule):
+    """λθ_i where |(Hθ)_i| < ω·max_j |(Hθ)_j|, the maximum over i's layer; 0 elsewhere (Table 4.1).
+
+    It spares the parameters that matter most to the loss. ω = 0 spares all of them: the base optimiser. ω = ∞ spares
+    none: L2. ``layers`` names the layer of each parameter, as ``layers_of(model)`` does; by default every tensor is a
+    layer of its own. ``reading="absolute_hessian"`` compares |(|H|θ)_i|, by ``depth`` Lanczos steps.
+    """
+
+    needs_product = True
+
+    def __init__(
+        self, rate: float, omega: float, reading: str = "hessian_vector", depth: int = 20,
+        layers: Sequence[Hashable] | None = None, decoupled: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(rate, decoupled)
+        self.omega = require_rate(omega, "omega", finite=False)
+        self.reading, self.depth = require_choice(reading, "reading", READINGS), require_count(depth, "depth")
+        self.layers = None if layers is None else tuple(layers)
+
+    def curvature(self, parameters: Sequence[Tensor], product: Product | None, step: int) -> list[Tensor]:
+        return curved(require_product(product, self), parameters, self.reading, self.depth)
+
+    def term(self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int) -> list[Tensor]:
+        if math.isinf(self.omega):
+            return [self.rate * parameter for parameter in parameters]
+        sizes = [part.abs() for part in curvature]
+        limits = [self.omega * largest for largest in self._largest(sizes)]
+        return [
+            self.rate * parameter * (size < limit)
+            for parameter, size, limit in zip(parameters, sizes, limits, strict=True)
+        ]
+
+    def _largest(self, sizes: Sequence[Tensor]) -> list[Tensor]:
+        """The maximum over the layer that each parameter belongs to."""
+        layers = self.layers or range(len(sizes))
+        require(len(layers) == len(sizes), "layers", f"name the layer of each of the {len(sizes)} parameters",
+                f"{len(layers)} names", "make them with layers_of(model)")  # fmt: skip
+        own = [size.amax() for size in sizes]
+        largest: dict[Hashable, Tensor] = {}
+        for layer, value in zip(layers, own, strict=True):
+            largest[layer] = torch.maximum(largest[layer], value) if layer in largest else value
+        return [largest[layer] for layer in layers]
+
+
+class StoppedL2(L2):
+    """λθ for the first ``tau`` steps, then nothing (Table 4.1, "L2 Stopped"); the thesis counts τ in epochs."""
+
+    def __init__(self, rate: float, tau: int, decoupled: bool = False) -> None:
+        super().__init__(rate, decoupled)
+        self.tau = require_count(tau, "tau", least=0)
+
+    def term(self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int) -> list[Tensor]:
+        scale = self.rate if step < self.tau else 0.0
+        return [scale * parameter for parameter in parameters]
+
+
+class StoppedThenSelectiveL2(SelectiveL2):
+    """λθ for the first ``tau`` steps, then Selective L2 with ``selective_rate`` (Table 4.1, "L2 Stopped Selective")."""
+
+    def __init__(
+        self, rate: float, tau: int, omega: float, selective_rate: float | None = None,
+        reading: str = "hessian_vector", depth: int = 20, layers: Sequence[Hashable] | None = None,
+        decoupled: bool = False,
+    ) -> None:  # fmt: skip
+        later = rate if selective_rate is None else require_rate(selective_rate, "selective_rate")
+        super().__init__(later, omega, reading, depth, layers, decoupled)
+        self.early_rate, self.tau = require_rate(rate, "rate"), require_count(tau, "tau", least=0)
+
+    def curvature(self, parameters: Sequence[Tensor], product: Product | None, step: int) -> list[Tensor]:
+        return [] if step < self.tau else super().curvature(parameters, product, step)
+
+    def term(self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int) -> list[Tensor]:
+        if step < self.tau:
+            return [self.early_rate * parameter for parameter in parameters]
+        return super().term(parameters, curvature, step)
+
+
+def layers_of(model: nn.Module) -> tuple[str, ...]:
+    """The layer that each of ``model.parameters()`` belongs to, by the name of the module that owns it.
+
+    >>> layers_of(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)))
+    ('0', '0', '2', '2')
+    """
+    space = Space.of(dict(model.named_parameters()))
+    owner = {name: layer for layer, names in space.layers().items() for name in names}
+    return tuple(owner[name] for name in space.names)
+
+
+def curved(product: Product, parameters: Sequence[Tensor], reading: str, depth: int) -> list[Tensor]:
+    """Hθ by one product, or |H|θ by ``depth`` of them."""
+    if reading == "hessian_vector":
+        return product(list(parameters))
+    return absolute_product(product, list(parameters), depth)
+
+
+def _log_determinant_gradient(product: BatchProduct, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """∇log|H| = tr(H⁻¹∇³L) = Σ_m ∇³L[u_m, u_m, ·]/λ_m over the eigenpairs that are not flat."""
+    values, vectors = torch.linalg.eigh(dense_hessian(product, parameters))
+    out = [torch.zeros_like(parameter) for parameter in parameters]
+    for value, vector in zip(values, vectors.T, strict=True):
+        if value.abs() > TOP * values.abs().max():
+            out = _sum(out, product.third(shaped(vector, parameters)), float(1 / value))
+    return out
+
+
+def _sum(first: Sequence[Tensor], second: Sequence[Tensor], factor: float) -> list[Tensor]:
+    return [a + factor * b for a, b in zip(first, second, strict=True)]
+
+
+def require_rate(value: Any, name: str, finite: bool = True) -> float:
+    """A number of at least 0."""
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    require(real, name, "be a number of at least 0", describe(value), error=TypeError)
+    most = math.inf if not finite else math.nextafter(math.inf, 0)
+    require(0 <= value <= most, name, f"be a {'finite ' if finite else ''}number of at least 0", repr(value))
+    return float(value)
+
+
+def require_product(product: Product | None, rule: Rule) -> Product:
+    """The product, which the rule cannot do without."""
+    require(callable(product), "product", f"be a function v -> Hv for {type(rule).__name__}", product,
+            "make it with lambdahat.optim.batch_product(loss, parameters), before backward()", TypeError)  # fmt: skip
+    assert product is not None
+    return product
+
+
+def require_third(product: Product) -> BatchProduct:
+    """A product that can be differentiated once more."""
+    require(isinstance(product, BatchProduct), "product", "be a BatchProduct where third derivatives are asked for",
+            product, "make it with lambdahat.optim.batch_product(loss, parameters)", TypeError)  # fmt: skip
+    assert isinstance(product, BatchProduct)
+    return product

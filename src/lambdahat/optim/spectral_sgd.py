@@ -1,0 +1,111 @@
+"""SGD whose learning rate and momentum come from the spectrum of the curvature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from lambdahat._check import require, require_choice, require_count
+from lambdahat._rng import derived_seed
+from lambdahat.estimators.spectra import spectrum
+from lambdahat.operators.curvature import ggn, hessian
+from lambdahat.optim.descent import Descent, Directions
+from lambdahat.problem import Problem
+from lambdahat.results import Spectrum
+
+CURVATURES = {"hessian": hessian, "ggn": ggn}
+NULL_MASS = 0.5
+
+
+class SpectralSGD(Descent):
+    """SSGDM, and SSGDMN with ``nesterov=True``: SGD at the best rate and momentum of the local quadratic model.
+
+    Eq. 4.3 of the spectral thesis as corrected, from the extremes λ₁ and λ_P of a Lanczos spectrum of ``depth`` steps:
+    heavy ball α = 4/(√λ₁ + √λ_P)², ρ = ((√λ₁ − √λ_P)/(√λ₁ + √λ_P))²; Nesterov α = 1/λ₁,
+    ρ = (√λ₁ − √λ_P)/(√λ₁ + √λ_P).
+
+    ``observe(problem)`` measures them, on a batch as large as those of the gradient, whenever ``due``: before the first
+    step and then every ``every`` steps (None: only then). A group's "lr" multiplies the measured rate, so that
+    schedulers and warm-up work as usual; "rate" and "momentum" hold what was measured. Weight decay and momentum are
+    those of ``torch.optim.SGD``.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        every: int | None = None,
+        lr: float = 1.0,
+        *,
+        nesterov: bool = False,
+        depth: int = 20,
+        curvature: str = "hessian",
+        weight_decay: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.depth = require_count(depth, "depth")
+        self.curvature = require_choice(curvature, "curvature", CURVATURES)
+        self.seed = require_count(seed, "seed", least=0)
+        settings = {"lr": lr, "rate": 0.0, "momentum": 0.0, "nesterov": bool(nesterov), "every": every,
+                    "weight_decay": weight_decay, "step": 0, "observed": -1}  # fmt: skip
+        super().__init__(params, settings)
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        if group["every"] is not None:
+            require_count(group["every"], "every")
+
+    @property
+    def due(self) -> bool:
+        """Whether a new spectrum is wanted before the next step."""
+        group = self.param_groups[0]
+        if group["observed"] < 0 or group["every"] is None:
+            return bool(group["observed"] < 0)
+        return bool(group["step"] - group["observed"] >= group["every"])
+
+    def observe(self, problem: Problem) -> None:
+        """Measure the spectrum on a problem of the same model and parameters, and set rate and momentum by it."""
+        self.require_same_point(problem)
+        first = self.param_groups[0]
+        operator = CURVATURES[self.curvature](problem)
+        depth = min(self.depth, problem.num_parameters)
+        low, high = curvature_range(
+            spectrum(operator, depth, seed=derived_seed(self.seed, "spectral sgd", first["step"]))
+        )
+        for group in self.param_groups:
+            group["rate"], group["momentum"] = best_rate_and_momentum(low, high, group["nesterov"])
+        first["observed"] = first["step"]
+
+    def rate(self, group: dict[str, Any]) -> float:
+        return float(group["lr"] * group["rate"])
+
+    def directions(self) -> Directions:
+        """The gradients."""
+        require(self.param_groups[0]["observed"] >= 0, "observe(problem)", "be called before the first step",
+                "no observation", "if optimizer.due: optimizer.observe(problem)", RuntimeError)  # fmt: skip
+        return self.gradients()
+
+
+def curvature_range(found: Spectrum) -> tuple[float, float]:
+    """λ_P and λ₁, the smallest and largest positive Ritz value after the null space is left out.
+
+    §4.3.2 of the spectral thesis: a Ritz value with more than half of the spectral mass stands for the null space and
+    is removed, unless no other is positive. The formulas are for convex functions, so Ritz values below zero, or that
+    rounding cannot tell from it, do not count either.
+    """
+    nodes, weights = found.nodes[0], found.weights[0]
+    heaviest = int(np.argmax(weights))
+    kept = (nodes > found.resolution) & (weights > 0)  # a Krylov space that ended early has nodes of weight 0
+    if weights[heaviest] > NULL_MASS and kept.sum() > kept[heaviest]:
+        kept[heaviest] = False
+    require(bool(kept.any()), "the curvature", "have a positive eigenvalue beside its null space",
+            f"Ritz values from {nodes.min():.3g} to {nodes.max():.3g}", "observe a larger batch")  # fmt: skip
+    return float(nodes[kept].min()), float(nodes[kept].max())
+
+
+def best_rate_and_momentum(low: float, high: float, nesterov: bool) -> tuple[float, float]:
+    """α and ρ of Eq. 4.3 for curvature in [low, high]."""
+    small, large = math.sqrt(low), math.sqrt(high)
+    ratio = (large - small) / (large + small)
+    return (1.0 / high, ratio) if nesterov else (4.0 / (large + small) ** 2, ratio**2)
