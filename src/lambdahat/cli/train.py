@@ -1,0 +1,212 @@
+"""``lambdahat train``."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lambdahat._check import require
+from lambdahat.cli.exits import InputError, code_of, one_line, say
+from lambdahat.cli.measurements import bars
+from lambdahat.cli.tables import print_json, print_table
+from lambdahat.data import augment
+from lambdahat.optim import IterateAverage, Lookahead, make_schedule
+from lambdahat.optim.registry import make_optimizer, make_regularizer
+from lambdahat.problem import Problem
+from lambdahat.report.figures import plot
+from lambdahat.training import Run, fit
+from lambdahat.training.folders import Recipe
+from lambdahat.training.trackers import make_trackers
+
+HEADER = (
+    "epoch",
+    "loss",
+    "accuracy",
+    "validation loss",
+    "validation accuracy",
+    "update norm",
+    "‖θ‖",
+    "rate",
+    "seconds",
+)
+COLUMNS = ("loss", "accuracy", "validation_loss", "validation_accuracy", "update_norm", "norm", "learning_rate",
+           "seconds")  # fmt: skip
+FREE = ("epochs", "device", "loggers", "resume", "keep", "checkpoint_every", "checkpoint_steps")
+SHOWN = 12  # rows of the table
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the command line says about a run, beside the recipe of its model and data."""
+
+    optimizer: str
+    options: Mapping[str, Any]
+    epochs: int
+    fit: Mapping[str, Any]
+    schedule: str | None = None
+    regularizers: Sequence[str] = ()
+    averaging: str | None = None
+    lookahead: int | None = None
+    track: str = ""
+    track_every: int = 1
+    track_unit: str = "epoch"
+    track_samples: int | None = None
+    augment: bool = False
+    device: str = "cpu"
+
+    def document(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The plan as it is kept beside the run: what decides its numbers, and what may change on the way."""
+        everything = {**asdict(self), **self.fit}
+        del everything["fit"]
+        return {k: v for k, v in everything.items() if k not in FREE}, {k: everything[k] for k in FREE}
+
+
+def run_train(recipe: Recipe, plan: Plan, out: Path | None, as_json: bool, quiet: bool) -> int:
+    """Train, write and print; the exit code."""
+    split = recipe.split()
+    model = recipe.network(split).to(_device(plan.device))
+    problem = Problem(model, recipe.loss, split.train)
+    optimizer: Any = make_optimizer(plan.optimizer, model, **plan.options)
+    if plan.lookahead is not None:
+        optimizer = Lookahead(optimizer, plan.lookahead)
+    schedule = None
+    if plan.schedule is not None:
+        name, options = named_options(plan.schedule)
+        schedule = make_schedule(name, optimizer, plan.epochs, **options)
+    rules = [make_regularizer(name, **options) for name, options in map(named_options, plan.regularizers)]
+    average = None
+    if plan.averaging is not None:
+        kind, options = named_options(plan.averaging)
+        average = IterateAverage(model, kind, **options)
+    trackers = _trackers(plan, recipe.seed)
+    if out is not None:
+        _written(recipe.save, out)
+    with bars(quiet), warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", RuntimeWarning)
+        run = _written(
+            fit, problem, optimizer, plan.epochs, schedule=schedule, regularizers=rules, averaging=average,
+            trackers=trackers, validation=split.test, augment=augment if plan.augment else None, folder=out,
+            seed=recipe.seed, **plan.fit,
+        )  # fmt: skip
+    for warning in heard:
+        say(f"warning: {one_line(Warning(warning.message))}")
+    if out is not None:
+        plot(run).savefig(out / "training.png", dpi=110)
+    show(run, out, as_json, quiet)
+    return code_of([run.status])
+
+
+def _trackers(plan: Plan, seed: int) -> list[Any]:
+    if not plan.track:
+        return []
+    samples = {} if plan.track_samples is None else {"samples": plan.track_samples}
+    return list(
+        make_trackers(plan.track, every=plan.track_every, unit=plan.track_unit, seed=seed, keep=True, **samples)
+    )
+
+
+def _written(function: Any, *arguments: Any, **named: Any) -> Any:
+    """What the function returns; trouble with the disk is the input's fault, in one line."""
+    try:
+        return function(*arguments, **named)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise InputError(one_line(error)) from error
+
+
+def _device(name: str) -> torch.device:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f'--device must be available, got {name!r}; use "cpu" ({one_line(error)[:80]})') from error
+    return torch.device(name)
+
+
+def show(run: Run, out: Path | None, as_json: bool, quiet: bool) -> None:
+    """The epochs as a table, or the JSON document, on standard output; the remedy on standard error."""
+    if as_json:
+        print_json({"ended": run.ended, "status": run.status.name, "last": _finite(run.last), "best": _finite(run.best),
+                    "averaged": _finite(run.averaged), "folder": run.folder})  # fmt: skip
+    elif not quiet:
+        print_table(HEADER, [_row(row) for row in _thinned(run.epochs)], str(run))
+        if out is not None:
+            print(f"written to {out}")
+    if not run.status.ok:
+        say(f"{run.status.name}. {run.status.value}")
+
+
+def _thinned(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows spread evenly, the last one among them."""
+    gap = -(-len(rows) // SHOWN)
+    return [row for i, row in enumerate(rows, start=1) if i % gap == 0 or i == len(rows)] if rows else []
+
+
+def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    cells = (row.get(column, float("nan")) for column in COLUMNS)
+    return str(row["epoch"]), *("" if cell != cell else f"{cell:.4g}" for cell in cells)
+
+
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: None if value != value else value for key, value in row.items()}
+
+
+def named_options(text: str) -> tuple[str, dict[str, Any]]:
+    """A text such as "cosine:ratio=0.1" as a name and its options.
+
+    >>> named_options("step:milestones=(60,120),factor=0.2")
+    ('step', {'milestones': (60, 120), 'factor': 0.2})
+    """
+    name, _, rest = text.partition(":")
+    return name.strip(), key_values(_split_outside(rest))
+
+
+def key_values(parts: Sequence[str]) -> dict[str, Any]:
+    """Texts such as "lr=0.1" as options."""
+    out = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        require(bool(key.strip() and equals), "an option", "be written as name=value", repr(part))
+        out[key.strip().replace("-", "_")] = literal(value.strip())
+    return out
+
+
+def extra_options(words: Sequence[str]) -> dict[str, Any]:
+    """Words such as ["--alpha", "0.1", "--nesterov", "--lr=0.1"] as options; one without a value is True."""
+    out: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise InputError(f"options of the optimizer must be written as --name value, got {word!r}")
+        key, equals, value = word[2:].partition("=")
+        if not equals:
+            value = rest.pop(0) if rest and not rest[0].startswith("--") else "True"
+        out[key.replace("-", "_")] = literal(value)
+    return out
+
+
+def literal(text: str) -> Any:
+    """A number, a truth value, a tuple ("0.9,0.99") or None where the text is one, else the text."""
+    try:
+        return ast.literal_eval(text if text not in ("true", "false") else text.capitalize())
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _split_outside(text: str) -> list[str]:
+    """Parts between commas that are not within parentheses."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in parts if part.strip()]

@@ -1,0 +1,230 @@
+"""Checkpoints that survive ``kill -9``, a full disk and damage: safetensors and JSON, the last few and the best.
+
+A checkpoint is ``step-00000120.safetensors`` with the tensors and ``step-00000120.json`` with all else and the digest
+of the first. Both are written to a temporary file, synced and renamed, the JSON last: it makes the checkpoint count.
+``best.json`` names the best one. An old checkpoint goes only once a newer one is whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lambdahat._check import require
+from lambdahat.storage import write_atomically
+from lambdahat.training.packing import pack, unpack
+
+FORMAT = "lambdahat-checkpoint"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state read from disk, the step it was taken at, and what was found damaged on the way to it."""
+
+    step: int
+    state: dict[str, Any]
+    path: Path
+    damaged: tuple[str, ...] = ()
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint that cannot be read as it was written."""
+
+
+class Checkpoints:
+    """The checkpoints of one run in ``folder``: the ``keep`` newest, and the best."""
+
+    def __init__(self, folder: str | Path, keep: int = 2) -> None:
+        self.folder, self.keep = Path(folder), keep
+
+    def write(self, step: int, state: Any, best: bool = False) -> Path:
+        """Keep a state; the oldest beyond ``keep`` go, but for the best. An error leaves those before untouched."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self._write(step, state)
+            if best:
+                self.name_best(step)
+            self._prune(path)
+        except OSError as error:
+            there = self.paths()
+            kept = f"the checkpoint before is whole: {there[-1]}" if there else "there is none before it"
+            raise OSError(error.errno, f"the checkpoint of step {step} could not be written to {self.folder} "
+                          f"({error.strerror or error}); {kept}; make room or choose another folder, "
+                          "then resume") from error  # fmt: skip
+        return path
+
+    def _write(self, step: int, state: Any) -> Path:
+        path = self.folder / f"step-{step:08d}.json"
+        tensors, document = pack(state)
+        digest = write_tensors(path.with_suffix(".safetensors"), tensors)
+        index = {"format": FORMAT, "version": VERSION, "step": step, "sha256": digest, "state": document}
+        write_atomically(path, json.dumps(index, ensure_ascii=False).encode())
+        _sync(self.folder)
+        return path
+
+    def write_initial(self, tensors: dict[str, Tensor]) -> str:
+        """Keep the parameters that training began from; their digest, which every checkpoint holds."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return write_tensors(self._initial, tensors)
+        except OSError as error:
+            raise OSError(error.errno, f"folder must be one that can be written to, got {self.folder} "
+                          f"({error.strerror or error}); make room or choose another one") from error  # fmt: skip
+
+    def read_initial(self, digest: str) -> dict[str, Tensor]:
+        """The parameters that training began from."""
+        from safetensors.torch import load
+
+        there = self._initial.is_file()
+        blob = self._initial.read_bytes() if there else b""
+        whole = hashlib.sha256(blob).hexdigest() == digest
+        require(whole, "folder", "hold the initial parameters, from which distances are measured",
+                f"{self._initial} ({'damaged' if there else 'missing'})", "put it back, or begin anew")  # fmt: skip
+        return load(blob)
+
+    @property
+    def _initial(self) -> Path:
+        return self.folder / "initial.safetensors"
+
+    def paths(self) -> list[Path]:
+        """The checkpoints there are, oldest first."""
+        return sorted(self.folder.glob("step-*.json"))
+
+    def newest(self, accept: Callable[[dict[str, Any]], str] | None = None) -> Checkpoint | None:
+        """The newest whole checkpoint, or None where there are none at all.
+
+        Damaged ones are passed over and named in ``damaged``; where all are damaged, that is an error. ``accept`` says
+        what else is wrong with a state, or nothing.
+        """
+        damaged: list[str] = []
+        for path in reversed(self.paths()):
+            try:
+                step, state = read(path)
+                fault = accept(state) if accept is not None else ""
+                if fault:
+                    raise DamagedCheckpoint(f"{path} {fault}")
+            except DamagedCheckpoint as error:
+                damaged.append(str(error))
+                continue
+            return Checkpoint(step, state, path, tuple(damaged))
+        require(not damaged, "folder", "hold a whole checkpoint", "; ".join(damaged), "delete it to begin again")
+        return None
+
+    def name_best(self, step: int | None) -> None:
+        """Say that the checkpoint of ``step`` is the best, if it is there."""
+        name = None if step is None else f"step-{step:08d}.json"
+        if name is not None and (self.folder / name).is_file():
+            write_atomically(self.folder / "best.json", json.dumps({"checkpoint": name}).encode())
+
+    def best(self) -> Path | None:
+        """The best checkpoint, or None where none was named."""
+        try:
+            path = self.folder / json.loads((self.folder / "best.json").read_text(encoding="utf-8"))["checkpoint"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return path if path.is_file() else None
+
+    def forget_after(self, step: int) -> None:
+        """Remove what was written after ``step``: a run that goes on from there writes it again."""
+        for path in self.folder.glob("step-*"):
+            if path.suffix in (".json", ".safetensors") and int(path.stem.removeprefix("step-")) > step:
+                path.unlink(missing_ok=True)
+
+    def _prune(self, newest: Path) -> None:
+        """The JSON goes first, so that what is left is never taken for a checkpoint."""
+        there = self.paths()
+        stay = {*(path.stem for path in there[-self.keep :]), newest.stem}
+        stay |= {best.stem} if (best := self.best()) is not None else set()
+        for path in [*there, *self.folder.glob("step-*.safetensors")]:
+            if path.stem not in stay:
+                path.unlink(missing_ok=True)
+        for path in self.folder.glob(".*"):  # temporary files of writers that were killed
+            path.unlink(missing_ok=True)
+
+
+def read(path: Path) -> tuple[int, dict[str, Any]]:
+    """The step and the state of one checkpoint; ``DamagedCheckpoint`` unless every byte is as it was written."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+        ours = isinstance(index, dict) and index.get("format") == FORMAT
+        if not ours or index.get("version") != VERSION:
+            raise DamagedCheckpoint(f"{path} is not a checkpoint of this version of lambdahat")
+        blob = path.with_suffix(".safetensors").read_bytes()
+        if hashlib.sha256(blob).hexdigest() != index["sha256"]:
+            raise DamagedCheckpoint(f"{path.with_suffix('.safetensors')} is damaged")
+        return int(index["step"]), unpack(load(blob), index["state"])
+    except DamagedCheckpoint:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise DamagedCheckpoint(f"{path} is damaged ({type(error).__name__}: {error})") from error
+
+
+@contextmanager
+def alone_in(folder: Path | None) -> Iterator[None]:
+    """No second run in the same folder meanwhile; a lock that dies with the process, where the system has such."""
+    if folder is None:
+        yield
+        return
+    try:
+        import fcntl
+
+        folder.mkdir(parents=True, exist_ok=True)
+        stream = open(folder / ".lock", "w")  # noqa: SIM115
+    except (ImportError, OSError):  # not POSIX; or a folder that the first write will complain of
+        yield
+        return
+    with stream:
+        try:
+            fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by children, unlike flock
+        except OSError as error:
+            busy = error.errno in (errno.EACCES, errno.EAGAIN)
+            require(not busy, "folder", "have one run at a time", f"{folder}, where another is running",
+                    "wait for it, or choose another folder")  # fmt: skip
+        yield
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write tensors by name to a safetensors file, atomically; the digest of its bytes."""
+    from safetensors.torch import save
+
+    blob = save(_apart({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
+    write_atomically(path, blob)
+    return hashlib.sha256(blob).hexdigest()
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that share no memory, as safetensors wants them."""
+    seen: set[int] = set()
+    out = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        out[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return out
+
+
+def _sync(folder: Path) -> None:
+    """Make the renames of a folder last through a loss of power, where the system can."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)

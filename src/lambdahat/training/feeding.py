@@ -1,0 +1,160 @@
+"""The batches of a training run: in an order that the seed and the epoch decide, kept on the device if they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader, IterableDataset
+
+from lambdahat._check import require
+from lambdahat._rng import generator
+from lambdahat.batches import Batch, Batches, concatenate, rng_untouched
+from lambdahat.problem import Problem
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
+    """The order (count,) in which epoch number ``epoch``, from 0, sees the samples: a permutation of them."""
+    return torch.randperm(count, generator=generator(seed, f"epoch {epoch}"))
+
+
+class Feed:
+    """The steps of an epoch, each a list of ``accumulate`` batches of ``batch_size`` samples; the last may be short.
+
+    Samples are drawn without replacement. Tensors, and data sets that fit, stay on the device; larger data sets are
+    read sample by sample. With ``batch_size=None`` the problem's own batches are used as they are: in a random order
+    where they are in memory, else in the data's. ``augment(inputs, generator)`` changes the first tensor of a batch.
+    """
+
+    def __init__(
+        self, problem: Problem, batch_size: int | None, accumulate: int, seed: int, augment: Augment | None = None
+    ) -> None:
+        self.problem, self.batch_size, self.accumulate, self.seed = problem, batch_size, accumulate, seed
+        self._augment = augment
+        batches = problem.batches
+        self.num_samples = batches.num_samples
+        self._columns: Any = None
+        self._simple = False  # the common case, (x, y), made short
+        self._dataset = _dataset(batches) if batch_size is not None and problem.has_data else None
+        if batch_size is None or not problem.has_data:
+            self.steps = ceil(len(batches) / accumulate)
+            return
+        self._columns = _columns(batches)
+        self._simple = type(self._columns) is tuple and all(isinstance(leaf, Tensor) for leaf in self._columns)
+        single = self._columns is not None or self._dataset is not None
+        require(single, "batch_size", "be None where samples cannot be drawn one by one", repr(batch_size),
+                "the problem's own batches are then used")  # fmt: skip
+        self.steps = ceil(self.num_samples / (batch_size * accumulate))
+
+    @property
+    def step_samples(self) -> int:
+        """How many samples a step has, but for a short last one."""
+        return self.accumulate * (self.problem.batches.sizes[0] if self.batch_size is None else self.batch_size)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[list[Batch]]:
+        """The steps of one epoch from step ``start`` on; which samples a step has does not depend on ``start``."""
+        groups = self._groups(epoch, start)
+        for step, group in enumerate(groups, start=start):
+            yield [self._augmented(batch, epoch, step, part) for part, batch in enumerate(group)]
+
+    def sample(self, count: int, *names: object) -> Any:
+        """Data of ``count`` samples drawn without replacement from the stream ``(seed, *names)``."""
+        count = min(count, self.num_samples)
+        indices = torch.randperm(self.num_samples, generator=generator(self.seed, *names))[:count].sort().values
+        if self._columns is not None:
+            return self._take(indices.to(_home(self._columns))).data
+        return concatenate([batch.data for batch in self.problem.batches.subset(indices)])
+
+    def _groups(self, epoch: int, start: int) -> Iterator[list[Batch]]:
+        if self._columns is not None:
+            return self._from_columns(epoch, start)
+        if self._dataset is not None:
+            return _grouped(self._from_dataset(epoch, start), self.accumulate)
+        return islice(_grouped(self._own(epoch), self.accumulate), start, None)
+
+    def _from_columns(self, epoch: int, start: int) -> Iterator[list[Batch]]:
+        assert self.batch_size is not None
+        order = epoch_order(self.seed, epoch, self.num_samples).to(_home(self._columns))
+        for group in order.split(self.batch_size * self.accumulate)[start:]:
+            yield [self._take(part) for part in group.split(self.batch_size)]
+
+    def _take(self, indices: Tensor) -> Batch:
+        columns = self._columns
+        if self._simple and indices.device == self.problem.device:
+            return Batch(tuple(column[indices] for column in columns), len(indices))
+        return self.problem.batches.place(_rows(columns, indices), 0)
+
+    def _from_dataset(self, epoch: int, start: int) -> Iterator[Batch]:
+        assert self.batch_size is not None
+        assert self._dataset is not None
+        dataset, loading = self._dataset
+        order = epoch_order(self.seed, epoch, self.num_samples)[start * self.batch_size * self.accumulate :]
+        indices = [part.tolist() for part in order.split(self.batch_size)]
+        with rng_untouched():  # a DataLoader draws from the global generator when it starts
+            raws = iter(DataLoader(dataset, batch_sampler=indices, **loading))
+        for index, raw in enumerate(raws):
+            yield self.problem.batches.place(raw, index)
+
+    def _own(self, epoch: int) -> Iterator[Batch]:
+        if not self.problem.batches.in_memory:
+            return iter(self.problem.batches)
+        kept = list(self.problem.batches)
+        return (kept[i] for i in epoch_order(self.seed, epoch, len(kept)).tolist())
+
+    def _augmented(self, batch: Batch, epoch: int, step: int, part: int) -> Batch:
+        if self._augment is None:
+            return batch
+        rng = generator(self.seed, "augment", epoch, step, part)
+        data = batch.data
+        if isinstance(data, dict):
+            first = next(key for key, value in data.items() if isinstance(value, Tensor))
+            return Batch({**data, first: self._augment(data[first], rng)}, batch.size, batch.index)
+        if isinstance(data, tuple | list):
+            return Batch((self._augment(data[0], rng), *data[1:]), batch.size, batch.index)
+        return Batch(self._augment(data, rng), batch.size, batch.index)
+
+
+def _columns(batches: Batches) -> Any:
+    """All samples as one batch: on the device where they fit, else where the user's tensors are; None if neither is."""
+    raw = batches.raw
+    leaves = [raw] if isinstance(raw, Tensor) else list(raw.values()) if isinstance(raw, dict) else raw
+    leaves = leaves if isinstance(leaves, list | tuple) else []
+    rows = {len(leaf) if isinstance(leaf, Tensor) and leaf.ndim else 0 for leaf in leaves}
+    there = rows == {batches.num_samples}
+    if there and (not batches.in_memory or all(leaf.device == batches.device for leaf in leaves)):
+        return tree_map(lambda leaf: leaf.detach(), raw)
+    try:
+        return concatenate([batch.data for batch in batches]) if batches.in_memory else None
+    except (RuntimeError, TypeError, ValueError):  # batches of different shapes
+        return None
+
+
+def _rows(columns: Any, indices: Tensor) -> Any:
+    return tree_map(lambda leaf: leaf[indices] if isinstance(leaf, Tensor) and leaf.ndim else leaf, columns)
+
+
+def _home(columns: Any) -> torch.device:
+    return next(leaf.device for leaf in tree_leaves(columns) if isinstance(leaf, Tensor) and leaf.ndim)
+
+
+def _dataset(batches: Batches) -> tuple[Any, dict[str, Any]] | None:
+    """The data set that single samples can be read from, and how a loader reads it; None where there is none."""
+    raw, loading = batches.raw, {}
+    if isinstance(raw, DataLoader):
+        loading = {"collate_fn": raw.collate_fn, "num_workers": raw.num_workers}
+        raw = raw.dataset
+    readable = hasattr(raw, "__getitem__") and hasattr(raw, "__len__")
+    other = isinstance(raw, list | tuple | dict | Tensor | IterableDataset)
+    return (raw, loading) if readable and not other else None
+
+
+def _grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    while group := list(islice(batches, size)):
+        yield group

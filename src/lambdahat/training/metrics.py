@@ -1,0 +1,121 @@
+"""The rows of a run on disk: ``metrics.jsonl``, one JSON object a line, and ``metrics.csv``, the same as a table.
+
+A checkpoint notes how long the first file is, so that a resumed run cuts what came after, a half-written row too.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lambdahat._check import require
+from lambdahat.storage import write_atomically
+
+Row = dict[str, Any]
+
+
+def tidy_row(row: Mapping[str, Any]) -> Row:
+    """The row as it is kept: plain values, and NaN for what is not finite (null in JSON, nothing in CSV)."""
+    plain = {key: value.item() if isinstance(value, Tensor | np.generic) else value for key, value in row.items()}
+    return {key: math.nan if isinstance(v, float) and not math.isfinite(v) else v for key, v in plain.items()}
+
+
+class Metrics:
+    """Rows in memory and, with a ``folder``, on disk as they come."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self.rows: list[Row] = []
+        self._columns: list[str] = []
+
+    def add(self, row: Mapping[str, Any]) -> Row:
+        """Keep a row and write it."""
+        row = tidy_row(row)
+        self.rows.append(row)
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _append(self._jsonl, (_line(row) + "\n").encode())
+            self._append_csv(row)
+        return row
+
+    def sync(self) -> int:
+        """Wait until the disk has all rows, as a checkpoint that counts on them must; ``length``."""
+        if self.length:
+            with open(self._jsonl, "rb") as stream:
+                os.fsync(stream.fileno())
+        return self.length
+
+    @property
+    def length(self) -> int:
+        """Bytes of ``metrics.jsonl``."""
+        return self._jsonl.stat().st_size if self.folder is not None and self._jsonl.is_file() else 0
+
+    def covers(self, length: int) -> bool:
+        """Whether the file still holds its first ``length`` bytes."""
+        return self.length >= length
+
+    def cut(self, length: int) -> None:
+        """Go back to the first ``length`` bytes: read those rows, and drop what was written after them."""
+        require(self.covers(length), "metrics.jsonl", f"hold at least {length} bytes", f"{self.length} bytes")
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        kept = self._jsonl.read_bytes()[:length] if length else b""
+        write_atomically(self._jsonl, kept)
+        self.rows = read_rows(self._jsonl)
+        self._columns = []
+        self._rewrite_csv()
+
+    @property
+    def _jsonl(self) -> Path:
+        assert self.folder is not None
+        return self.folder / "metrics.jsonl"
+
+    def _append_csv(self, row: Row) -> None:
+        if any(key not in self._columns for key in row):  # a new column needs a new header
+            self._rewrite_csv()
+        else:
+            assert self.folder is not None
+            _append(self.folder / "metrics.csv", _csv_lines(self._columns, [row]))
+
+    def _rewrite_csv(self) -> None:
+        assert self.folder is not None
+        self._columns = list(dict.fromkeys([*self._columns, *(key for row in self.rows for key in row)]))
+        header = ",".join(self._columns).encode() + b"\n" if self._columns else b""
+        write_atomically(self.folder / "metrics.csv", header + _csv_lines(self._columns, self.rows))
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """The rows of a ``metrics.jsonl``; null is NaN, and a last line that was cut short is left out."""
+    rows = []
+    for line in Path(path).read_bytes().split(b"\n")[:-1]:
+        row = json.loads(line)
+        rows.append({key: math.nan if value is None else value for key, value in row.items()})
+    return rows
+
+
+def _line(row: Row) -> str:
+    return json.dumps({key: None if value != value else value for key, value in row.items()}, ensure_ascii=False)
+
+
+def _csv_lines(columns: list[str], rows: list[Row]) -> bytes:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    for row in rows:
+        cells = (row.get(column, "") for column in columns)
+        writer.writerow(["" if cell != cell else cell for cell in cells])
+    return stream.getvalue().encode()
+
+
+def _append(path: Path, data: bytes) -> None:
+    with open(path, "ab") as stream:
+        stream.write(data)

@@ -1,0 +1,161 @@
+"""Trackers of sizes: the learning coefficient, the spread over samples, norms, and the effective learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lambdahat._check import require, require_count
+from lambdahat.estimators.variances import variance
+from lambdahat.problem import Problem
+from lambdahat.results import Estimate, LearningCoefficient
+from lambdahat.sampling.kernels import SGLD, Kernel
+from lambdahat.sampling.langevin_pilot import Search
+from lambdahat.singular.coefficient import searched
+from lambdahat.training.measuring_base import Reading, SampledTracker, with_errors
+from lambdahat.training.step_rules import innermost, learning_rate
+
+
+class LearningCoefficientTracker(SampledTracker):
+    """λ̂ and WBIC = n·E[L(w)], n the samples measured on: columns ``llc`` and ``wbic``.
+
+    The first measurement finds everything; later ones keep γ, so that all are at one localization, and search the step
+    size from the one before, as ``lh.singular.llc_along`` does. The kernel is SGLD, which that helps; ``settings`` are
+    those of ``lh.llc``, and {"kernel": None} lets it choose. ``max_gradients`` are over all chains, pilots included.
+    """
+
+    name = "llc"
+    unit_of_cost = "gradients"
+
+    def __init__(self, *, chains: int = 4, max_gradients: int = 4000, settings: Mapping[str, Any] | None = None,
+                 **common: Any) -> None:  # fmt: skip
+        super().__init__(**common)
+        self.chains = require_count(chains, "chains")
+        self.max_gradients = require_count(max_gradients, "max_gradients", least=100)
+        self.settings = dict(settings or {})
+        own = sorted({"chains", "max_gradients", "seed"} & set(self.settings))
+        require(not own, "settings", "hold none of the tracker's own", ", ".join(own), "give them to the tracker")
+        self._known: dict[str, Any] = {}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return with_errors("llc", "wbic")
+
+    def _read(self, sample: Problem, optimizer: Any) -> Reading:
+        settings = {"kernel": "sgld", **self.settings}
+        known = {key: value for key, value in self._known.items() if key not in ("hint", "device")}
+        if self._known.get("device") != sample.device.type:
+            known.pop("mode", None)
+        if isinstance(settings["kernel"], Kernel):  # it has a localization of its own
+            known.pop("localization", None)
+        hint = None if settings.get("step_size") is not None else self._known.get("hint")
+        own = {"chains": self.chains, "seed": self.seed, "max_gradients": self.max_gradients}
+        result = searched(sample, Search(hint), **own, **{**known, **settings})
+        self._remember(result, sample)
+        values: dict[str, float | Estimate] = {"llc": result}
+        if result.wbic is not None:
+            values["wbic"] = result.wbic
+        return Reading(values, result.cost, result.status, result)
+
+    def _remember(self, result: LearningCoefficient, sample: Problem) -> None:
+        """What the next measurement begins with; the way of running the chains only where it is as fast again."""
+        chains = result.chains
+        assert chains is not None
+        known = {"localization": self._known.get("localization", result.localization), "mode": chains.mode,
+                 "device": sample.device.type}  # fmt: skip
+        if chains.kernel == SGLD.__name__:
+            known |= {"hint": chains.step_size, "batch_size": chains.batch_size}
+        self._known = known
+
+    def _bounds(self, sample: Problem) -> tuple[int, int]:
+        return self.chains, self.max_gradients
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"known": dict(self._known)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._known = dict(state["known"])
+
+
+class VarianceTracker(SampledTracker):
+    """The variance of an element of gradient, Hessian and Gauss–Newton matrix over samples (``lh.variance``).
+
+    Columns ``variance_gradient``, ``variance_hessian`` and, for a model with a loss of its output, ``variance_ggn``.
+    The cost counts passes over the sample, each of per-sample gradients or products.
+    """
+
+    name = "variance"
+    unit_of_cost = "gradients and products"
+
+    def __init__(self, *, probes: int = 4, **common: Any) -> None:
+        super().__init__(**common)
+        self.probes = require_count(probes, "probes", 2, cure="the standard error comes from their spread")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return with_errors("variance_gradient", "variance_hessian", "variance_ggn")
+
+    def _read(self, sample: Problem, optimizer: Any) -> Reading:
+        found = variance(sample, self.probes, self.seed)
+        values: dict[str, float | Estimate] = {
+            "variance_gradient": found.gradient_variance, "variance_hessian": found.hessian_variance,
+        }  # fmt: skip
+        if found.ggn_variance is not None:
+            values["variance_ggn"] = found.ggn_variance
+        return Reading(values, found.cost, found.status, found)
+
+    def _bounds(self, sample: Problem) -> tuple[int, int]:
+        passes = 2 + min(self.probes, sample.num_parameters) * (1 if sample.loss_function is None else 2)
+        return passes, passes
+
+
+class NormTracker(SampledTracker):
+    """Columns ``norms_l2`` ‖θ‖₂, ``norms_linf`` ‖θ‖_∞ and ``norms_gradient`` ‖∇L‖₂ over the sample: one gradient."""
+
+    name = "norms"
+    unit_of_cost = "gradients"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return "norms_l2", "norms_linf", "norms_gradient"
+
+    def _read(self, sample: Problem, optimizer: Any) -> Reading:
+        theta, gradient = sample.vector.double(), sample.gradient().double()
+        sizes = float(theta.norm()), float(theta.abs().max()), float(gradient.norm())
+        return Reading(dict(zip(self.columns, sizes, strict=True)), 1)
+
+    def _bounds(self, sample: Problem) -> tuple[int, int]:
+        return 1, 1
+
+
+class EffectiveRateTracker(SampledTracker):
+    """α/‖w‖², the effective learning rate of weights whose scale does not matter, as before batch norm (§7.4,
+    spectral thesis; Zhang et al. 2018).
+
+    Column ``effective_rate``; for several parameter groups the largest of theirs, each with its own α and norm. It
+    costs nothing.
+    """
+
+    name = "effective_rate"
+    unit_of_cost = "gradients"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("effective_rate",)
+
+    def _read(self, sample: Problem, optimizer: Any) -> Reading:
+        base = innermost(optimizer)
+        sizes = [(learning_rate(base, group), _squared(group["params"])) for group in base.param_groups]
+        rates = [rate / size for rate, size in sizes if size > 0]
+        require(bool(rates), "optimizer", "hold parameters that are not all 0", "none")
+        return Reading({"effective_rate": max(rates)})
+
+    def _bounds(self, sample: Problem) -> tuple[int, int]:
+        return 0, 0
+
+
+def _squared(parameters: list[torch.Tensor]) -> float:
+    """Σ‖w‖², in float64."""
+    return float(sum(parameter.detach().double().square().sum() for parameter in parameters))

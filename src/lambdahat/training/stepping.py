@@ -1,0 +1,163 @@
+"""One step of training: gradients of one or more batches, regularizers, clipping, and the optimiser."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambdahat._check import require
+from lambdahat.batches import Batch
+from lambdahat.optim.products import BatchProduct
+from lambdahat.problem import Problem
+from lambdahat.training.feeding import Feed
+from lambdahat.training.subjects import Subject
+
+SUMS = ("loss", "met", "counted", "update_norm", "gradient_norm")
+
+
+class Diverged(ArithmeticError):
+    """The loss is not finite, and something needs it to be."""
+
+
+class Tally:
+    """Sums over the steps of an epoch, kept on the device: reading them is the only wait for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
+        self.samples = self.steps = 0
+
+    def add(self, samples: int, values: Sequence[Tensor]) -> None:
+        """Count a step of so many samples, with its sums in the order of ``SUMS``."""
+        self.sums += torch.stack([value.detach().double() for value in values])
+        self.samples, self.steps = self.samples + samples, self.steps + 1
+
+    def read(self) -> dict[str, float]:
+        """Means over samples and steps, and the accuracy (NaN where there is none)."""
+        found = dict(zip(SUMS, self.sums.tolist(), strict=True))
+        steps, counted = max(self.steps, 1), found["counted"]
+        return {
+            "loss": found["loss"] / max(self.samples, 1),
+            "accuracy": found["met"] / counted if counted else float("nan"),
+            "update_norm": found["update_norm"] / steps,
+            "gradient_norm": found["gradient_norm"] / steps,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums and counts."""
+        return {"sums": self.sums, "samples": self.samples, "steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """What ``state_dict`` gave."""
+        self.sums.copy_(state["sums"])
+        self.samples, self.steps = state["samples"], state["steps"]
+
+
+class Stepper:
+    """Takes the optimiser one step on a list of batches, and adds to a tally; no waiting for the device.
+
+    The gradient is that of the mean over all samples of the step. ``clip`` bounds its norm. A regularizer's
+    ``add_to`` comes after the gradient and before clipping, its ``after_step`` after the optimiser.
+    """
+
+    def __init__(
+        self, subject: Subject, optimizer: Any, feed: Feed, *, precision: str, clip: float | None,
+        regularizers: Sequence[Any], curvature_samples: int | None,
+    ) -> None:  # fmt: skip
+        self.subject, self.optimizer, self.feed = subject, optimizer, feed
+        self.clip, self.regularizers, self.curvature_samples = clip, list(regularizers), curvature_samples
+        self.parameters = subject.trained_by(optimizer)
+        self.scaler = torch.amp.GradScaler(subject.device.type) if precision == "float16" else None
+        for inner in chain(optimizer):  # KFAC sees gradients in the backward pass, before they are unscaled
+            if self.scaler is not None and getattr(inner, "scaler", self) is None:
+                inner.scaler = self.scaler
+        self._double = any(rule.needs_product for rule in self.regularizers)
+        require(not (self._double and self.scaler), "precision", 'be "float32" or "bfloat16" with a regularizer of '
+                "curvature", '"float16", whose gradients are scaled')  # fmt: skip
+
+    def __call__(self, group: list[Batch], step: int, tally: Tally) -> None:
+        self._observe(step)
+        self.optimizer.zero_grad(set_to_none=True)
+        total = sum(batch.size for batch in group)
+        sums: list[Tensor] = []
+        graphs = []
+        for batch in group:
+            loss, met, counted = self.subject.forward(batch)
+            share = batch.size / total
+            graphs.append(self._backward(loss if share == 1 else loss * share))
+            parts = [loss.detach().double() * batch.size, met, counted]
+            sums = parts if not sums else [before + part for before, part in zip(sums, parts, strict=True)]
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        require(bool(grads), "the loss", "depend on the optimiser's parameters", "one whose gradients are all None")
+        norm = joint_norm(grads)
+        self._regularize(graphs, step)
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        self._advance()
+        tally.add(total, [*sums, _update_norm(self.optimizer, norm), norm])
+
+    def _observe(self, step: int) -> None:
+        """A curvature measurement for the optimiser, on its own batch, where it asks for one."""
+        for inner in chain(self.optimizer):
+            if getattr(inner, "due", False):
+                data = self.feed.sample(self.curvature_samples or self.feed.step_samples, "curvature", step)
+                loss = self.subject.evaluate([Batch(data, 1)])["loss"]
+                if not math.isfinite(loss):
+                    raise Diverged(f"the loss is {loss} where curvature is to be measured, at step {step}")
+                inner.observe(self._trained_part().on([data]))
+
+    def _trained_part(self) -> Problem:
+        """The problem as a function of the optimiser's parameters alone."""
+        problem, held = self.subject.problem, {id(parameter) for parameter in self.parameters}
+        names = [name for name in problem.space.names if id(self.subject.tensors[name]) in held]
+        return problem if len(names) == len(problem.space.names) else problem.restrict(names)
+
+    def _backward(self, loss: Tensor) -> list[Tensor | None]:
+        """Add the loss's gradient to that of the parameters; with its graph where products are needed."""
+        if not self._double:
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            return []
+        grads = torch.autograd.grad(loss, self.parameters, create_graph=True, allow_unused=True)
+        for parameter, grad in zip(self.parameters, grads, strict=True):
+            if grad is not None:
+                parameter.grad = grad.detach().clone() if parameter.grad is None else parameter.grad + grad.detach()
+        return list(grads)
+
+    def _regularize(self, graphs: list[list[Tensor | None]], step: int) -> None:
+        product = BatchProduct(self.parameters, graphs) if self._double else None
+        for rule in self.regularizers:
+            rule.add_to(self.parameters, product, step)
+
+    def _advance(self) -> None:
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        for rule in self.regularizers:
+            if hasattr(rule, "after_step"):
+                rule.after_step(self.parameters, self.optimizer.param_groups[0]["lr"])
+
+
+def chain(optimizer: Any) -> Iterator[Any]:
+    """The optimiser and what it wraps (``base``), outermost first."""
+    while optimizer is not None:
+        yield optimizer
+        optimizer = getattr(optimizer, "base", None)
+
+
+def _update_norm(optimizer: Any, gradient_norm: Tensor) -> Tensor:
+    """The norm of the preconditioned gradient where the optimiser has one, else that of the gradient."""
+    found = (getattr(inner, "update_norm", None) for inner in chain(optimizer))
+    return next((norm for norm in found if isinstance(norm, Tensor)), gradient_norm)
+
+
+def joint_norm(tensors: list[Tensor]) -> Tensor:
+    """The L2 norm of all tensors as one vector, in float64."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([part.double() for part in torch._foreach_norm(tensors)]))
+    return norm

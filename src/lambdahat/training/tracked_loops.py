@@ -1,0 +1,163 @@
+"""Trackers in anybody's own loop: ``with tracking(problem, ["edge"], optimizer, "run") as track: … track.step()``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lambdahat._check import require, require_count
+from lambdahat.problem import Problem, require_problem
+from lambdahat.training.measuring_base import Row, Tracker
+from lambdahat.training.metrics import Metrics, read_rows
+from lambdahat.training.runs import Run
+from lambdahat.training.trackers import make_trackers
+
+MEASUREMENTS = "measurements"  # the folder of the full results, as ``fit`` names it
+
+
+class Tracking:
+    """Counts steps and epochs, measures what is due and keeps the rows; see ``tracking``."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        trackers: str | Sequence[Tracker | str],
+        optimizer: Any = None,
+        folder: str | Path | None = None,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        require_problem(problem)
+        self.problem, self.optimizer = problem, optimizer
+        self.trackers = _made(trackers)
+        self.steps_per_epoch = None if steps_per_epoch is None else require_count(steps_per_epoch, "steps_per_epoch")
+        self.folder = None if folder is None else Path(folder)
+        self.metrics = Metrics(self.folder)
+        self.steps = self.epochs = 0
+        for tracker in self.trackers:
+            if self.folder is not None and hasattr(tracker, "folder"):
+                tracker.folder = self.folder / MEASUREMENTS
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows so far."""
+        return self.metrics.rows
+
+    @property
+    def run(self) -> Run:
+        """The rows so far as a result, which ``lh.plot`` draws."""
+        by_step = self.steps_per_epoch is None and self.steps > 0
+        about = {"progress": "step" if by_step else "epoch"}
+        return Run(tuple(self.rows), folder="" if self.folder is None else str(self.folder), about=about)
+
+    def start(self) -> Row | None:
+        """Measure everything once, before the first step."""
+        return self._record("start", self.trackers, {})
+
+    def step(self, **metrics: float) -> Row | None:
+        """Count a step of the optimiser and measure what is due; ``metrics`` of your own go into the row."""
+        return self.reach("step", self.steps + 1, self.epochs, metrics)
+
+    def epoch(self, **metrics: float) -> Row | None:
+        """Count the end of an epoch and measure what is due."""
+        return self.reach("epoch", self.steps, self.epochs + 1, metrics)
+
+    def reach(self, unit: str, steps: int, epochs: int, metrics: Mapping[str, float] | None = None) -> Row | None:
+        """The loop has come to the end of a step or an epoch (``unit``), so many of each in all."""
+        self.steps, self.epochs = steps, epochs
+        count = steps if unit == "step" else epochs
+        due = [tracker for tracker in self.trackers if tracker.unit == unit and count % tracker.every == 0]
+        return self._record(unit, due, metrics or {})
+
+    def _record(self, kind: str, due: Sequence[Tracker], metrics: Mapping[str, float]) -> Row | None:
+        if not due and not metrics:
+            return None
+        row: dict[str, Any] = {
+            "kind": kind, "epoch": self.epochs, "step": self.steps, "progress": self._progress(), **metrics
+        }  # fmt: skip
+        for tracker in due:
+            row |= tracker.measure(self.problem, self.optimizer, self.epochs, self.steps)
+        return self.metrics.add(row)
+
+    def _progress(self) -> float:
+        """Epochs, and fractions of them where their length is known; else steps."""
+        if self.steps_per_epoch is not None:
+            return self.steps / self.steps_per_epoch
+        return float(self.steps or self.epochs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counters, the length of the rows on disk, and the trackers' own states."""
+        states: list[dict[str, Any]] = [getattr(tracker, "state_dict", dict)() for tracker in self.trackers]
+        return {"steps": self.steps, "epochs": self.epochs, "metrics": self.metrics.length, "trackers": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; rows that were written later are dropped, for they will be written again."""
+        require(len(state["trackers"]) == len(self.trackers), "state", f"hold {len(self.trackers)} trackers",
+                f"{len(state['trackers'])}", "make the same trackers as then")  # fmt: skip
+        self.steps, self.epochs = state["steps"], state["epochs"]
+        self.metrics.cut(state["metrics"])
+        for tracker, own in zip(self.trackers, state["trackers"], strict=True):
+            getattr(tracker, "load_state_dict", lambda _: None)(own)
+
+    def begin(self, resume: bool = False, upto: int | None = None) -> Row | None:
+        """Measure the start; or, to ``resume``, take up the rows in the folder, of steps to ``upto`` only if given."""
+        length = self.metrics.length
+        require(resume or length == 0, "folder", "be new or empty", f"{self.folder}, which holds a run",
+                "go on with it by resuming, or choose another folder")  # fmt: skip
+        if length == 0:
+            return self.start()
+        assert self.folder is not None
+        lines = (self.folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+        steps = [row["step"] for row in read_rows(self.folder / "metrics.jsonl")]
+        kept = [line for line, step in zip(lines, steps, strict=False) if upto is None or step <= upto]
+        self.metrics.cut(sum(map(len, kept)))
+        if self.rows:
+            self.steps, self.epochs = self.rows[-1]["step"], self.rows[-1]["epoch"]
+        return None
+
+
+@contextmanager
+def tracking(
+    problem: Problem,
+    trackers: str | Sequence[Tracker | str],
+    optimizer: Any = None,
+    folder: str | Path | None = None,
+    *,
+    steps_per_epoch: int | None = None,
+    resume: bool = False,
+) -> Iterator[Tracking]:
+    """Measure along a training loop of your own: call ``step()`` and ``epoch()`` where they end.
+
+    The problem is one of the model that is trained: it shares the parameters, so it follows them. ``trackers`` are
+    trackers or their names ("edge,trace"). Everything is measured once at the start. Rows are in ``rows``, and with a
+    ``folder`` also in ``metrics.jsonl`` and ``metrics.csv`` there; at the end ``training.json`` holds them as a
+    ``Run``, which ``lh.plot`` draws over ``progress``: epochs where ``steps_per_epoch`` tells their length, else steps.
+
+    ``resume`` goes on after the last row in the folder. For the same numbers to the last digit, save ``state_dict()``
+    with the model and load it within the block.
+    """
+    track = Tracking(problem, trackers, optimizer, folder, steps_per_epoch)
+    track.begin(resume)
+    try:
+        yield track
+    finally:
+        if track.folder is not None:
+            track.run.save(track.folder / "training.json")
+
+
+def _made(trackers: str | Sequence[Tracker | str]) -> list[Tracker]:
+    """Trackers from trackers and names."""
+    parts = trackers.split(",") if isinstance(trackers, str) else trackers
+    require(isinstance(parts, Sequence), "trackers", "be a list of trackers or names", trackers, "", TypeError)
+    names = [part for part in parts if isinstance(part, str)]
+    made: list[Tracker] = [part for part in parts if not isinstance(part, str)]
+    for tracker in made:
+        require(isinstance(tracker, Tracker), "trackers", "have name, every, unit and measure", tracker,
+                'make one with make_tracker("trace")', TypeError)  # fmt: skip
+    made += [*make_trackers(names)] if names else []
+    require(bool(made), "trackers", "hold at least one", "none")
+    known = [tracker.name for tracker in made]
+    twice = sorted({name for name in known if known.count(name) > 1})
+    require(not twice, "trackers", "be one of a kind, for a kind has one set of columns", ", ".join(twice))
+    return made

@@ -1,0 +1,291 @@
+"""Checkpoints: what is packed comes back, and what goes wrong on disk is said and costs only the newest."""
+
+import collections
+import errno
+import json
+import math
+import multiprocessing
+import os
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from lambdahat.training import Checkpoints, metrics
+from lambdahat.training.checkpoints import DamagedCheckpoint, alone_in, read
+from lambdahat.training.metrics import Metrics, read_rows
+from lambdahat.training.packing import pack, unpack
+from tests.training.small_runs import Setup, same, timeless
+
+STATE = {
+    "numbers": [1, 2.5, -0.0, 1e-320, math.inf, True, None, "text", "λ"],
+    "tuple": (1, (2,)),
+    "by number": {0: {"momentum": torch.arange(3.0), "step": 4}, 1: {}},
+    "counter": collections.Counter({3: 2}),
+    "bfloat": torch.tensor([1.5, math.nan], dtype=torch.bfloat16),
+    "integer": torch.tensor(7),
+    "bytes": torch.get_rng_state(),
+    "empty": torch.zeros(0, 3),
+    "bool": torch.tensor([True, False]),
+    "transposed": torch.arange(6.0).reshape(2, 3).T,
+    "channels last": torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    "every other": torch.arange(6.0)[::2],
+    "numpy": np.float64(0.1),
+    "dtype": torch.float16,
+    "device": torch.device("cpu"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    """Nobody pulls the plug here: what the system has taken is as good as on the disk."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+def through_disk(state, folder):
+    checkpoints = Checkpoints(folder)
+    return read(checkpoints.write(0, state))[1]
+
+
+def assert_equal(first, second):
+    assert type(first) is type(second)
+    if isinstance(first, torch.Tensor):
+        assert first.dtype == second.dtype
+        assert first.stride() == second.stride() or first.stride() == (2,)  # gaps are not kept
+        assert (
+            torch.equal(first.nan_to_num(9), second.nan_to_num(9)) if first.is_floating_point() else first.equal(second)
+        )
+    elif isinstance(first, dict):
+        assert list(first) == list(second)
+        for key in first:
+            assert_equal(first[key], second[key])
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second)
+        for one, other in zip(first, second, strict=True):
+            assert_equal(one, other)
+    else:
+        assert repr(first) == repr(second)
+
+
+@pytest.mark.parametrize("key", STATE)
+def test_states_come_back(key, tmp_path):
+    expected = float(STATE[key]) if key == "numpy" else STATE[key]
+    assert_equal(expected, unpack(*pack(STATE[key])))
+    assert_equal({"part": expected}, through_disk({"part": STATE[key]}, tmp_path))
+
+
+def test_shared_tensors_are_stored_once_and_views_whole(tmp_path):
+    tensor = torch.arange(6.0)
+    tensors, _ = pack({"first": tensor, "second": tensor})
+    assert list(tensors) == ["first"]
+    back = through_disk({"all": tensor, "same": tensor, "part": tensor[2:4], "row": tensor.view(2, 3)[1]}, tmp_path)
+    assert back["part"].tolist() == [2.0, 3.0]
+    assert back["row"].tolist() == [3.0, 4.0, 5.0]
+    back["all"].zero_()
+    assert back["same"].tolist() == tensor.tolist()
+
+
+def test_what_cannot_be_kept_is_named():
+    with pytest.raises(TypeError, match=r"optimizer/state/0/hook must be a tensor.*got <function"):
+        pack({"optimizer": {"state": {0: {"hook": lambda: 0}}}})
+    with pytest.raises(TypeError, match="a key of state must be text or a number"):
+        pack({"state": {torch.ones(1): 1}})
+    with pytest.raises(ValueError, match="document must be one that pack"):
+        unpack({}, {"pickle": "…"})
+
+
+def test_optimiser_states_come_back(tmp_path):
+    setup = Setup("adam")
+    setup.fit(1)
+    expected = setup.optimizer.state_dict()
+    assert_equal(expected, through_disk(expected, tmp_path))
+
+
+def damage_json(path):
+    path.write_text(path.read_text()[:-20])
+
+
+def damage_tensors(path):
+    blob = path.with_suffix(".safetensors").read_bytes()
+    path.with_suffix(".safetensors").write_bytes(blob[:-1] + bytes([blob[-1] ^ 1]))
+
+
+def truncate_tensors(path):
+    path.with_suffix(".safetensors").write_bytes(path.with_suffix(".safetensors").read_bytes()[:100])
+
+
+def empty_json(path):
+    path.write_bytes(b"")
+
+
+def other_json(path):
+    path.write_text(json.dumps({"format": "other"}))
+
+
+def lose_tensors(path):
+    path.with_suffix(".safetensors").unlink()
+
+
+def lose_state(path):
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "state": {"tensor": "nowhere"}}))
+
+
+DAMAGES = [damage_json, damage_tensors, truncate_tensors, empty_json, other_json, lose_tensors, lose_state]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage, tmp_path):
+    whole = Setup("sgd")
+    run = whole.fit(3, tmp_path)
+    newest = Checkpoints(tmp_path / "checkpoints").paths()[-1]
+    damage(newest)
+    with pytest.raises(DamagedCheckpoint, match="step-00000015"):
+        read(newest)
+    setup = Setup("sgd")
+    with pytest.warns(RuntimeWarning, match=r"step-00000015.*resuming from step-00000010\.json"):
+        again = setup.fit(3, tmp_path, resume=True)
+    assert same(setup.tensors, whole.tensors)
+    assert timeless(again.history) == timeless(run.history)
+    assert read(newest)[0] == 15
+
+
+def test_all_damaged_is_an_error_and_nothing_is_lost(tmp_path):
+    Setup("sgd").fit(3, tmp_path)
+    for path in Checkpoints(tmp_path / "checkpoints").paths():
+        damage_tensors(path)
+    rows = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=r"folder must hold a whole checkpoint, got .*step-00000015.*step-00000010"):
+        Setup("sgd").fit(3, tmp_path, resume=True)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == rows
+
+
+def test_lost_rows_send_the_run_back_to_a_checkpoint_that_has_its_own(tmp_path):
+    whole = Setup("sgd")
+    run = whole.fit(3, tmp_path)
+    rows = (tmp_path / "metrics.jsonl").read_bytes()
+    (tmp_path / "metrics.jsonl").write_bytes(rows[:-5])
+    setup = Setup("sgd")
+    with pytest.warns(RuntimeWarning, match=r"counts on rows that metrics.jsonl does not hold"):
+        again = setup.fit(3, tmp_path, resume=True)
+    assert same(setup.tensors, whole.tensors)
+    assert timeless(again.history) == timeless(run.history)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_damaged_initial_parameters_are_named(lost, tmp_path):
+    Setup("sgd").fit(1, tmp_path)
+    path = tmp_path / "checkpoints" / "initial.safetensors"
+    path.unlink() if lost else path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(
+        ValueError, match=f"folder must hold the initial parameters.*{'missing' if lost else 'damaged'}"
+    ):
+        Setup("sgd").fit(2, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("when", ["tensors", "json", "best.json"])
+def test_a_full_or_read_only_disk_is_an_error_and_the_run_goes_on_later(code, when, tmp_path, monkeypatch):
+    """The write of the third epoch fails half-way: the second's checkpoint is whole and the run resumes from it."""
+    real_replace = os.replace
+    suffix = {"tensors": "step-00000015.safetensors", "json": "step-00000015.json", "best.json": "best.json"}[when]
+    full = []
+
+    def replace(source, target):
+        if str(target).endswith(suffix) and (when != "best.json" or full):
+            raise OSError(code, os.strerror(code), str(target))
+        if str(target).endswith("step-00000015.json"):
+            full.append(True)
+        real_replace(source, target)
+
+    whole = Setup("sgd")
+    run = whole.fit(3, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        with pytest.raises(OSError, match=r"checkpoint of step 15 could not be written.*is whole.*make room") as caught:
+            Setup("sgd").fit(3, tmp_path / "parts")
+    assert caught.value.errno == code
+    assert not list((tmp_path / "parts" / "checkpoints").glob(".*"))
+    found = Checkpoints(tmp_path / "parts" / "checkpoints").newest()
+    assert found.step == (15 if when == "best.json" else 10)
+    setup = Setup("sgd")
+    again = setup.fit(3, tmp_path / "parts", resume=True)
+    assert same(setup.tensors, whole.tensors)
+    assert timeless(again.history) == timeless(run.history)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_training(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("not a folder")
+    setup = Setup("sgd")
+    before = setup.tensors
+    with pytest.raises(OSError, match=r"folder must be one that can be written to, got .*file"):
+        setup.fit(1, tmp_path / "file")
+
+    def refuse(*arguments, **named):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    with pytest.raises(OSError, match=r"folder must be one that can be written to.*\(Permission denied\)"):
+        setup.fit(1, tmp_path / "new")
+    assert same(setup.tensors, before)
+
+
+def test_a_best_that_was_not_yet_named_is_named_on_resuming(tmp_path):
+    """Killed between the checkpoint and the word that it is the best."""
+    Setup("sgd").fit(2, tmp_path)
+    (tmp_path / "checkpoints" / "best.json").write_text(json.dumps({"checkpoint": "step-00000005.json"}))
+    Setup("sgd").fit(2, tmp_path, resume=True)
+    assert Checkpoints(tmp_path / "checkpoints").best().name == "step-00000010.json"
+
+
+def test_one_run_at_a_time_in_a_folder(tmp_path):
+    hears, tells = os.pipe()
+
+    def hold():
+        with alone_in(tmp_path):
+            os.write(tells, b".")
+            time.sleep(60)
+
+    child = multiprocessing.get_context("fork").Process(target=hold)
+    with warnings.catch_warnings():  # Python 3.12 warns of threads
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child.start()
+    os.read(hears, 1)
+    with pytest.raises(ValueError, match=r"folder must have one run at a time, got .*where another is running"):
+        Setup("sgd").fit(1, tmp_path)
+    child.kill()
+    child.join()
+    assert len(Setup("sgd").fit(1, tmp_path)) == 1
+
+
+def test_rows_that_do_not_fit_on_the_disk_are_an_error(tmp_path, monkeypatch):
+    def full(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics, "_append", full)
+        with pytest.raises(OSError, match="No space left"):
+            Setup("sgd").fit(1, tmp_path)
+    run = Setup("sgd").fit(2, tmp_path, resume=True)
+    assert len(run) == 2
+
+
+def test_metrics_cut_and_gain_columns(tmp_path):
+    first = Metrics(tmp_path)
+    first.add({"step": 1, "loss": 0.5})
+    length = first.length
+    first.add({"step": 2, "loss": math.inf, "trace": 1.0, "note": 'a, "b"'})
+    assert (tmp_path / "metrics.csv").read_text() == 'step,loss,trace,note\n1,0.5,,\n2,,1.0,"a, ""b"""\n'
+    with open(tmp_path / "metrics.jsonl", "ab") as stream:
+        stream.write(b'{"step": 3, "lo')  # a writer that was killed
+    second = Metrics(tmp_path)
+    assert second.covers(length)
+    assert not second.covers(10_000)
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2]
+    second.cut(length)
+    assert second.rows == [{"step": 1, "loss": 0.5}]
+    second.add({"step": 2, "loss": 0.25})
+    assert [row["loss"] for row in read_rows(tmp_path / "metrics.jsonl")] == [0.5, 0.25]
+    assert (tmp_path / "metrics.csv").read_text() == "step,loss\n1,0.5\n2,0.25\n"
