@@ -1,0 +1,75 @@
+"""Figures of what trackers measured along a run: a panel for every computation, with its 95 % intervals."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, SKY, VERMILION
+from lambdahat.training.runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = (BLUE, VERMILION, GREEN, AMBER, PURPLE, SKY)
+ASIDE = ("_stderr", "_cost", "_seconds", "_status")
+WIDE = 20.0  # values that vary by more than this factor are shown by their logarithms
+PANELS = {
+    "learning rate × sharpness": r"edge(_threshold)?",
+    "largest eigenvalues": r"top_\d+",
+    "span of the largest eigenvalues": r"top_(overlap|drift)",
+    "ends of the spectrum": r"spectrum_(largest|smallest)",
+    "share of eigenvalues": r"spectrum_(degeneracy|negative)",
+    "trace": r"(spectrum_)?trace",
+    "learning coefficient λ̂": r"llc",
+    "WBIC": r"wbic",
+    "variance of an element": r"variance_\w+",
+    "norms": r"norms_\w+",
+    "effective learning rate α/‖w‖²": r"effective_rate",
+}
+
+
+def tracked_panels(run: Run, aside: set[str]) -> dict[str, list[str]]:
+    """The columns of each panel by its label, those of no known tracker apart; columns in ``aside`` are left out."""
+    names = dict.fromkeys(key for row in run.history for key in row if key not in aside and not key.endswith(ASIDE))
+    panels: dict[str, list[str]] = {}
+    for name in names:
+        if any(_finite(row.get(name)) for row in run.history):
+            label = next((label for label, form in PANELS.items() if re.fullmatch(form, name)), name)
+            panels.setdefault(label, []).append(name)
+    return panels
+
+
+def draw_tracked(run: Run, axes: Axes, label: str, columns: list[str]) -> None:
+    """Tracked quantities that share an axis; a threshold is a dashed line."""
+    seen = []
+    for name, colour in zip(columns, _colours(columns), strict=True):
+        rows = [row for row in run.history if _finite(row.get(name))]
+        progress, values = (np.array([row[key] for row in rows], float) for key in ("progress", name))
+        errors = np.array([row.get(f"{name}_stderr", math.nan) for row in rows], float)
+        half = 1.96 * np.where(np.isfinite(errors), errors, 0.0)
+        if name.endswith("_threshold"):
+            axes.plot(progress, values, color=GREY, linestyle="--", linewidth=0.9, label="threshold")
+        else:
+            axes.errorbar(progress, values, yerr=half if half.any() else None, color=colour, marker="o",
+                          markersize=3 if len(rows) <= 40 else 0, linewidth=1.2, capsize=2, label=name)  # fmt: skip
+        seen.append(values)
+    low, high = min(part.min() for part in seen), max(part.max() for part in seen)
+    if 0 < low < high / WIDE:
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=0.8 * low)
+    axes.set_xlabel(run.about.get("progress", "epoch"))
+    axes.set_ylabel(label)
+    if len(columns) > 1:
+        axes.legend(frameon=False, fontsize="small")
+
+
+def _colours(columns: list[str]) -> list[str]:
+    return [COLOURS[place % len(COLOURS)] for place in range(len(columns))]
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
