@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from numpy.polynomial import chebyshev, legendre
 
 from lambdahat._progress import progress
-from lambdahat.estimators.spectra import logdet, moments, spectral_bounds, spectrum, trace_function
+from lambdahat.estimators.spectra import moments, spectral_bounds, spectrum, trace_function
 from lambdahat.krylov import random_vector
 from lambdahat.operators import operator
-from lambdahat.results import Result, Status
+from lambdahat.results import Result
 from tests.cases import with_eigenvalues
 
 D = torch.float64
@@ -102,46 +102,6 @@ def test_spectra_survive_the_disk(tmp_path):
     assert back.cost == 10
 
 
-def test_logdet_intervals_cover():
-    matrix = with_eigenvalues(POSITIVE)
-    exact = logdet(operator(matrix), "exact")
-    assert exact.value == pytest.approx(float(torch.logdet(matrix)), rel=1e-12)
-    assert exact.stderr == 0.0
-    runs = [logdet(operator(matrix), depth=30, probes=4, seed=seed) for seed in range(60)]
-    inside = [low <= exact.value <= high for low, high in (run.interval() for run in runs)]
-    assert 0.85 <= np.mean(inside) <= 0.999
-    assert all(run.status is Status.CONVERGED for run in runs)
-    assert runs[0].cost == 120
-
-
-def test_logdet_of_a_multiple_of_the_identity_is_exact():
-    found = logdet(operator(3.0 * torch.eye(50, dtype=D)))
-    assert found.value == pytest.approx(50 * np.log(3.0), rel=1e-14)
-    assert found.cost == 10
-
-
-def test_too_small_a_depth_is_said():
-    A = operator(with_eigenvalues(torch.logspace(-6, 2, 300)))
-    assert logdet(A, depth=6, probes=30).status is Status.QUADRATURE
-    assert logdet(A, depth=200, probes=3).status is Status.CONVERGED
-
-
-def test_logdet_names_what_is_not_positive():
-    A = operator(with_eigenvalues(torch.linspace(-0.5, 2, 40)))
-    with pytest.raises(ValueError, match=r"positive definite, got the Ritz value -0\.\d+; add a shift"):
-        logdet(A)
-    with pytest.raises(ValueError, match=r"the eigenvalue -0\.5; add a shift"):
-        logdet(A, "exact")
-    with pytest.raises(ValueError, match="method must be one of 'slq', 'exact'"):
-        logdet(A, "lanczos")
-
-
-def test_logdet_at_the_rounding_of_the_dtype_says_so():
-    values = torch.cat([torch.full((20,), 1e-6), torch.linspace(1, 10, 40)])
-    found = logdet(operator(torch.diag(values)), depth=40)
-    assert found.status is Status.PRECISION_LIMIT
-
-
 def test_trace_function_of_any_function():
     matrix = with_eigenvalues(INDEFINITE)
     found = trace_function(operator(matrix), np.exp, depth=25, probes=20)
@@ -179,6 +139,44 @@ def test_moments_of_each_probe_are_exact(basis, count):
     assert np.allclose(found.stderr**2, np.diag(found.covariance), atol=1e-14)
     assert found.cost == A.matvecs == 3 * ((count + 1) // 2)
     assert found.values[0] == pytest.approx(1.0, abs=1e-14)
+
+
+@pytest.mark.parametrize("probe", ["gaussian", "rademacher", "orthogonal"])
+def test_moments_are_of_a_positive_measure_with_every_kind_of_probe(probe):
+    A = operator(with_eigenvalues(INDEFINITE))
+    found = moments(A, 12, "chebyshev", probes=20, seed=1, bounds=(-1.5, 4.5), probe=probe)
+    exact = chebyshev.chebvander((INDEFINITE.numpy() - 1.5) / 3, 12).mean(0)
+    assert found.values[0] == pytest.approx(1.0, abs=1e-14)
+    toeplitz = found.values[np.abs(np.subtract.outer(range(13), range(13)))]
+    assert np.linalg.eigvalsh(toeplitz)[0] > 0
+    assert np.abs(found.values - exact)[1:].max() <= 4 * found.stderr[1:].max()
+
+
+def test_gaussian_probes_divided_by_their_length_are_those_of_the_sphere():
+    A = operator(with_eigenvalues(INDEFINITE))
+    first, second = (moments(A, 5, probes=4, probe=kind) for kind in ("gaussian", "sphere"))
+    assert np.array_equal(first.values, second.values)
+
+
+def test_error_of_orthogonal_probes_is_true_and_vanishes_for_all_of_them():
+    A = operator(with_eigenvalues(INDEFINITE))
+    exact = float(INDEFINITE.mean())
+    runs = [moments(A, 1, probes=40, seed=seed, probe="orthogonal")[1] for seed in range(200)]
+    values, errors = np.array([run.value for run in runs]), np.array([run.stderr for run in runs])
+    assert values.var() == pytest.approx((errors**2).mean(), rel=0.25)
+    alone = 2 / (A.dim + 2) * (float((INDEFINITE**2).mean()) - exact**2)  # of one probe on the sphere
+    assert (errors**2).mean() == pytest.approx(alone / 40 * (A.dim - 40) / (A.dim - 1), rel=0.05)
+    every = moments(A, 1, probes=A.dim, probe="orthogonal")[1]
+    assert every.value == pytest.approx(exact, abs=1e-12)
+    assert every.stderr == 0.0
+
+
+@pytest.mark.parametrize("probe", ["sphere", "rademacher"])
+def test_the_number_of_probes_keeps_the_error_asked_for(probe):
+    A = operator(with_eigenvalues(INDEFINITE))
+    found = moments(A, 10, "chebyshev", tol=0.05, probe=probe)
+    assert found.probes == int(np.ceil((5 if probe == "sphere" else 3) / (A.dim * 0.05**2)))
+    assert found.stderr.max() <= 0.05
 
 
 def test_moments_estimate_the_trace_within_their_errors():
@@ -239,8 +237,11 @@ def test_moments_survive_the_disk(tmp_path):
         (lambda A: spectrum(A, 0), "depth must be"),
         (lambda A: spectrum(A, 5, probes=0), "probes must be"),
         (lambda A: spectrum(A, 5, seed=-1), "seed must be"),
-        (lambda A: logdet(A, depth=100), "depth must be"),
         (lambda A: moments(A, 0), "count must be"),
+        (lambda A: moments(A, 3, probe="cauchy"), "probe must be one of"),
+        (lambda A: moments(A, 3, probe="orthogonal", probes=1000), "no more can be orthogonal"),
+        (lambda A: moments(A, 3, probes=5, tol=0.1), "tol must come without probes"),
+        (lambda A: moments(A, 3, tol=0.1), "tol must come with bounds"),
         (lambda A: moments(A, 3, probes=1), "probes must be an integer of at least 2"),
         (lambda A: moments(A, 3, "hermite"), "basis must be one of 'power', 'chebyshev', 'legendre'"),
         (lambda A: moments(A, 3, bounds=(1.0, 0.0)), "bounds must be two finite numbers"),
@@ -260,7 +261,7 @@ def test_too_little_memory_is_named_before_any_product(monkeypatch):
     assert A.matvecs == 0
 
 
-@pytest.mark.parametrize("call", [spectrum, logdet, lambda A: moments(A, 2), lambda A: trace_function(A, np.exp)])
+@pytest.mark.parametrize("call", [spectrum, lambda A: moments(A, 2), lambda A: trace_function(A, np.exp)])
 def test_asymmetric_operators_are_refused(call):
     with pytest.raises(ValueError, match="must be symmetric"):
         call(operator(torch.triu(torch.ones(4, 4))))

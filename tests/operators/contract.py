@@ -96,6 +96,21 @@ class OperatorContract:
             scale = float(dense.diagonal().abs().sum())
             assert abs(trace - float(dense.trace())) <= max(1e-10, self.tolerance) * scale
 
+    def test_known_squares_and_bounds(self, operator: LinearOperator, dense: Tensor) -> None:
+        squares, (low, high) = operator.known_squares(), operator.known_bounds()
+        if squares is not None:
+            assert abs(squares - float((dense @ dense).trace())) <= max(1e-10, self.tolerance) * squares
+        if operator.symmetric:
+            values = torch.linalg.eigvalsh((dense + dense.T) / 2)
+            slack = max(1e-10, self.tolerance) * float(values.abs().max())
+            assert low - slack <= float(values[0])
+            assert float(values[-1]) <= high + slack
+
+    def test_columns(self, operator: LinearOperator, dense: Tensor) -> None:
+        before, chosen = operator.matvecs, [operator.dim - 1, 0]
+        assert relative(operator.columns(chosen).double(), dense[:, chosen]) <= self.tolerance
+        assert operator.matvecs - before == 2
+
     def test_scipy(self, operator: LinearOperator, dense: Tensor) -> None:
         v = self.block(operator, 2)
         product = operator.to_scipy() @ v.numpy()

@@ -1,20 +1,22 @@
-"""Random probe vectors: Rademacher, Gaussian, or uniform on the sphere.
+"""Random probe vectors: Rademacher, Gaussian, or uniform on the sphere, and how many of them an error needs.
 
 All have mean 0 and covariance I, so that E[zᵀAz] = tr A (Hutchinson 1990).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from lambdahat._check import require_choice
+from lambdahat._check import require, require_choice, require_count, require_positive
 from lambdahat._rng import generator
 from lambdahat.operators.base import LinearOperator
 
 KINDS = ("rademacher", "gaussian", "sphere")
+FOURTH_MOMENTS = {"rademacher": 1.0, "gaussian": 3.0, "sphere": 3.0, "orthogonal": 3.0}
 BLOCK_COLUMNS = 64
 BLOCK_ELEMENTS = 2**26
 
@@ -61,6 +63,25 @@ class Probes:
 
     def _normals(self) -> Tensor:
         return torch.randn(self.dim, dtype=torch.float32, generator=self._stream).to(self.device, self.dtype)
+
+
+def probes_for(tol: float, dim: int, kind: str = "sphere", condition: float | None = None) -> int:
+    """How many probes give tr φ(A)/P, |φ| ≤ 1 on the spectrum, a standard error of at most ``tol``.
+
+    Lemma 1 of the spectral thesis: Var(uᵀHu) ≤ (2 + m₄)·tr H² for a probe u whose elements have variance 1 and fourth
+    moment m₄ (1 for Rademacher, 3 for Gaussian), and tr φ(A)² ≤ P. With the ``condition`` number κ of a positive
+    definite A it is tr A itself, to a relative ``tol``: Var/mean² ≤ (2 + m₄)/(1 + (P − 1)/κ²) (Eq. 2.34).
+
+    >>> probes_for(0.01, 1000), probes_for(0.01, 1000, "rademacher")
+    (50, 30)
+    """
+    require_positive(tol, "tol")
+    require_count(dim, "dim")
+    variance = 2 + FOURTH_MOMENTS[require_choice(kind, "kind", tuple(FOURTH_MOMENTS))]
+    if condition is None:
+        return max(2, math.ceil(variance / (dim * tol**2)))
+    require(condition >= 1, "condition", "be at least 1", repr(condition))
+    return max(2, math.ceil(variance / (1 + (dim - 1) / condition**2) / tol**2))
 
 
 def unit_blocks(operator: LinearOperator) -> Iterator[tuple[slice, Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -13,22 +14,23 @@ from torch import Tensor
 from lambdahat._check import require, require_choice, require_count
 from lambdahat._progress import report
 from lambdahat.batches import free_memory
-from lambdahat.estimators.probes import block_columns
+from lambdahat.estimators.probes import FOURTH_MOMENTS, Probes, block_sizes, probes_for
 from lambdahat.krylov import (
     BREAKDOWN,
     Lanczos,
     dot,
     lanczos,
     random_vector,
-    require_finite,
     require_symmetric,
     working_dtype,
 )
+from lambdahat.maxent.bases import BASES, legendre_in_chebyshev
 from lambdahat.operators.base import LinearOperator
 from lambdahat.results import Array, Estimate, Moments, Spectrum, Status
 
 DEFAULT_DEPTH = 100
 BOUNDS_DEPTH = 30
+DEFAULT_PROBES = 50
 
 
 def spectrum(operator: LinearOperator, depth: int | None = None, probes: int = 1, seed: int = 0) -> Spectrum:
@@ -38,8 +40,8 @@ def spectrum(operator: LinearOperator, depth: int | None = None, probes: int = 1
     values and squared first components are the Gauss rule of the measure the probe sees: Σ_j w_j θ_j^k = zᵀAᵏz for
     k ≤ 2·depth − 1. When a probe's Krylov space ends early its row is filled up with nodes of weight 0.
     """
-    runs = _runs(operator, depth, probes, seed, "spectrum")
-    return _quadrature(operator, runs)
+    runs = lanczos_runs(operator, depth, probes, seed, "spectrum")
+    return quadrature(operator, runs)
 
 
 def trace_function(
@@ -53,38 +55,19 @@ def trace_function(
 
     The status is QUADRATURE when three quarters of the depth give a value that differs by more than the standard error.
     """
-    runs = _runs(operator, depth, probes, seed, "trace_function")
+    runs = lanczos_runs(operator, depth, probes, seed, "trace_function")
     return _trace_of(operator, runs, function)
-
-
-def logdet(
-    operator: LinearOperator, method: str = "slq", depth: int | None = None, probes: int = 10, seed: int = 0
-) -> Estimate:
-    """log det A of a positive definite operator.
-
-    "slq" is tr log A by stochastic Lanczos quadrature, ``depth``·``probes`` products; "exact" is a Cholesky
-    factorisation of the dense matrix in float64, P products. An eigenvalue that is not positive is an error that
-    names it.
-    """
-    require_choice(method, "method", ("slq", "exact"))
-    require_symmetric(operator, "logdet")
-    if method == "exact":
-        return _exact_logdet(operator)
-    runs = _runs(operator, depth, probes, seed, "logdet")
-    least = min(float(run.ritz()[0][0]) for run in runs)
-    _require_positive_definite(least, "Ritz value")
-    estimate = _trace_of(operator, runs, np.log)
-    limited = least <= _noise(operator, runs)
-    return dataclasses.replace(estimate, status=Status.PRECISION_LIMIT) if limited else estimate
 
 
 def moments(
     operator: LinearOperator,
     count: int,
     basis: str = "power",
-    probes: int = 50,
+    probes: int | None = None,
     seed: int = 0,
     bounds: tuple[float, float] | None = None,
+    probe: str = "sphere",
+    tol: float | None = None,
 ) -> Moments:
     """tr φ_k(A)/P for k = 0 … ``count``, with φ_k = xᵏ, the Chebyshev polynomial T_k or the Legendre polynomial P_k.
 
@@ -92,11 +75,17 @@ def moments(
     bases take it from a short Lanczos run, and powers are those of A itself. Products are made for blocks of probes,
     each gives two moments by (φ_i z)·(φ_j z), so that ``count`` moments cost ⌈count/2⌉ products a probe. Legendre
     moments are convex combinations of Chebyshev moments, so nothing is lost on the way.
+
+    ``probe`` is "sphere" (as is "gaussian": each probe is divided by its own zᵀz, which makes the moments those of a
+    positive measure), "rademacher" or "orthogonal": probes on the sphere that are orthogonal to each other, whose
+    variance falls like that of a sample without replacement, to 0 for P of them. There are ``probes`` of them (50), or
+    as many as bound the standard error of every polynomial moment by ``tol`` (Lemma 1, spectral thesis).
     """
     require_symmetric(operator, "moments")
     require_count(count, "count", least=1)
-    require_count(probes, "probes", 2, cure="the standard error comes from their spread")
-    require_choice(basis, "basis", ("power", "chebyshev", "legendre"))
+    require_choice(basis, "basis", BASES)
+    require_choice(probe, "probe", tuple(FOURTH_MOMENTS))
+    probes = _number_of_probes(operator, probes, probe, tol, bounded=basis != "power" or bounds is not None)
     cost = probes * ((count + 1) // 2)
     if bounds is not None:
         pair = isinstance(bounds, tuple | list) and len(bounds) == 2
@@ -107,27 +96,46 @@ def moments(
     else:
         bounds, used = spectral_bounds(operator, seed)
         cost += used
-    readings = _probe_moments(operator, count, basis == "power", probes, seed, bounds)
+    blocks = _starts(operator, probe, probes, seed)
+    readings = _probe_moments(operator, count, basis == "power", blocks, probes, bounds)
     if basis != "power":
         _require_bounds(readings, bounds, operator)
     if basis == "legendre":
-        readings = readings @ _legendre_in_chebyshev(count).T
+        readings = readings @ legendre_in_chebyshev(count).T
     covariance = np.cov(readings, rowvar=False).reshape(count + 1, count + 1) / probes
+    if probe == "orthogonal":
+        covariance *= (operator.dim - probes) / operator.dim
     stderr = np.sqrt(np.diag(covariance).clip(0.0))
     return Moments(readings.mean(0), stderr, covariance, basis, bounds, probes, cost)
 
 
-def spectral_bounds(operator: LinearOperator, seed: int = 0) -> tuple[tuple[float, float], int]:
-    """An interval that holds the spectrum, and the products it took: a short Lanczos run plus its residuals and 1 %."""
+@dataclasses.dataclass(frozen=True)
+class Ends:
+    """Both ends of a spectrum as a short Lanczos run sees them: Ritz values, their residuals, the products spent."""
+
+    low: float
+    high: float
+    low_residual: float
+    high_residual: float
+    cost: int
+
+
+def spectral_ends(operator: LinearOperator, seed: int = 0) -> Ends:
+    """The extreme Ritz values of 30 steps of Lanczos."""
     run = lanczos(operator, random_vector(operator, seed, "bounds"), min(BOUNDS_DEPTH, operator.dim), "bounds")
     nodes, _, residuals = run.ritz()
-    low, high = float(nodes[0]), float(nodes[-1])
-    margin = 0.01 * (high - low) or 1e-3 * abs(high) or 1.0
-    left, right = low - float(residuals[0]) - margin, high + float(residuals[-1]) + margin
-    return (max(left, 0.0) if operator.psd and high > 0 else left, right), run.products
+    return Ends(float(nodes[0]), float(nodes[-1]), float(residuals[0]), float(residuals[-1]), run.products)
 
 
-def _runs(operator: LinearOperator, depth: int | None, probes: int, seed: int, task: str) -> list[Lanczos]:
+def spectral_bounds(operator: LinearOperator, seed: int = 0) -> tuple[tuple[float, float], int]:
+    """An interval that holds the spectrum, and the products it took: a short Lanczos run plus its residuals and 1 %."""
+    ends = spectral_ends(operator, seed)
+    margin = 0.01 * (ends.high - ends.low) or 1e-3 * abs(ends.high) or 1.0
+    left, right = ends.low - ends.low_residual - margin, ends.high + ends.high_residual + margin
+    return (max(left, 0.0) if operator.psd and ends.high > 0 else left, right), ends.cost
+
+
+def lanczos_runs(operator: LinearOperator, depth: int | None, probes: int, seed: int, task: str) -> list[Lanczos]:
     """One Lanczos run a probe; their bases are dropped."""
     require_symmetric(operator, task)
     require_count(probes, "probes")
@@ -145,7 +153,7 @@ def _runs(operator: LinearOperator, depth: int | None, probes: int, seed: int, t
     return runs
 
 
-def _quadrature(operator: LinearOperator, runs: list[Lanczos], depth: int | None = None) -> Spectrum:
+def quadrature(operator: LinearOperator, runs: list[Lanczos], depth: int | None = None) -> Spectrum:
     """The Gauss rules of several probes as one spectrum; short ones repeat their last node with weight 0."""
     rules = [run.ritz(depth) for run in runs]
     width = max(len(nodes) for nodes, _, _ in rules)
@@ -156,11 +164,11 @@ def _quadrature(operator: LinearOperator, runs: list[Lanczos], depth: int | None
         nodes[row, m:], residuals[row, m:] = nodes[row, m - 1], residuals[row, m - 1]
     weights /= weights.sum(axis=1, keepdims=True)
     cost = sum(run.products for run in runs)
-    noise = _noise(operator, runs)  # a bound by the recurrence alone would promise more than the products hold
+    noise = rounding(operator, runs)  # a bound by the recurrence alone would promise more than the products hold
     return Spectrum(nodes, weights, np.hypot(residuals, noise), operator.dim, operator.psd, noise, cost)
 
 
-def _noise(operator: LinearOperator, runs: list[Lanczos]) -> float:
+def rounding(operator: LinearOperator, runs: list[Lanczos]) -> float:
     """The size below which a Ritz value is rounding: that of the dtype, or what the products showed."""
     scale = max(float(torch.cat([run.alpha.abs(), run.beta]).max()) for run in runs)
     return max(BREAKDOWN * float(torch.finfo(operator.dtype).eps) * scale, *(run.noise for run in runs))
@@ -178,40 +186,59 @@ def _trace_of(operator: LinearOperator, runs: list[Lanczos], function: Callable[
         return readings
 
     shorter = max(1, 3 * max(len(run.alpha) for run in runs) // 4)
-    full = _quadrature(operator, runs).expectation(checked, operator.dim)
-    short = _quadrature(operator, runs, shorter).expectation(checked, operator.dim)
+    full = quadrature(operator, runs).expectation(checked, operator.dim)
+    short = quadrature(operator, runs, shorter).expectation(checked, operator.dim)
     unsettled = abs(float(full) - float(short)) > max(float(full.stderr), 1e-12 * abs(float(full)))
     return dataclasses.replace(full, status=Status.QUADRATURE if unsettled else Status.CONVERGED)
 
 
-def _exact_logdet(operator: LinearOperator) -> Estimate:
-    before, matrix = operator.matvecs, operator.dense().double()
-    require_finite(matrix)
-    matrix = (matrix + matrix.T) / 2
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    if int(failed):
-        _require_positive_definite(min(float(torch.linalg.eigvalsh(matrix)[0]), 0.0), "eigenvalue")
-    return Estimate(2.0 * float(factor.diagonal().log().sum()), cost=operator.matvecs - before)
+def _number_of_probes(
+    operator: LinearOperator, probes: int | None, probe: str, tol: float | None, bounded: bool
+) -> int:
+    """As many as asked for, or as the tolerance asks for."""
+    if tol is not None:
+        require(probes is None, "tol", "come without probes, whose number it sets", f"{tol!r} and {probes!r} probes")
+        require(bounded, "tol", "come with bounds that map A to [-1, 1]", "power moments of A itself", "pass bounds")
+        probes = probes_for(tol, operator.dim, probe)
+    probes = DEFAULT_PROBES if probes is None else probes
+    if probe != "orthogonal":
+        return require_count(probes, "probes", 2, cure="the standard error comes from their spread")
+    probes = min(probes, operator.dim) if tol is not None else probes
+    return require_count(probes, "probes", min(2, operator.dim), operator.dim, "no more can be orthogonal")
 
 
-def _require_positive_definite(least: float, kind: str) -> None:
-    require(least > 0, "the operator of logdet", "be positive definite", f"the {kind} {least:.3g}",
-            "add a shift: operator + delta * identity(operator)")  # fmt: skip
+def _starts(operator: LinearOperator, probe: str, probes: int, seed: int) -> Iterator[Tensor]:
+    """The probes in blocks (P, b)."""
+    sizes = block_sizes(probes, operator.dim)
+    if probe == "rademacher":
+        stream = Probes(operator, probe, seed, "moments")
+        yield from (stream.draw(size).to(working_dtype(operator)) for size in sizes)
+        return
+    where = range(probes)
+    if probe == "orthogonal":
+        draws = torch.stack([random_vector(operator, seed, "sphere", j).double() for j in where], dim=1)
+        yield from torch.linalg.qr(draws).Q.to(working_dtype(operator)).split(sizes, dim=1)
+        return
+    for size, first in zip(sizes, itertools.accumulate([0, *sizes]), strict=False):
+        yield torch.stack([random_vector(operator, seed, "sphere", j) for j in where[first : first + size]], dim=1)
 
 
 def _probe_moments(
-    operator: LinearOperator, count: int, power: bool, probes: int, seed: int, bounds: tuple[float, float]
+    operator: LinearOperator,
+    count: int,
+    power: bool,
+    blocks: Iterator[Tensor],
+    probes: int,
+    bounds: tuple[float, float],
 ) -> Array:
-    """zᵀφ_k(B)z (probes, count + 1) for each probe z, B the operator mapped from ``bounds`` to [−1, 1]."""
-    width, products = block_columns(operator.dim), (count + 1) // 2
-    readings = []
-    for first in range(0, probes, width):
-        chosen = range(first, min(first + width, probes))
-        block = torch.stack([random_vector(operator, seed, "sphere", probe) for probe in chosen], dim=1)
+    """zᵀφ_k(B)z/zᵀz (probes, count + 1) for each probe z, B the operator mapped from ``bounds`` to [−1, 1]."""
+    products, readings, done = (count + 1) // 2, [], 0
+    for block in blocks:
         values: list[Tensor] = []
         for step, pair in enumerate(_paired_moments(operator, block, power, bounds, products), start=1):
             values += pair
-            report("moments", first * products + step * len(chosen), probes * products)
+            report("moments", done + step * block.shape[1], probes * products)
+        done += products * block.shape[1]
         start = dot(block, block)
         readings.append((torch.stack([start, *values[:count]], dim=1) / start[:, None]).cpu())
     whole = torch.cat(readings)
@@ -246,13 +273,3 @@ def _require_bounds(readings: Array, bounds: tuple[float, float], operator: Line
     largest = float(np.abs(readings).max())
     require(largest <= 1 + slack, "bounds", "hold the whole spectrum",
             f"{bounds}, and a Chebyshev moment of {largest:.3g}", "pass wider bounds")  # fmt: skip
-
-
-def _legendre_in_chebyshev(count: int) -> Array:
-    """P_n = Σ_k c_nk T_k (count + 1, count + 1): P_n(cos t) = Σ_j a_j a_{n−j} cos((n − 2j)t), a_j = C(2j, j)/4ʲ."""
-    a = np.cumprod([1.0] + [(2 * j - 1) / (2 * j) for j in range(1, count + 1)])
-    table = np.zeros((count + 1, count + 1))
-    for n in range(count + 1):
-        for j in range(n + 1):
-            table[n, abs(n - 2 * j)] += a[j] * a[n - j]
-    return table

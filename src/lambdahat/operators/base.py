@@ -6,6 +6,7 @@ holds an operator, it does not subclass one.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -115,6 +116,20 @@ class LinearOperator(ABC):
         diagonal = self.known_diagonal()
         return None if diagonal is None else float(diagonal.double().sum())
 
+    def known_squares(self) -> float | None:
+        """tr A², the sum of all squared entries, where it can be had without products."""
+        return None
+
+    def known_bounds(self) -> tuple[float, float]:
+        """An interval that holds the spectrum and costs no product; its ends may be infinite."""
+        return 0.0 if self.psd else -math.inf, math.inf
+
+    def columns(self, indices: Sequence[int]) -> Tensor:
+        """The columns A[:, indices] (P, k), each counted as a product."""
+        units = torch.zeros(self.dim, len(indices), dtype=self.dtype, device=self.device)
+        units[list(indices), range(len(indices))] = 1.0
+        return self._multiply(units)
+
     def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
         """The trace from one-sided samples, where that is cheaper than both the closed form and products."""
         return None
@@ -203,6 +218,12 @@ class Identity(LinearOperator):
     def known_trace(self) -> float:
         return float(self.dim)
 
+    def known_squares(self) -> float:
+        return float(self.dim)
+
+    def known_bounds(self) -> tuple[float, float]:
+        return 1.0, 1.0
+
 
 def identity(like: LinearOperator) -> Identity:
     """The identity with the order, dtype, device and names of another operator: ``H + 1e-3 * identity(H)``."""
@@ -233,6 +254,23 @@ class Sum(LinearOperator):
     def known_trace(self) -> float | None:
         first, second = self.first.known_trace(), self.second.known_trace()
         return None if first is None or second is None else first + second
+
+    def known_squares(self) -> float | None:
+        """tr (A + B)² where one of the two is a multiple of the identity."""
+        for plain, shift in ((self.first, self.second), (self.second, self.first)):
+            c, squares, trace = _multiple(shift), plain.known_squares(), plain.known_trace()
+            if c is not None and squares is not None and trace is not None:
+                return squares + 2 * c * trace + c**2 * self.dim
+        return None
+
+    def known_bounds(self) -> tuple[float, float]:
+        """The sum of both (Weyl's inequality)."""
+        (a, b), (c, d) = self.first.known_bounds(), self.second.known_bounds()
+        return a + c, b + d
+
+    def columns(self, indices: Sequence[int]) -> Tensor:
+        self.matvecs += len(indices)
+        return (self.first.columns(indices) + self.second.columns(indices)).to(self.dtype)
 
     def why_no_trace(self) -> str:
         return self.first.why_no_trace() or self.second.why_no_trace()
@@ -268,6 +306,20 @@ class Scaled(LinearOperator):
     def known_trace(self) -> float | None:
         trace = self.inner.known_trace()
         return None if trace is None else self.factor * trace
+
+    def known_squares(self) -> float | None:
+        squares = self.inner.known_squares()
+        return None if squares is None else self.factor**2 * squares
+
+    def known_bounds(self) -> tuple[float, float]:
+        if self.factor == 0:
+            return 0.0, 0.0
+        low, high = sorted(self.factor * end for end in self.inner.known_bounds())
+        return low, high
+
+    def columns(self, indices: Sequence[int]) -> Tensor:
+        self.matvecs += len(indices)
+        return self.factor * self.inner.columns(indices)
 
     def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
         found = self.inner.sampled_trace(tol, seed)
@@ -361,6 +413,16 @@ def require_operator(operator: Any) -> None:
     """Raise unless it is an operator; a matrix or a problem is one call away from one."""
     require(isinstance(operator, LinearOperator), "operator", "be a LinearOperator", operator,
             "wrap a matrix with lh.operator(matrix), a problem with lh.hessian(problem)", TypeError)  # fmt: skip
+
+
+def _multiple(operator: LinearOperator) -> float | None:
+    """c where an operator is c·I, else None."""
+    if isinstance(operator, Identity):
+        return 1.0
+    if not isinstance(operator, Scaled):
+        return None
+    inner = _multiple(operator.inner)
+    return None if inner is None else operator.factor * inner
 
 
 def _near(operator: LinearOperator) -> LinearOperator | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
@@ -33,6 +35,46 @@ class Matrix(LinearOperator):
         rows, columns = entries.indices()
         on = rows == columns
         return torch.zeros(self.dim, dtype=self.dtype, device=self.device).index_add_(0, rows[on], entries.values()[on])
+
+    def known_squares(self) -> float | None:
+        values = _values(self.matrix).double()
+        return float((values * values).sum()) if self.symmetric else None
+
+    def known_bounds(self) -> tuple[float, float]:
+        """Gershgorin's circles: each eigenvalue lies within Σ_{j≠i}|a_ij| of some a_ii."""
+        if not self.symmetric:
+            return super().known_bounds()
+        diagonal = self.known_diagonal().double()
+        radius = self._absolute_row_sums() - diagonal.abs()
+        low, high = float((diagonal - radius).min()), float((diagonal + radius).max())
+        return max(low, 0.0) if self.psd else low, high
+
+    def columns(self, indices: Sequence[int]) -> Tensor:
+        if self.matrix.layout != torch.strided:
+            return super().columns(indices)
+        self.matvecs += len(indices)
+        return self.matrix[:, list(indices)].clone()
+
+    def rescaled(self, scale: Tensor) -> Matrix:
+        """D A D with D = diag(``scale``), formed."""
+        if self.matrix.layout == torch.strided:
+            return Matrix(scale[:, None] * self.matrix * scale, symmetric=self.symmetric, psd=self.psd)
+        entries = self.matrix.to_sparse_coo().coalesce()
+        rows, columns = entries.indices()
+        values = entries.values() * scale[rows] * scale[columns]
+        scaled = torch.sparse_coo_tensor(entries.indices(), values, self.shape, check_invariants=True).coalesce()
+        csr = self.matrix.layout == torch.sparse_csr
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            return Matrix(scaled.to_sparse_csr() if csr else scaled, symmetric=self.symmetric, psd=self.psd)
+
+    def _absolute_row_sums(self) -> Tensor:
+        """Σ_j |a_ij| (P,)."""
+        if self.matrix.layout == torch.strided:
+            return self.matrix.abs().sum(dim=1, dtype=torch.float64)
+        entries = self.matrix.to_sparse_coo().coalesce()
+        sums = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
+        return sums.index_add_(0, entries.indices()[0], entries.values().abs().double())
 
     def dense(self) -> Tensor:
         return self.matrix.to_dense().clone()
@@ -83,14 +125,13 @@ def operator(matrix: Any, *, symmetric: bool | None = None, psd: bool = False) -
 
 
 def _as_tensor(matrix: Any) -> Tensor:
-    import scipy.sparse
-
     if scipy.sparse.issparse(matrix):
         _require_real(matrix.dtype)
         csr = matrix.tocsr()
         csr.sum_duplicates()
         data = torch.as_tensor(csr.data if csr.data.dtype == np.float32 else csr.data.astype(np.float64))
-        parts = torch.as_tensor(csr.indptr.astype(np.int64)), torch.as_tensor(csr.indices.astype(np.int64))
+        kind = np.int32 if max(csr.nnz, csr.shape[1]) < 2**31 else np.int64  # half the memory traffic where they fit
+        parts = torch.as_tensor(csr.indptr.astype(kind)), torch.as_tensor(csr.indices.astype(kind))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
             return torch.sparse_csr_tensor(*parts, data, size=csr.shape, check_invariants=True)
@@ -143,6 +184,10 @@ def _asymmetry(matrix: Tensor) -> float:
     """max |A − Aᵀ|."""
     if matrix.layout == torch.strided:
         return float((matrix - matrix.T).abs().max())
+    if matrix.layout == torch.sparse_csr and matrix.device.type == "cpu":  # many times faster than torch's difference
+        parts = (matrix.values(), matrix.col_indices(), matrix.crow_indices())
+        csr = scipy.sparse.csr_array(tuple(part.numpy() for part in parts), shape=matrix.shape)
+        return float(abs(csr - csr.T).max())
     difference = (matrix.to_sparse_coo() - matrix.to_sparse_coo().T).coalesce().values()
     return float(difference.abs().max()) if difference.numel() else 0.0
 

@@ -1,0 +1,291 @@
+"""Log-determinants against dense ones: every method, preconditioner and kind of matrix, and whether intervals hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+from lambdahat._rng import generator
+from lambdahat.estimators.determinants import logdet
+from lambdahat.estimators.gauss_limits import limit_of, rule_of
+from lambdahat.estimators.preconditioning import preconditioned
+from lambdahat.krylov import lanczos, random_vector
+from lambdahat.maxent import fit
+from lambdahat.operators import operator
+from lambdahat.operators.base import identity
+from lambdahat.operators.curvature import ggn
+from lambdahat.operators.kernels import kernel_matrix
+from lambdahat.results import Status
+from tests.cases import Products, classifier, with_eigenvalues
+
+D = torch.float64
+POSITIVE = torch.logspace(-1, 1, 80, dtype=D)
+WIDE = torch.logspace(-4, 1, 200, dtype=D)
+
+
+def laplacian(side: int = 12, shift: float = 0.05) -> tuple[scipy.sparse.csr_array, float]:
+    """The 7-point Laplacian of a cube plus a shift, and its exact log-determinant, a sum of logs."""
+    ones = np.ones(side)
+    line = scipy.sparse.diags_array([-ones[1:], 2 * ones, -ones[1:]], offsets=[-1, 0, 1])
+    eye = scipy.sparse.eye_array(side)
+    parts = ((line, eye, eye), (eye, line, eye), (eye, eye, line))
+    matrix = sum(scipy.sparse.kron(scipy.sparse.kron(a, b), c) for a, b, c in parts)
+    modes = 2 - 2 * np.cos(np.pi * np.arange(1, side + 1) / (side + 1))
+    values = modes[:, None, None] + modes[None, :, None] + modes + shift
+    return (matrix + shift * scipy.sparse.eye_array(side**3)).tocsr(), float(np.log(values).sum())
+
+
+def uneven(size: int = 150) -> scipy.sparse.csr_array:
+    """A tridiagonal matrix whose rows differ in scale by 10⁶, as those of a stiffness matrix do."""
+    ones = np.ones(size)
+    matrix = scipy.sparse.diags_array([-0.45 * ones[1:], ones, -0.45 * ones[1:]], offsets=[-1, 0, 1])
+    scale = scipy.sparse.diags_array(np.logspace(0, 3, size))
+    return (scale @ matrix @ scale).tocsr()
+
+
+def points(count: int = 150, dimensions: int = 3) -> torch.Tensor:
+    return torch.randn(count, dimensions, generator=generator(0, "points"), dtype=D)
+
+
+def test_logdet_intervals_cover():
+    matrix = with_eigenvalues(POSITIVE)
+    exact = logdet(operator(matrix), "exact")
+    assert exact.value == pytest.approx(float(torch.logdet(matrix)), rel=1e-12)
+    assert exact.stderr == 0.0
+    runs = [logdet(operator(matrix), depth=30, probes=4, seed=seed) for seed in range(40)]
+    inside = [low <= exact.value <= high for low, high in (run.interval() for run in runs)]
+    assert 0.85 <= np.mean(inside) <= 0.999
+    assert all(run.status is Status.CONVERGED for run in runs)
+    assert runs[0].cost == 120
+
+
+def test_logdet_of_a_multiple_of_the_identity_is_exact():
+    found = logdet(operator(3.0 * torch.eye(50, dtype=D)))
+    assert found.value == pytest.approx(50 * np.log(3.0), rel=1e-14)
+    assert found.cost == 10
+
+
+def test_too_small_a_depth_is_said():
+    A = operator(with_eigenvalues(torch.logspace(-6, 2, 300)))
+    assert logdet(A, depth=6, probes=30).status is Status.QUADRATURE
+    assert logdet(A, depth=200, probes=3).status is Status.CONVERGED
+
+
+def test_logdet_names_what_is_not_positive():
+    A = operator(with_eigenvalues(torch.linspace(-0.5, 2, 40)))
+    with pytest.raises(ValueError, match=r"positive definite, got the Ritz value -0\.\d+; add a shift"):
+        logdet(A)
+    with pytest.raises(ValueError, match=r"the eigenvalue -0\.5; add a shift"):
+        logdet(A, "exact")
+    with pytest.raises(ValueError, match="method must be one of 'slq', 'maxent', 'chebyshev', 'exact'"):
+        logdet(A, "lanczos")
+
+
+def test_logdet_at_the_rounding_of_the_dtype_says_so():
+    values = torch.cat([torch.full((20,), 1e-6), torch.linspace(1, 10, 40)])
+    found = logdet(operator(with_eigenvalues(values).float()), depth=40)
+    assert found.status is Status.PRECISION_LIMIT
+
+
+@pytest.mark.parametrize("method", ["slq", "maxent", "chebyshev"])
+def test_every_method_covers(method):
+    matrix = with_eigenvalues(POSITIVE)
+    exact = float(torch.logdet(matrix))
+    hidden = Products(matrix)
+    runs = [logdet(hidden, method, depth=30, probes=6, seed=seed) for seed in range(25)]
+    inside = [low <= exact <= high for low, high in (run.interval() for run in runs)]
+    assert np.mean(inside) >= 0.85
+    assert np.std([run.value for run in runs]) < 0.1 * POSITIVE.log().abs().sum()
+    assert runs[0].cost == 30 * 6 + (0 if method == "slq" else 30)
+
+
+@pytest.mark.parametrize("method", ["slq", "maxent", "chebyshev"])
+def test_intervals_hold_where_the_depth_does_not_suffice(method):
+    """At depth 8 every method is biased on six decades; the bound on that is in the interval."""
+    values = torch.logspace(-5, 1, 300, dtype=D)
+    A = Products(with_eigenvalues(values)) + 0.0 * identity(Products(torch.eye(300, dtype=D)))
+    exact = float(values.log().sum())
+    for seed in range(4):
+        found = logdet(A, method, depth=8, probes=10, seed=seed, bounds=(1e-5, 10.5))
+        low, high = found.interval()
+        assert low <= exact <= high
+        assert found.status is Status.QUADRATURE
+
+
+def test_gauss_and_radau_rules_hold_each_probe():
+    """zᵀlog(A)z lies between the Gauss–Radau rule at the smallest eigenvalue and the Gauss rule, at every depth."""
+    matrix = with_eigenvalues(WIDE)
+    A, values, vectors = operator(matrix), *torch.linalg.eigh(matrix)
+    z = random_vector(A, 0, "probe")
+    exact = float((vectors.T @ z).square() @ values.log())
+    for depth in (3, 6, 12, 24):
+        run = lanczos(A, z, depth)
+        nodes, weights, _ = run.ritz()
+        others, masses = run.radau(float(WIDE[0]) * (1 - 1e-9))
+        assert float(masses.sum()) == pytest.approx(1.0, abs=1e-12)
+        assert float(others[0]) == pytest.approx(float(WIDE[0]), rel=1e-6)
+        for order in range(2 * depth + 1):  # one more than the Gauss rule
+            moment = float((vectors.T @ z).square() @ (values / 10) ** order)
+            assert float(masses @ (others / 10) ** order) == pytest.approx(moment, abs=1e-10)
+        assert float(masses @ others.log()) <= exact + 1e-12
+        assert exact <= float(weights @ nodes.log()) + 1e-12
+        limit = limit_of([run], float(WIDE[0]))
+        assert limit.low - 1e-12 <= exact <= limit.high + 1e-12
+
+
+def test_rule_of_a_density_is_that_of_its_moments():
+    values = 0.5 + 1.5 * torch.rand(4000, generator=generator(0, "rule"), dtype=D)
+    x = ((values - 1.25) / 0.75).numpy()
+    moments = np.polynomial.chebyshev.chebvander(x, 12).mean(0)
+    rule = rule_of(fit(moments, bounds=(0.5, 2.0)), 6).ritz()
+    assert len(rule[0]) == 6
+    for order in range(12):
+        assert float(rule[1] @ rule[0] ** order) == pytest.approx(float((values**order).mean()), rel=1e-6)
+
+
+def test_known_traces_steady_the_estimate():
+    """tr A and tr A² are known of a matrix that is there, and not of one known by its products."""
+    matrix = with_eigenvalues(torch.linspace(1, 3, 200))
+    for method in ("slq", "maxent", "chebyshev"):
+        steady = logdet(operator(matrix), method, depth=20, probes=5, precondition="none")
+        plain = logdet(Products(matrix), method, depth=20, probes=5)
+        assert float(steady.stderr) < 0.3 * float(plain.stderr)
+        assert abs(steady.value - float(torch.logdet(matrix))) <= 4 * float(steady.stderr)
+
+
+def test_sparse_laplacian_is_within_its_interval():
+    matrix, exact = laplacian()
+    A = operator(matrix, psd=True)
+    assert logdet(A, "exact").value == pytest.approx(exact, rel=1e-12)
+    assert A.known_bounds()[0] == pytest.approx(0.05)
+    for method in ("slq", "maxent", "chebyshev"):
+        found = logdet(A, method, depth=40, probes=6)
+        assert found.status is Status.CONVERGED
+        assert abs(found.value - exact) <= 4 * float(found.stderr) < 0.02 * exact
+
+
+def test_exact_of_a_sparse_matrix_is_that_of_the_dense_one():
+    matrix = uneven()
+    sparse, dense = operator(matrix), operator(matrix.toarray())
+    assert logdet(sparse, "exact").value == pytest.approx(logdet(dense, "exact").value, rel=1e-12)
+    assert logdet(sparse, "exact").cost == 0
+
+
+def test_jacobi_scaling_is_chosen_and_helps():
+    matrix = uneven()
+    exact = float(np.linalg.slogdet(matrix.toarray())[1])
+    scaled, plain = (logdet(operator(matrix), depth=20, precondition=kind) for kind in ("auto", "none"))
+    assert abs(scaled.value - exact) <= 4 * float(scaled.stderr)
+    assert scaled.status is Status.CONVERGED
+    assert float(scaled.stderr) < 0.1 * float(plain.stderr)
+    assert scaled.cost == plain.cost
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: operator(uneven()),
+        lambda: operator(uneven().toarray()),
+        lambda: kernel_matrix(points(), noise=1e-3),
+        lambda: kernel_matrix(points(), noise=1e-3) + 0.1 * identity(kernel_matrix(points())),
+        lambda: operator(with_eigenvalues(WIDE)),
+    ],
+)
+@pytest.mark.parametrize("kind", ["jacobi", "cholesky"])
+def test_preconditioners_leave_the_determinant_alone(make, kind):
+    A = make()
+    ready = preconditioned(A, kind, 30 if kind == "cholesky" else None)
+    whole, inner = torch.logdet(A.dense()), torch.logdet(ready.operator.dense())
+    assert ready.logdet + float(inner) == pytest.approx(float(whole), rel=1e-8, abs=1e-6)
+    least = float(torch.linalg.eigvalsh(ready.operator.dense())[0])
+    assert ready.operator.known_bounds()[0] <= least * (1 + 1e-6)
+    assert ready.cost == (30 if kind == "cholesky" else 0)
+
+
+def test_a_whole_cholesky_factor_leaves_the_identity():
+    K = kernel_matrix(points(60), length_scale=0.3, noise=1e-2)
+    found = logdet(K, depth=3, probes=2, precondition="cholesky", rank=60)
+    assert found.value == pytest.approx(float(torch.logdet(K.dense())), rel=1e-9)
+    assert found.cost <= 60 + 6
+
+
+def test_ill_conditioned_kernel_within_a_budget():
+    """Squared exponential with κ of 10⁷: 300 products bring 3 %, and the interval holds."""
+    K = kernel_matrix(points(300), length_scale=1.5, noise=1e-5)
+    exact = float(torch.logdet(K.dense()))
+    found = logdet(K, depth=10, probes=15, rank=150)
+    assert found.cost == 300
+    low, high = found.interval()
+    assert low <= exact <= high
+    assert abs(found.value - exact) <= 0.03 * abs(exact)
+    assert abs(logdet(K, depth=10, probes=30, precondition="none").value - exact) > 0.05 * abs(exact)
+
+
+def test_no_preconditioner_is_kept_where_columns_tell_nothing():
+    K = kernel_matrix(points(100), length_scale=0.02)
+    ready = preconditioned(K, "auto", 20)
+    assert ready.operator is K
+    assert ready.cost == 20
+
+
+def test_curvature_of_a_network():
+    G = ggn(classifier((3, 4, 2)))
+    shifted = G + 0.1 * identity(G)
+    exact = float(torch.logdet(shifted.dense()))
+    found = logdet(shifted, depth=20, probes=20)
+    assert abs(found.value - exact) <= 4 * float(found.stderr)
+
+
+ONE = torch.eye(5, dtype=torch.float64)
+MISUSES = {
+    "one probe for moments": (
+        lambda: logdet(operator(ONE), "maxent", probes=1),
+        "probes must be an integer of at least 2",
+    ),
+    "depth beyond P": (lambda: logdet(operator(ONE), depth=100), "depth must be"),
+    "bounds that hold 0": (lambda: logdet(operator(ONE), "chebyshev", bounds=(0.0, 2.0)), "0 < low < high"),
+    "bounds too narrow": (
+        lambda: logdet(operator(with_eigenvalues(POSITIVE)), "maxent", bounds=(1.0, 2.0)),
+        "bounds must hold the whole spectrum",
+    ),
+    "preconditioner unknown": (lambda: logdet(operator(ONE), precondition="ilu"), "precondition must be one of 'auto'"),
+    "rank of no factor": (lambda: logdet(operator(ONE), precondition="jacobi", rank=3), "rank must come with"),
+    "rank beyond P": (
+        lambda: logdet(operator(ONE), precondition="cholesky", rank=6),
+        r"rank must be an integer in \[1, 5\]",
+    ),
+    "no diagonal": (
+        lambda: logdet(Products(ONE), precondition="jacobi"),
+        "precondition must be 'none' where no diagonal",
+    ),
+    "asymmetric": (lambda: logdet(operator(np.triu(np.ones((4, 4))))), "must be symmetric"),
+    "negative diagonal": (
+        lambda: logdet(operator(torch.diag(torch.tensor([1.0, -2.0]))), precondition="jacobi"),
+        "positive definite, got the diagonal entry -2; add a shift",
+    ),
+    "indefinite after scaling": (
+        lambda: logdet(operator(torch.tensor([[1.0, 20.0], [20.0, 100.0]]))),
+        r"positive definite, got the Ritz value -2\.\d+; add a shift",
+    ),
+    "indefinite, sparse": (
+        lambda: logdet(operator(scipy.sparse.csr_array(np.array([[1.0, 2.0], [2.0, 1.0]]))), "exact"),
+        "positive definite, got the pivot -3; add a shift",
+    ),
+    "singular, sparse": (
+        lambda: logdet(operator(scipy.sparse.csr_array(np.ones((2, 2)))), "exact"),
+        "positive definite, got the pivot 0; add a shift",
+    ),
+    "indefinite, moments": (
+        lambda: logdet(operator(with_eigenvalues([-1.0, 1.0, 2.0])), "maxent", precondition="none"),
+        "positive definite, got the Ritz value -1; add a shift",
+    ),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_misuse_names_the_argument(misuse):
+    call, text = MISUSES[misuse]
+    with pytest.raises(ValueError, match=text):
+        call()
