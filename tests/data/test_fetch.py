@@ -187,6 +187,45 @@ def test_a_compressed_mirror_is_judged_by_what_is_inside(monkeypatch, server, tm
     assert len(load("mnist", tmp_path / "new").train[0]) == 7
 
 
+@pytest.mark.parametrize(("suffix", "stale"), [(".gz", ""), ("", ".gz")])
+def test_a_wrong_copy_in_the_other_form_does_not_outlive_the_right_one(known, server, monkeypatch, suffix, stale):
+    packed = {"": lambda body: body, ".gz": gzip.compress}
+    monkeypatch.setitem(CATALOGUE, "known", replace(CATALOGUE["known"], sources=(Mirror(server.address_of, suffix),)))
+    server.files = {f"{name}{suffix}": packed[suffix](body) for name, body in server.files.items()}
+    known.mkdir(parents=True)
+    (known / f"one{stale}").write_bytes(packed[stale](BODY[:50]))
+    fetch("known")
+    assert {path.name for path in known.iterdir()} == {f"one{suffix}", f"two{suffix}"}
+    check("known")
+
+
+class Careless:
+    """A source that brings wrong files, or none, and does not notice."""
+
+    def __init__(self, brings):
+        self.brings = brings
+
+    def __str__(self):
+        return "careless"
+
+    def bring(self, files, folder):
+        for file in files if self.brings else ():
+            (folder / file.name).write_bytes(BODY[:50])
+
+
+@pytest.mark.parametrize(
+    ("brings", "message"), [(True, "one must hold 10,240 bytes, got 50"), (False, "must hold one")]
+)
+def test_a_fetch_succeeds_only_if_the_files_are_right_in_the_end(known, server, monkeypatch, brings, message):
+    entry = CATALOGUE["known"]
+    monkeypatch.setitem(CATALOGUE, "known", replace(entry, sources=(Careless(brings),)))
+    with pytest.raises(ConnectionError, match=message):
+        fetch("known")
+    monkeypatch.setitem(CATALOGUE, "known", replace(entry, sources=(Careless(brings), *entry.sources)))
+    fetch("known")
+    check("known")
+
+
 def tar_of(members):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:

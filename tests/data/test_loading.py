@@ -78,6 +78,19 @@ def test_a_count_other_than_the_published_is_noticed_where_no_checksum_is_known(
         load("imagenet32", tmp_path)
 
 
+def test_files_without_a_published_checksum_are_named(tmp_path, places):
+    from tests.data.test_imagenet import write_small
+
+    write_small(tmp_path, "npz")
+    found = check("imagenet32", tmp_path)
+    assert len(found.unpublished) == len(found.form) == 11
+    (tmp_path / "val_data.npz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"val_data.npz must hold data, got an empty file; fetch it again"):
+        check("imagenet32", tmp_path)
+    write_handwriting(places[0] / "mnist")
+    assert check("mnist").unpublished == ()
+
+
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"folder must be a folder, got .*nowhere \(no such folder\)"):
         load("mnist", tmp_path / "nowhere")

@@ -215,3 +215,55 @@ def test_a_group_can_be_added(name):
     optimizer.step()
     assert late.max() < 1
     assert len(optimizer.state_dict()["param_groups"]) == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: Gadam(p, lr=0.05, average_start=2, average_every=2),
+        lambda p: SWA(p, lr=0.05, average_start=2, average_every=2),
+        lambda p: Lookahead(Gadam(p, lr=0.05, average_start=2, average_every=2)),
+    ],
+)
+def test_a_group_added_later_shares_the_count(make):
+    model, late = network(), nn.Parameter(torch.ones(2))
+    optimizer = make(model.parameters())
+    train(model, optimizer, 3)
+    optimizer.add_param_group({"params": [late]})
+    iterates = []
+    for _ in range(4):
+        late.grad = torch.ones(2)
+        optimizer.step()
+        iterates.append(late.detach().clone())
+    assert [(g["average_step"], g["averaged"]) for g in optimizer.param_groups] == [(7, 3), (7, 2)]
+    average = optimizer.averaged_parameters[-1]
+    torch.testing.assert_close(average, (iterates[0] + iterates[2]) / 2)  # steps 4 and 6; 2 was before its time
+
+
+def test_a_group_added_later_joins_an_average_that_patience_began():
+    model, late = network(), nn.Parameter(torch.ones(2))
+    optimizer = GadamAuto(model.parameters(), lr=0.05, patience=1)
+    train(model, optimizer, 2)
+    for value in (1.0, 2.0, 3.0, 4.0):
+        optimizer.record(value)
+    assert optimizer.stopped
+    optimizer.add_param_group({"params": [late]})
+    first, second = optimizer.param_groups
+    assert {k: second[k] for k in ("best", "waited", "stopped")} == {"best": 3.0, "waited": 1, "stopped": True}
+    late.grad = torch.ones(2)
+    optimizer.step()
+    assert (second["average_step"], second["averaged"]) == (first["average_step"], 1)
+    assert torch.equal(optimizer.averaged_parameters[-1], late)
+
+
+def test_a_group_added_later_may_have_its_own_start():
+    model, late = network(), nn.Parameter(torch.ones(2))
+    optimizer = Gadam(model.parameters(), lr=0.05, average_start=2)
+    train(model, optimizer, 3)
+    optimizer.add_param_group({"params": [late], "average_start": 5})
+    counts = []
+    for _ in range(3):
+        late.grad = torch.ones(2)
+        optimizer.step()
+        counts.append(optimizer.param_groups[1]["averaged"])
+    assert counts == [0, 1, 2]

@@ -402,3 +402,20 @@ def test_clip_bounds_the_change_in_the_fishers_norm():
     untouched = moved(loose, lambda: train(KFAC(loose, 0.5, DAMPING, kl_clip=1.1 * total), loose, x, y))
     for one, two in zip(untouched, free, strict=True):
         torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("shares", [(None, 0.3), (0.3, None), (0.3, 0.6), (1.1, 0.2), (None, None)])
+def test_each_group_is_clipped_by_its_own_bound(shares):
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    other = copy.deepcopy(model)
+    x, y = batch((4,))
+    free = moved(model, lambda: train(KFAC(model, 0.5, DAMPING), model, x, y))
+    changes = [float((0.5 * d * p.grad).sum()) for d, p in zip(free, model.parameters(), strict=True)]
+    totals = sum(changes[:2]), sum(changes[2:])
+    groups = [
+        {"params": layer.parameters(), "kl_clip": share and share * total}
+        for layer, share, total in zip((other[0], other[2]), shares, totals, strict=True)
+    ]
+    found = moved(other, lambda: train(KFAC(other, 0.5, DAMPING, parameters=groups), other, x, y))
+    for index, (one, two) in enumerate(zip(found, free, strict=True)):
+        torch.testing.assert_close(one, min(1.0, shares[index // 2] or 1.0) ** 0.5 * two, rtol=1e-6, atol=1e-9)

@@ -29,14 +29,19 @@ class File:
     size: int | None = None
     digest: str = ""
 
+    def places(self, folder: Path) -> tuple[Path, Path]:
+        """Where the file may be in a folder, unpacked and compressed."""
+        return folder / self.name, folder / f"{self.name}.gz"
+
     def find(self, folder: Path) -> Path | None:
         """The file in a folder, compressed or not."""
-        places = (folder / self.name, folder / f"{self.name}.gz")
-        return next((path for path in places if path.is_file()), None)
+        return next((path for path in self.places(folder) if path.is_file()), None)
 
     def verify(self, path: Path) -> None:
-        """Refuse contents of another size or checksum."""
-        verify_bytes(contents(path), str(path), self.size, self.digest, OTHER)
+        """Refuse contents of another size or checksum, and none at all."""
+        data = contents(path)
+        verify_bytes(data, str(path), self.size, self.digest, OTHER)
+        require(bool(data), str(path), "hold data", "an empty file", OTHER)
 
 
 def verify_bytes(data: bytes, name: str, size: int | None, digest: str, cure: str = "") -> None:

@@ -23,6 +23,11 @@ class Found:
     form: tuple[File, ...]
     missing: tuple[str, ...]
 
+    @property
+    def unpublished(self) -> tuple[File, ...]:
+        """The files that nobody published a checksum of: at most their sizes are known."""
+        return tuple(file for file in self.form if not file.digest)
+
 
 def load(name: str, folder: str | Path | None = None, verify: bool = True, **options: Any) -> Split:
     """A data set as tensors, ``split.train`` and ``split.test``.
@@ -88,6 +93,8 @@ def fetch(name: str, folder: str | Path | None = None, mirror: str | None = None
     for source in sources:
         try:
             source.bring(files, target)
+            for file in entry.forms[0]:
+                _verify(file, target)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             failures.append(f"{source}: {' '.join(str(error).split())}")
         else:
@@ -100,15 +107,16 @@ def fetch(name: str, folder: str | Path | None = None, mirror: str | None = None
 
 
 def check(name: str, folder: str | Path | None = None) -> Found:
-    """Where a data set is; raises where a file of it is missing, truncated or not the published one."""
+    """Where a data set is; raises where a file of it is missing, empty or not the published one.
+
+    Of the files in ``unpublished`` of the answer no more than the size is known, so that other contents pass here.
+    """
     entry = _entry(name)
     found = locate(name, folder)
     if found is None or found.missing:
         raise FileNotFoundError(_absent(name, entry, found, folder))
     for file in found.form:
-        path = file.find(found.folder)
-        assert path is not None
-        file.verify(path)
+        _verify(file, found.folder)
     return found
 
 
@@ -131,13 +139,18 @@ def _entry(name: str) -> DataSet:
     return CATALOGUE[require_choice(name, "name", CATALOGUE)]
 
 
-def _right(file: File, folder: Path) -> bool:
+def _verify(file: File, folder: Path) -> None:
+    """Refuse a file that is not there, or that is not the published one."""
     path = file.find(folder)
-    if path is None:
-        return False
+    require(path is not None, str(folder), f"hold {file.name}", "no such file", "", FileNotFoundError)
+    assert path is not None
+    file.verify(path)
+
+
+def _right(file: File, folder: Path) -> bool:
     try:
-        file.verify(path)
-    except ValueError:
+        _verify(file, folder)
+    except (ValueError, FileNotFoundError):
         return False
     return True
 

@@ -138,10 +138,16 @@ def _write(data: bytes, file: File, folder: Path) -> None:
 
 
 def _accept(part: Path, target: Path, file: File) -> None:
-    """Make a verified ``part`` the file; a wrong one goes, so that the next attempt starts afresh."""
+    """Make a verified ``part`` the file; a wrong one goes, so that the next attempt starts afresh.
+
+    An older copy, unpacked beside a packed one or packed beside an unpacked one, goes too: it might be read instead.
+    """
     try:
         verify_bytes(contents(part), target.name, file.size, file.digest)
     except ValueError:
         part.unlink()
         raise
     os.replace(part, target)
+    for path in file.places(target.parent):
+        if path != target:
+            path.unlink(missing_ok=True)

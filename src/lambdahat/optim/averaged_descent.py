@@ -66,3 +66,9 @@ class ASGD(HasAverage, torch.optim.ASGD):
     """
 
     AVERAGE = "ax"
+
+    @property
+    def averaging(self) -> bool:
+        """Whether an average has begun: its weight of the next iterate is below 1."""
+        known = [self.state[p] for group in self.param_groups for p in group["params"][:1] if p in self.state]
+        return any(float(state["mu"]) < 1 for state in known if state)

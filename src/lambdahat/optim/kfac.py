@@ -15,6 +15,7 @@ from lambdahat.operators.kronecker_factors import Fisher
 from lambdahat.optim.descent import Descent, Directions, require_fraction, require_nonnegative
 from lambdahat.optim.kronecker_blocks import apply, average, ready, refresh
 from lambdahat.optim.kronecker_layers import Layer, Sums, find_layers
+from lambdahat.optim.kronecker_rows import Rows, explain, rows_of, step_of
 from lambdahat.optim.recording import Recorder
 from lambdahat.problem import Problem
 
@@ -37,10 +38,10 @@ class KFAC(Descent):
     from the model) and "exact" come from ``observe(problem)``, whenever ``due``.
 
     Moments are updated every ``factor_every`` steps by an average of weight ``decay``, inverses every
-    ``inverse_every``, both at each of the first ten steps. ``kl_clip`` (1e-3 is customary) shortens steps that would
-    change the model's output too much, None never does. ``rank`` keeps that many leading eigenpairs of factors more
-    than twice as wide and the mean of the rest (Puiu 2022): faster, and exact where the rest is flat. ``sharing`` is
-    "expand" or "reduce" (Eschenhagen et al. 2023). Momentum is that of ``torch.optim.SGD`` on the preconditioned
+    ``inverse_every``, both at each of the first ten steps. ``kl_clip`` (1e-3 is customary) shortens a group's steps
+    where they would change the output too much, None never does. ``rank`` keeps that many leading eigenpairs of factors
+    more than twice as wide and the mean of the rest (Puiu 2022): faster, and exact where the rest is flat. ``sharing``
+    is "expand" or "reduce" (Eschenhagen et al. 2023). Momentum is that of ``torch.optim.SGD`` on the preconditioned
     gradient, weight decay is decoupled. ``parameters`` gives parameter groups; by default all that require a gradient.
     With a ``GradScaler`` pass it as ``scaler``.
     """
@@ -93,7 +94,7 @@ class KFAC(Descent):
 
     def _watch(self) -> None:
         self.layers, self._plain = find_layers(self.model, self.all_parameters(), self.sharing)
-        self._sums = [Sums() for _ in self.layers]
+        self._forget()
         self._recorder = Recorder(self.model, [layer.module for layer in self.layers], self)
 
     def check_group(self, group: dict[str, Any]) -> None:
@@ -132,17 +133,20 @@ class KFAC(Descent):
 
     def wanted(self) -> bool:
         """Whether the backward pass of the forward pass that runs now is to be recorded."""
-        return self.fisher == "empirical" and self._is_due("factor_every")
+        return self._by_rows or self._measures
 
     @torch.no_grad()
     def receive(self, index: int, x: Tensor, g: Tensor, samples: int, forward_pass: object) -> None:
         """Add one call of layer ``index`` to its sums; the hooks call this in a backward pass."""
-        self._collect(self._sums[index], index, x, g, samples, forward_pass)
+        if self._by_rows:  # of a single call
+            self._rows[index] = None if index in self._rows else rows_of(self.layers[index], x, g)
+        if self._measures:
+            self._collect(self._sums[index], index, x, g, samples, forward_pass)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and what was recorded for a step that was not taken."""
         super().zero_grad(set_to_none)
-        self._sums = [Sums() for _ in self.layers]
+        self._forget()
 
     def close(self) -> None:
         """Remove the hooks from the model."""
@@ -150,36 +154,62 @@ class KFAC(Descent):
 
     def directions(self) -> Directions:
         """The preconditioned gradients, after whatever update of moments and inverses is due."""
-        if self.wanted():
+        if self._measures:
             self._update()
         if self._is_due("inverse_every"):
             self._refresh()
         found = self.gradients()
-        blocks, changes = [], []
-        for layer, group in self._with_groups():
-            state = self.state[layer.key]
-            if ready(state) and all(parameter in found for parameter in layer.parameters):
-                dtype = torch.promote_types(layer.key.dtype, torch.float32)
-                gradient = layer.matrix([found[parameter].to(dtype) for parameter in layer.parameters])
-                step = apply(state, gradient, group["damping"])
-                blocks.append((layer, step))
-                if group["kl_clip"] is not None:
-                    changes.append(group["lr"] ** 2 * torch.dot(step.reshape(-1), gradient.reshape(-1)))
-        if changes:
-            self._clip([step for _, step in blocks], torch.stack([change.float() for change in changes]).sum())
-        for layer, step in blocks:
-            parts = zip(layer.parameters, layer.split(step), strict=True)
+        blocks: list[tuple[Layer, list[Tensor]]] = []
+        clipped: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        for index, (layer, group) in enumerate(self._with_groups()):
+            if ready(self.state[layer.key]) and all(parameter in found for parameter in layer.parameters):
+                gradients = [found[parameter] for parameter in layer.parameters]
+                steps = self._steps(layer, gradients, group["damping"], self._rows.get(index))
+                blocks.append((layer, steps))
+                clipped.setdefault(id(group), []).extend(zip(steps, gradients, strict=True))
+        for group in self.param_groups:
+            if group["kl_clip"] is not None and id(group) in clipped:
+                self._clip(group, clipped[id(group)])
+        for layer, steps in blocks:
+            parts = zip(layer.parameters, steps, strict=True)
             found.update((parameter, part.to(parameter.dtype)) for parameter, part in parts)
         self.update_norm = get_total_norm(list(found.values()))
+        self._forget()
         return found
 
-    def _clip(self, steps: list[Tensor], change: Tensor) -> None:
-        """Shorten the steps d by ν = min(1, √(κ / Σ lr² dᵀg)), which bounds the change of the model's output.
+    def _steps(self, layer: Layer, gradients: list[Tensor], damping: float, rows: Rows | None) -> list[Tensor]:
+        """The preconditioned gradients of a layer's parameters."""
+        state = self.state[layer.key]
+        if rows is not None and explain(rows, gradients):
+            return step_of(rows, state, len(gradients) > 1)
+        dtype = torch.promote_types(layer.key.dtype, torch.float32)
+        return layer.split(apply(state, layer.matrix([gradient.to(dtype) for gradient in gradients]), damping))
 
-        Σ lr² dᵀg is lr² dᵀFd, twice the Kullback–Leibler divergence of the step (Ba, Grosse & Martens 2017).
+    def _forget(self) -> None:
+        """Drop what was recorded since the last step."""
+        self._sums = [Sums() for _ in self.layers]
+        self._rows: dict[int, Rows | None] = {}
+
+    @property
+    def _measures(self) -> bool:
+        """Whether the moments come from the backward passes before the next step."""
+        return self.fisher == "empirical" and self._is_due("factor_every")
+
+    @property
+    def _by_rows(self) -> bool:
+        """Whether steps may be made of the samples of a backward pass."""
+        exact = self.kind == "kfac" and self.rank is None
+        return exact and bool(self.layers) and self.layers[0].key.device.type == "cpu"
+
+    def _clip(self, group: dict[str, Any], pairs: list[tuple[Tensor, Tensor]]) -> None:
+        """Shorten a group's steps d by ν = min(1, √(κ / Σ lr² dᵀg)), which bounds the change of the model's output.
+
+        Σ lr² dᵀg is lr² dᵀFd, twice the Kullback–Leibler divergence of the step (Ba, Grosse & Martens 2017). A pair is
+        a step and its gradient.
         """
-        scale = (self.param_groups[0]["kl_clip"] / change.clamp_min(torch.finfo(change.dtype).tiny)).sqrt()
-        for step in steps:
+        change = torch.stack([group["lr"] ** 2 * (d * g.to(d.dtype)).sum().float() for d, g in pairs]).sum()
+        scale = (group["kl_clip"] / change.clamp_min(torch.finfo(change.dtype).tiny)).sqrt()
+        for step, _ in pairs:
             step.mul_(scale.clamp_max(1.0).to(step))
 
     def _is_due(self, every: str) -> bool:
@@ -246,7 +276,6 @@ class KFAC(Descent):
         for layer, sums in zip(self.layers, self._sums, strict=True):
             if sums.samples:
                 average(self.state[layer.key], sums.means(scale), self.param_groups[0]["decay"])
-        self._sums = [Sums() for _ in self.layers]
 
     def _refresh(self) -> None:
         missing = self.fisher != "empirical" and not any("updates" in self.state[layer.key] for layer in self.layers)

@@ -32,8 +32,10 @@ def average(state: State, fresh: dict[str, Tensor], decay: float) -> None:
         old = state.get(name)
         if old is None:
             state[name] = new
-        else:
+        elif old.device.type != "cpu":
             state[name] = torch.where(new.sum().isfinite(), old.lerp(new, weight), old)
+        elif new.sum().isfinite():
+            old.lerp_(new, weight)
 
 
 def refresh(state: State, damping: float, rank: int | None, corrected: bool, name: str) -> None:
@@ -110,7 +112,8 @@ def _from_left(state: State, matrix: Tensor) -> Tensor:
 
 def _inverse(moment: Tensor, shift: Tensor, name: str) -> Tensor:
     """(M + shift·I)⁻¹ by Cholesky, in the working dtype."""
-    damped = moment + shift.to(moment) * torch.eye(moment.shape[-1], dtype=moment.dtype, device=moment.device)
+    damped = moment.clone()
+    damped.diagonal(dim1=-2, dim2=-1).add_(shift.to(moment).reshape(-1, 1))
     factor, failed = torch.linalg.cholesky_ex(damped)
     fine = not bool(failed.any())
     require(fine, "damping", f"make the moments of layer {name!r} positive definite", "singular or infinite ones",

@@ -117,6 +117,8 @@ class Affine(Layer):
         """Samples at a time, so that neither unfolded inputs nor per-sample gradients grow large."""
         outputs = g.shape[-1] if self.linear else g.shape[1]
         positions = g[0].numel() // outputs
+        if self.linear and positions == 1:
+            return len(x)
         inputs = int(self.module.weight[0].numel()) * self.groups
         return max(1, CHUNK_ELEMENTS // (inputs * max(positions, outputs // self.groups)))
 

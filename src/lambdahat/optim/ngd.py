@@ -16,6 +16,7 @@ from lambdahat.optim.natural_gradients import AxisFishers, Rule, natural_gradien
 from lambdahat.optim.online_fisher import OnlineFisher, Smoothing
 from lambdahat.optim.replay import Replay
 
+SMALL = 4096  # on a CPU smaller tensors of one shape are worth a copy into a stack: calls cost more than numbers
 FIELDS = ("basis", "shared", "weights", "rest")
 CONSTANTS = ("alpha", "rank", "eta", "delta", "epsilon", "rescale", "momentum", "weight_decay", "decoupled")
 
@@ -155,14 +156,14 @@ def _gradients(parameters: list[Tensor]) -> list[Tensor]:
 
 
 class _Batch:
-    """The parameters of a group that have gradients and the same age; on a GPU those of equal shape are stacked."""
+    """The parameters of a group that have gradients and the same age; those of equal shape are stacked."""
 
     def __init__(self, parameters: list[Tensor], optimizer: NGD) -> None:
         device = parameters[0].device
         kinds: dict[Any, list[Tensor]] = {}
         for parameter in parameters:
-            # on a CPU a stack saves nothing and costs a copy
-            kind = id(parameter) if device.type == "cpu" else (parameter.shape, parameter.dtype)
+            alone = device.type == "cpu" and parameter.numel() > SMALL
+            kind = id(parameter) if alone else (parameter.shape, parameter.dtype)
             kinds.setdefault(kind, []).append(parameter)
         self.stacks = [_Stack(members, [optimizer.state[p] for p in members]) for members in kinds.values()]
         self.parameters = [parameter for stack in self.stacks for parameter in stack.parameters]

@@ -74,6 +74,9 @@ class HasAverage(Optimizer):
         return twin
 
 
+SHARED = ("average_step", "average_start", "best", "waited", "stopped")
+
+
 class OwnsAverage(HasAverage):
     """Keeps θ̄ ← θ̄ + (θ − θ̄)/(n + 1) over the iterates after step ``average_start`` and every ``average_every``-th on.
 
@@ -81,6 +84,13 @@ class OwnsAverage(HasAverage):
     ``record``: so many epochs without a new best start the averaging, and as many after that set ``stopped``
     (§7.8.7, spectral thesis).
     """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """A group that comes later takes part in the count so far: its average begins at the next iterate due."""
+        if self.param_groups and isinstance(param_group, dict):
+            for name in SHARED:
+                param_group.setdefault(name, self.param_groups[0][name])
+        super().add_param_group(param_group)
 
     @property
     def averaging(self) -> bool:
