@@ -99,9 +99,10 @@ def peer_cost(case: Case, settings: Settings) -> Cost:
 
 
 def costs(case: Case, problem: lh.Problem, settings: Settings, modes: tuple[str, ...], rounds: int) -> list[dict]:
-    """Medians over rounds, in each of which everyone runs once."""
+    """Medians over rounds, in each of which everyone runs once, a gradient measured right after it."""
     one = Case(case.name, case.model, case.batches[:1])
     tasks: dict[str, Callable[[], Cost]] = {GRADIENT: lambda: Cost(*[seconds(one.gradient, 50)] * 2)}
+    ratios: dict[str, list[float]] = {}
     tasks |= {f"lambdahat, {mode}": partial(our_cost, problem, settings, mode) for mode in modes}
     if sampling_peers.available():
         tasks["devinterp"] = partial(peer_cost, case, replace(settings, chains=min(settings.chains, 4)))
@@ -116,11 +117,12 @@ def costs(case: Case, problem: lh.Problem, settings: Settings, modes: tuple[str,
                 continue
             if number:
                 samples.setdefault(name, []).append(cost)
+                ratios.setdefault(name, []).append(cost.step_s / seconds(one.gradient, 50))
     medians = {name: Cost(*map(statistics.median, zip(*found, strict=True))) for name, found in samples.items()}
-    unit, peer = medians[GRADIENT].step_s, medians.get("devinterp")
+    peer = medians.get("devinterp")
     return [
         {"case": case.name, "chains": settings.chains, "by": name, "ms": 1e3 * cost.step_s,
-         "gradients": cost.step_s / unit, "call ms": 1e3 * cost.call_s,
+         "gradients": statistics.median(ratios[name]), "call ms": 1e3 * cost.call_s,
          "devinterp over it": peer.step_s / cost.step_s if peer else None}
         for name, cost in medians.items()
     ]  # fmt: skip

@@ -16,13 +16,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import networkx
 import numpy as np
 import torch
 from PIL import Image
 from torch import nn
 
 import lambdahat as lh
+from lambdahat import graphs
+from lambdahat.report.reproductions import draw_rules
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, VERMILION, new_axes, new_figure, tidy
+from lambdahat.results import Result
 
 FOLDER = Path(__file__).parent / "figures"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -251,7 +255,191 @@ def verification() -> Any:
     return lh.plot(lh.singular.Verification.load(RESULTS / "verification.json"))
 
 
+def averaging() -> Any:
+    """Left, the variance of iterate, moving average and average on a noisy quadratic; right, the schedules."""
+    figure = new_figure(8.4, 3.6)
+    axes = tidy(figure.add_subplot(1, 2, 1))
+    rate, curvature, replicas, steps, decay = 0.1, 1.0, 4000, 1000, 0.9
+    rng = torch.Generator().manual_seed(0)
+    model = nn.ParameterList([nn.Parameter(torch.zeros(replicas, dtype=torch.float64))])
+    optimizer = lh.optim.SWA(model, lr=rate, momentum=0.0, average_start=101)
+    moving = lh.optim.IterateAverage(model, "ema", unit="step", decay=decay)
+    marks: dict[str, list[tuple[int, float]]] = {"iterate": [], f"EMA, ρ = {decay}": [], "average": []}
+    for step in range(1, 100 + steps + 1):  # the first hundred steps forget the start
+        model[0].grad = curvature * model[0].detach() + torch.randn(replicas, generator=rng, dtype=torch.float64)
+        optimizer.step()
+        moving.update()
+        n = step - 100
+        if n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
+            points = (model[0].detach(), moving.model[0].detach(), optimizer.averaged_parameters[0])
+            for kept, point in zip(marks.values(), points, strict=True):
+                kept.append((n, float(point.square().mean())))
+    phi = 1 - rate * curvature
+    final = rate / (curvature * (2 - rate * curvature))
+    n = np.geomspace(1, steps, 200)
+    whole = 1 / (curvature**2 * n) * (1 - 2 * phi * (1 - phi**n) / (n * (1 - phi**2)))
+    ema = final * (1 - decay) * (1 + decay * phi) / ((1 + decay) * (1 - decay * phi))
+    for (name, kept), line, colour in zip(marks.items(), (final, ema, whole), (GREY, AMBER, BLUE), strict=True):
+        axes.loglog(n, np.broadcast_to(line, n.shape), color=colour)
+        axes.loglog(*zip(*kept, strict=True), "o", color=colour, markersize=4, label=name)
+    axes.set_xlabel("iterates n")
+    axes.set_ylabel("variance around the minimum")
+    axes.legend(frameon=False, fontsize="small")
+    _schedules(tidy(figure.add_subplot(1, 2, 2)))
+    return axes
+
+
+def _schedules(axes: Any, epochs: int = 200) -> None:
+    """The rate of every schedule over the epochs."""
+    colours = {
+        "flat": GREY,
+        "linear": BLUE,
+        "averaging": GREEN,
+        "step": VERMILION,
+        "cosine": AMBER,
+        "inverse-sqrt": "k",
+    }
+    for name, colour in colours.items():
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        settings = {"averaging_start": 160} if name == "averaging" else {}
+        schedule = lh.optim.make_schedule(name, optimizer, epochs, **settings)
+        rates = []
+        for _ in range(epochs):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+        axes.plot(rates, color=colour, label=name)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("rate / first rate")
+    axes.legend(frameon=False, fontsize="small")
+
+
+def edge_of_stability() -> Any:
+    """Learning rate times sharpness along full-batch gradient descent, plain and with momentum, and the loss."""
+    (x, y), _ = lh.data.digits_split(seed=0)
+    x, y = x[:1000], nn.functional.one_hot(y[:1000], 10).float()
+    figure = new_figure(8.4, 3.6)
+    left, right = (tidy(figure.add_subplot(1, 2, place)) for place in (1, 2))
+    for (rate, momentum), colour in zip(((0.5, 0.0), (1.0, 0.0), (0.5, 0.5)), (BLUE, VERMILION, GREEN), strict=True):
+        model = lh.models.mlp([64, 32, 32, 10], "tanh")
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
+        problem = lh.Problem(model, "mse", (x, y))
+        with lh.training.tracking(problem, [lh.training.make_tracker("edge", 20, "step")], optimizer) as track:
+            for step in range(1500):
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(model(x), y)
+                loss.backward()
+                optimizer.step()
+                track.step(**({"loss": float(loss.detach())} if step % 20 == 19 else {}))
+        label = f"α = {rate}" + (f", β = {momentum}" if momentum else "")
+        left.plot(*track.run.column("edge"), color=colour, label=label)
+        left.plot(*track.run.column("edge_threshold"), color=colour, linestyle="--", linewidth=0.9)
+        right.semilogy(*track.run.column("loss"), color=colour, label=label)
+    left.set_ylabel("learning rate × sharpness, α·λ₁")
+    right.set_ylabel("training loss")
+    for axes in (left, right):
+        axes.set_xlabel("step")
+    left.set_ylim(bottom=0)
+    left.legend(frameon=False, fontsize="small", loc="lower right")
+    return left
+
+
+def training() -> Any:
+    """The run of the training page."""
+    train, test = lh.data.digits_split(seed=0)
+    model = lh.models.mlp([64, 32, 10])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    run = lh.training.fit(
+        lh.Problem(model, "cross_entropy", train), optimizer, 20, schedule=lh.optim.schedules.cosine(optimizer, 20),
+        validation=test, trackers=lh.training.make_trackers("trace", every=2),
+    )  # fmt: skip
+    return lh.plot(run)
+
+
+def regularizers() -> Any:
+    """The rules on XOR and XOR detection beside the thesis's means, from the stored results of one run each."""
+    figure = new_figure(11.0, 3.6)
+    panels = (("xor", "norm"), ("xord", "norm"), ("xord", "test error"))
+    for place, (name, quantity) in enumerate(panels, start=1):
+        axes = tidy(figure.add_subplot(1, 3, place))
+        draw_rules(Result.load(RESULTS / f"reproduce-{name}.json"), axes, quantity)
+        axes.set_title(f"{name.upper()}, {quantity}", fontsize="medium")
+        if place > 1:
+            axes.set_yticklabels([])
+    return axes
+
+
+def maximum_entropy() -> Any:
+    """The semicircle from its exact moments, the divergence over the number of moments, and what a kernel does."""
+    figure = new_figure(11.0, 3.5)
+    left, middle, right = (tidy(figure.add_subplot(1, 3, place)) for place in (1, 2, 3))
+    x = np.linspace(-1, 1, 2001)
+    true = 2 / math.pi * np.sqrt(1 - x**2)
+    counts = range(2, 62, 2)
+    fits = {count: lh.maxent.fit([1.0, 0.0, -0.5] + [0.0] * (count - 2)) for count in counts}
+    left.plot(x, true, color=GREY, linewidth=3, alpha=0.5, label="semicircle")
+    for count, colour in ((4, AMBER), (30, BLUE)):
+        left.plot(x, fits[count].evaluate(x), color=colour, linewidth=1.2, label=f"{count} moments")
+    left.set_xlabel("λ")
+    left.set_ylabel("density")
+    entropy = math.log(math.pi) - 0.5
+    middle.semilogy(counts, [fits[count].entropy() - entropy for count in counts], color=BLUE, marker="o", markersize=3)
+    middle.axhline(3e-5, color=GREY, linewidth=0.9, linestyle="--", label="3e-5")
+    middle.set_xlabel("moments")
+    middle.set_ylabel("KL(semicircle‖p)")
+    orders = np.arange(1, 13)
+    spectrum = lh.spectrum(lh.operator(np.diag(np.linspace(0.5, 1.5, 400))), depth=30, probes=4)
+    exact = np.array([float(spectrum.moment(k)) for k in range(13)])
+    for width, colour in ((0.05, AMBER), (0.15, VERMILION)):
+        kernel = spectrum.density(np.linspace(-1, 3, 4001), width=width).moments(12)
+        right.semilogy(orders[1:], (kernel / exact - 1)[2:], color=colour, marker="o", markersize=3,
+                       label=f"Gaussian kernel, σ = {width}")  # fmt: skip
+    kept = np.abs(spectrum.density(smoothing="maxent", moments=12).moments(12) / exact - 1)
+    right.semilogy(orders[1:], np.maximum(kept[2:], 1e-12), color=BLUE, marker="o", markersize=3, label="maxent")
+    right.set_xlabel("order of the moment")
+    right.set_ylabel("relative error of the moment")
+    for axes in (left, middle, right):
+        axes.legend(frameon=False, fontsize="small")
+    return left
+
+
+def classical_entropy() -> Any:
+    """Figure 2.1 of the spectral thesis on other matrices, from the stored results of benchmarks/logdet.py."""
+    rows = json.loads((RESULTS / "logdet-moments.json").read_text(encoding="utf-8"))["rows"]
+    names = [name for name in dict.fromkeys(row["matrix"] for row in rows) if name != "bcsstk16"]
+    figure = new_figure(8.4, 5.6)
+    for column, name in enumerate(names, start=1):
+        part = [row for row in rows if row["matrix"] == name]
+        for line, quantity in enumerate(("entropy", "error")):
+            axes = tidy(figure.add_subplot(2, len(names), line * len(names) + column))
+            for label, colour in (("classical", VERMILION), ("ours", BLUE)):
+                values = [row[f"{label}: {quantity}"] for row in part]
+                axes.plot([row["moments"] for row in part], values, color=colour, marker="o", markersize=3, label=label)
+            axes.set_ylabel("entropy" if quantity == "entropy" else "relative error of log det")
+            if quantity == "error":
+                axes.set_yscale("log")
+                axes.set_xlabel("moments")
+            else:
+                axes.set_title(name, fontsize="medium")
+                axes.legend(frameon=False, fontsize="small")
+    return axes
+
+
+def graph_clusters() -> Any:
+    """The spectrum of a graph of 60 planted clusters, and the gap behind them."""
+    sizes = np.random.default_rng(0).integers(20, 41, 60)
+    made = networkx.random_partition_graph([int(size) for size in sizes], 0.5, 1.0 / sizes.sum(), seed=0)
+    return lh.plot(graphs.clusters(graphs.graph(made, name="60 planted clusters"), 80))
+
+
+def graph_similarity() -> Any:
+    """Divergences between real graphs, of which ``benchmarks/graphs.py heatmap`` has left the result."""
+    return lh.plot(Result.load(RESULTS / "graphs-similarity.json"))
+
+
 FIGURES: dict[str, Callable[[], Any]] = {
+    "maximum-entropy": maximum_entropy,
+    "classical-entropy": classical_entropy,
     "spectrum": spectrum,
     "density": density,
     "eigenpairs": eigenpairs,
@@ -266,7 +454,13 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "llc": llc,
     "llc-sweep": llc_sweep,
     "volume-scaling": volume_scaling,
+    "edge-of-stability": edge_of_stability,
+    "averaging": averaging,
+    "training": training,
     "verification": verification,
+    "regularizers": regularizers,
+    "graph-clusters": graph_clusters,
+    "graph-similarity": graph_similarity,
 }
 
 

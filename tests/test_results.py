@@ -18,6 +18,7 @@ from torch import Tensor
 from lambdahat import results
 from lambdahat._rng import generator
 from lambdahat.estimators.spectra import spectrum
+from lambdahat.maxent import fit
 from lambdahat.measurements import Measurement
 from lambdahat.operators import operator
 from lambdahat.results import (
@@ -54,6 +55,7 @@ EXAMPLES: dict[str, Result] = {
     "Estimate of integers": Estimate(torch.arange(3), torch.tensor([True, False])),
     "Eigenpairs": Eigenpairs(torch.ones(2).double(), torch.eye(3, 2), torch.zeros(2), torch.tensor([True, False]), 9),
     "Density": Density(np.linspace(0, 1, 4), np.ones(4), np.zeros(4), 0.1),
+    "MaxentDensity": fit([1.0, 0.1, -0.5], prior=np.exp),
     "Spectrum": Spectrum(np.ones((2, 3)), np.full((2, 3), 1 / 3), np.zeros((2, 3)), 50, True, 1e-9, 6),
     "Moments": Moments(np.ones(3), np.zeros(3), np.eye(3), "chebyshev", (-1.0, 2.0), 5),
     "Landscape": Landscape(np.arange(3.0), np.ones((3, 3)), np.zeros((3, 3)), ("a", "b"), (1.0, -2.0), 9),
@@ -92,7 +94,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def test_every_kind_of_result_has_an_example():
-    modules = (results.__name__, Measurement.__module__)
+    modules = (results.__name__, Measurement.__module__, Density.__module__)
     here = {name for name, kind in Result._types.items() if kind.__module__ in modules}
     assert here == {type(example).__name__ for example in EXAMPLES.values()}
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lambdahat import sampling, singular
+from lambdahat import maxent, sampling, singular
 from lambdahat._progress import progress
 from lambdahat.estimators.degeneracy import RankBound, rank_bound
+from lambdahat.estimators.determinants import logdet
 from lambdahat.estimators.diagonals import diagonal
 from lambdahat.estimators.eigen import eigenpairs, power_iteration, spectral_norm
 from lambdahat.estimators.flatness import (
@@ -24,7 +25,7 @@ from lambdahat.estimators.flatness import (
 )
 from lambdahat.estimators.landscapes import landscape, random_direction, towards
 from lambdahat.estimators.norms import frobenius_norm
-from lambdahat.estimators.spectra import logdet, moments, spectrum, trace_function
+from lambdahat.estimators.spectra import moments, spectrum, trace_function
 from lambdahat.estimators.traces import trace, trace_per_layer
 from lambdahat.estimators.variances import variance
 from lambdahat.krylov import inverse
@@ -32,6 +33,7 @@ from lambdahat.measurements import Measurement
 from lambdahat.measuring import measure
 from lambdahat.operators.base import LinearOperator, identity
 from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
+from lambdahat.operators.kernels import kernel_matrix
 from lambdahat.operators.kronecker import KFAC, ekfac, kfac
 from lambdahat.operators.matrix import operator
 from lambdahat.problem import Problem
@@ -52,7 +54,7 @@ from lambdahat.sampling import sample
 from lambdahat.singular import llc
 
 if TYPE_CHECKING:
-    from lambdahat import data, models
+    from lambdahat import data, experiments, graphs, models, optim, training
     from lambdahat.report.figures import plot
 
 __version__ = "0.1.0"
@@ -81,23 +83,28 @@ __all__ = [
     "diagonal",
     "eigenpairs",
     "ekfac",
+    "experiments",
     "fisher",
     "fisher_rao_norm",
     "frobenius_norm",
     "ggn",
     "gradient_covariance",
     "gradient_overlap",
+    "graphs",
     "hessian",
     "identity",
     "inverse",
+    "kernel_matrix",
     "kfac",
     "landscape",
     "llc",
     "logdet",
+    "maxent",
     "measure",
     "models",
     "moments",
     "operator",
+    "optim",
     "plot",
     "power_iteration",
     "progress",
@@ -114,14 +121,16 @@ __all__ = [
     "trace",
     "trace_function",
     "trace_per_layer",
+    "training",
     "variance",
 ]
 
-_LATER = {"plot": "lambdahat.report.figures", "data": "", "models": ""}
+_MODULES = ("data", "experiments", "graphs", "models", "optim", "training")
+_LATER = {"plot": "lambdahat.report.figures"} | dict.fromkeys(_MODULES, "")
 
 
 def __getattr__(name: str) -> Any:
-    """Figures, models and data are loaded when first asked for: importing lambdahat imports torch, numpy and scipy."""
+    """What needs more than torch, numpy and scipy, or few people need, is loaded when first asked for."""
     if name not in _LATER:
         raise AttributeError(f"module 'lambdahat' has no attribute {name!r}")
     if not _LATER[name]:

@@ -17,10 +17,30 @@ Listener = Callable[[str, int, int | None], None]
 _listener: ContextVar[Listener | None] = ContextVar("lambdahat_progress", default=None)
 
 
-def report(task: str, done: int, total: int | None = None) -> None:
-    """Tell the current listener, if any, that ``done`` of ``total`` units of ``task`` are complete."""
+class Bars:
+    """The listener that draws bars; it alone shows notes beside them."""
+
+    def __init__(
+        self, add: Callable[[str, int | None], int], update: Callable[[int, str, int, int | None], None]
+    ) -> None:
+        self._add, self._update = add, update
+        self._ids: dict[str, int] = {}
+
+    def __call__(self, task: str, done: int, total: int | None, note: str = "") -> None:
+        if task not in self._ids:
+            self._ids[task] = self._add(task, total)
+        self._update(self._ids[task], f"{task}: {note}" if note else task, done, total)
+
+
+def report(task: str, done: int, total: int | None = None, note: str = "") -> None:
+    """Tell the current listener, if any, that ``done`` of ``total`` units of ``task`` are complete.
+
+    A ``note``, such as the loss so far, is drawn beside the bar; other listeners do not get it.
+    """
     listener = _listener.get()
-    if listener is not None:
+    if isinstance(listener, Bars):
+        listener(task, done, total, note)
+    elif listener is not None:
         listener(task, done, total)
 
 
@@ -72,11 +92,8 @@ def _terminal_bars() -> Iterator[Listener]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        ids: dict[str, int] = {}
 
-        def show(task: str, done: int, total: int | None) -> None:
-            if task not in ids:
-                ids[task] = bars.add_task(task, total=total)
-            bars.update(ids[task], completed=done, total=total)  # type: ignore[arg-type]
+        def update(number: int, text: str, done: int, total: int | None) -> None:
+            bars.update(number, description=text, completed=done, total=total)  # type: ignore[arg-type]
 
-        yield show
+        yield Bars(lambda task, total: bars.add_task(task, total=total), update)

@@ -51,11 +51,12 @@ class Batches:
 
     def __init__(self, passes: Callable[[], Iterable[Any]], device: torch.device, dtype: torch.dtype | None) -> None:
         self._passes, self.device, self.dtype = passes, device, dtype
+        self.raw: Any = None  # what the batches were made of, where they are all of it
         self._kept: list[Batch] | None = []
         self.sizes: list[int] = []
         room = CACHE_FRACTION * free_memory(device)
         for index, raw in enumerate(passes()):
-            batch = self._place(raw, index)
+            batch = self.place(raw, index)
             require(batch.size > 0, f"batch {index} of the data", "hold at least one sample", "an empty batch",
                     "leave empty batches out")  # fmt: skip
             self.sizes.append(batch.size)
@@ -86,7 +87,7 @@ class Batches:
             with rng_untouched():
                 raw = next(source, end)
             require(raw is not end, "data", f"give {len(self.sizes)} batches at every pass", f"{index}")
-            yield self._place(raw, index)
+            yield self.place(raw, index)
 
     @property
     def in_memory(self) -> bool:
@@ -114,7 +115,9 @@ class Batches:
         whole = concatenate(list(chosen()))
         return Batches(lambda: _slices(whole, batch_size), self.device, self.dtype)
 
-    def _place(self, raw: Any, index: int) -> Batch:
+    def place(self, raw: Any, index: int) -> Batch:
+        """Raw data as a batch on the device."""
+
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
@@ -188,6 +191,7 @@ def make_batches(data: Any, batch_size: int | None, default: int, device: torch.
         passes = _passes(data, batch_size, default)
         batches = Batches(passes, device, dtype)
         _require_same_twice(passes, data)
+    batches.raw = data.raw if isinstance(data, Batches) else data
     return batches
 
 

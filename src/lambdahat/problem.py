@@ -54,6 +54,7 @@ class Problem:
         require(isinstance(model, nn.Module), "model", "be a torch.nn.Module", model,
                 "for a bare function use Problem.from_function", TypeError)  # fmt: skip
         require_choice(norm, "norm", ("eval", "train", "frozen"))
+        self.source: nn.Module | dict[str, Tensor] = model  # the user's own, which training runs and changes
         model = private_copy(model, norm)
         chosen = select_parameters(model, parameters, norm)
         self.device = _device(named_tensors(model), device)
@@ -94,6 +95,7 @@ class Problem:
             require(tensor.is_floating_point(), f"params[{name!r}]", "be floating point", str(tensor.dtype))
         _require_float(dtype)
         self = cls.__new__(cls)
+        self.source = dict(params)
         self.device = _device(params, device)
         self._cast = dtype
         self._parameters = {name: tensor.detach() for name, tensor in params.items()}

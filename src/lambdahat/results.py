@@ -14,6 +14,9 @@ from scipy import stats
 from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat.maxent import Density as Density
+from lambdahat.maxent import MaxentDensity, fit
+from lambdahat.maxent.bases import polynomials, to_unit
 from lambdahat.storage import Result as Result
 from lambdahat.storage import Status as Status
 from lambdahat.storage import write_atomically as write_atomically
@@ -86,20 +89,6 @@ class Eigenpairs(Result):
     def __iter__(self) -> Iterator[tuple[Estimate, Tensor]]:
         for value, residual, vector in zip(self.values, self.residuals, self.vectors.T, strict=True):
             yield Estimate(float(value), float(residual)), vector
-
-
-@dataclass(frozen=True)
-class Density(Result):
-    """A probability density on a grid, with its pointwise standard error."""
-
-    grid: Array
-    values: Array
-    stderr: Array
-    width: float = 0.0
-
-    def integral(self) -> float:
-        """The mass on the grid: 1 when the grid covers the support."""
-        return float(np.trapezoid(self.values, self.grid))
 
 
 @dataclass(frozen=True)
@@ -224,14 +213,27 @@ class Spectrum(Result):
         return tuple(sorted(found, key=lambda estimate: -abs(float(estimate))))
 
     def density(
-        self, grid: ArrayLike | None = None, smoothing: str = "gaussian", width: float | None = None
+        self,
+        grid: ArrayLike | None = None,
+        smoothing: str = "gaussian",
+        width: float | None = None,
+        moments: int | None = None,
     ) -> Density:
         """The smoothed density on ``grid`` (by default 1,000 points over the support), its error from the probes.
 
-        Each node becomes a Gaussian of standard deviation ``width`` (default: 0.5 % of the support). Smoothing adds
-        width² to the second moment (Theorem 2 of the spectral thesis); read moments off the spectrum, not off this.
+        With "gaussian" each node becomes a Gaussian of standard deviation ``width`` (default: 0.5 % of the support),
+        which adds width² to the second moment and more to higher ones (Theorem 2 of the spectral thesis). With "maxent"
+        it is the density of maximum entropy with the spectrum's first ``moments`` Chebyshev moments (default: the
+        depth, at most 100): it keeps them all, and has a grid of its own.
         """
-        require_choice(smoothing, "smoothing", ("gaussian",))
+        require_choice(smoothing, "smoothing", ("gaussian", "maxent"))
+        if smoothing == "maxent":
+            fits = grid is None and width is None
+            require(
+                fits, "grid and width", "be None with smoothing='maxent'", "others", "call density.evaluate(points)"
+            )
+            return self._maximum_entropy(moments)
+        require(moments is None, "moments", "come with smoothing='maxent'", repr(moments))
         low, high = float(self.nodes.min()), float(self.nodes.max())
         support = (high - low) or max(abs(high), 1.0)
         width = 0.005 * support if width is None else require_positive(width, "width")
@@ -245,6 +247,20 @@ class Spectrum(Result):
         return Density(
             points, np.array([float(e) for e in at_points]), np.array([float(e.stderr) for e in at_points]), width
         )
+
+    def _maximum_entropy(self, moments: int | None) -> MaxentDensity:
+        """From the moments of all probes, on the support and 1 % more; their covariance by the identity above."""
+        probes, depth = self.nodes.shape
+        most = max(1, 2 * depth - 1)  # what the rule knows of each probe's measure
+        count = min(depth, 100, most) if moments is None else require_count(moments, "moments", 1, most)
+        low, high = float((self.nodes - self.residuals).min()), float((self.nodes + self.residuals).max())
+        margin = 0.01 * (high - low) or 1e-3 * abs(high) or 1.0
+        bounds = (max(low - margin, 0.0) if self.psd and high > 0 else low - margin, high + margin)
+        weights = self.weights.ravel() / probes
+        features = polynomials("chebyshev", to_unit(self.nodes.ravel(), bounds), count)
+        values = weights @ features
+        covariance = 2.0 / (self.dim + 2) / probes * ((features.T * weights) @ features - np.outer(values, values))
+        return fit(Moments(values, np.sqrt(np.diag(covariance).clip(0.0)), covariance, "chebyshev", bounds, probes))
 
 
 @dataclass(frozen=True)
@@ -315,8 +331,9 @@ class Diagnostics(Result):
 
     ``rhat`` is the rank-normalised split R̂ and ``ess_bulk``, ``ess_tail``, ``ess_mean`` the effective sample sizes
     (Vehtari et al. 2021), over all chains. ``drift`` is the change from the first to the last third of the draws, with
-    its error, and ``distance`` the mean ‖w − w*‖ of each chain. ``acceptance`` is that of the chain; for kernels that
-    never reject, that of MALA steps from its draws. ``diverged`` and ``bounded`` (how often) are by chain.
+    its error, ``distance`` the mean ‖w − w*‖ of each chain, and ``distance_drift`` its change, which can go on where
+    the loss has settled. ``acceptance`` is that of the chain; for SGLD, which never rejects, that of MALA steps from
+    its draws; NaN for kernels whose steps are others. ``diverged`` and ``bounded`` (how often) are by chain.
     """
 
     rhat: float
@@ -328,6 +345,15 @@ class Diagnostics(Result):
     acceptance: float
     diverged: NDArray[np.bool_]
     bounded: NDArray[np.int64]
+    distance_drift: Estimate = field(default_factory=lambda: Estimate(math.nan, math.nan))
+
+    @property
+    def wandering(self) -> str:
+        """How the distance from w* still changes, where it does by over 10 % and four standard errors; else empty."""
+        change, mean = float(self.distance_drift), float(self.distance.mean())
+        clear = abs(change) > max(4 * float(self.distance_drift.stderr), 0.1 * mean)
+        verb = "grew" if change > 0 else "fell"
+        return f"‖w − w*‖ {verb} by {abs(change) / mean:.0%} of its mean while drawing" if clear else ""
 
 
 @dataclass(frozen=True)
@@ -338,8 +364,10 @@ class Chains(Result):
     are of the whole data. ``forces`` holds ‖∇U‖², ``virials`` (w − w*)·∇U, ``work`` and ``heat`` (w − w*)·nβ∇L and
     nβ∇L·∇U, ``recycled_losses`` the means over the trajectories of HMC. ``observables`` are (chains, draws, …),
     ``averages`` (chains, stretches, …) over as many draws as ``stretches`` says, ``parameters`` (chains, draws, P). All
-    these are there on request. ``cost`` counts the gradients of all chains, burn-in included: of batches of
-    ``batch_size`` samples, or of the whole data.
+    these are there on request. ``burn_in`` counts steps of the kernel, trajectories of HMC: those of a chain between w*
+    and its first draw, a pilot's among them. ``cost`` counts the gradients of all chains, pilots and burn-in
+    included: of batches of ``batch_size`` samples, or of the whole data. ``corrected`` says that the step size was
+    chosen with a bias in view that readings take off.
     """
 
     losses: Array
@@ -370,6 +398,7 @@ class Chains(Result):
     reasons: Mapping[str, str] = field(default_factory=dict)
     cost: int = 0
     status: Status = Status.CONVERGED
+    corrected: bool = False
 
     def __len__(self) -> int:
         return len(self.losses)
@@ -411,7 +440,8 @@ class LearningCoefficient(Estimate):
 
     ``raw`` is the plain mean over the draws, and ``discretisation_bias`` what finite, noisy steps add to it;
     ``stderr`` holds the error of the chains and, in quadrature, what of that bias is left. ``localization_bias``
-    estimates λ̂ as γ → 0 less λ̂: it is reported, not added.
+    estimates λ̂ as γ → 0 less λ̂: it is reported, not added. ``full`` is λ̂ from the losses of the draws over the whole
+    data, beside the paired one, with baseline="both" (with "full", ``value`` is that).
     ``temperature`` says which nβ was taken, and ``chains.reasons`` how each setting was chosen. ``wbic`` is n·E[L(w)],
     None at other temperatures than n/ln n. ``cost`` counts gradients of batches.
     """
@@ -429,7 +459,10 @@ class LearningCoefficient(Estimate):
     raw: float = math.nan
     discretisation_bias: float = 0.0
     localization_bias: Estimate = field(default_factory=lambda: Estimate(math.nan, math.nan))
+    full: Estimate | None = None
 
     def __str__(self) -> str:
         tie = f"{self.localization:.4g}" if isinstance(self.localization, float) else "by parameter"
-        return f"{super().__str__()} at nβ = {self.nbeta:.5g} ({self.temperature}), γ = {tie}"
+        wandering = "" if self.chains is None else self.chains.diagnostics.wandering
+        text = f"{super().__str__()} at nβ = {self.nbeta:.5g} ({self.temperature}), γ = {tie}"
+        return f"{text}; {wandering}" if wandering else text

@@ -49,6 +49,9 @@ class Status(Enum):
     NOT_STATIONARY = "The gradient has not vanished here: train further, or subtract the decrement."
     NOT_ASYMPTOTIC = "The slope still changes along the levels used: raise levels, or lower radius."
     FEW_WEIGHTS = "A few draws carry nearly all the weight: sample at the temperature asked for instead."
+    MISMATCH = "The density does not match its moments within their error: ask for fewer moments, or wider bounds."
+    NO_GAP = "No gap parts the small eigenvalues from the rest: raise moments, or pass cut."
+    TRAINING_DIVERGED = "The training loss is infinite or NaN: lower the learning rate, or pass clip."
 
     @property
     def ok(self) -> bool:

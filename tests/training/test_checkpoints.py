@@ -240,6 +240,16 @@ def test_a_best_that_was_not_yet_named_is_named_on_resuming(tmp_path):
     assert Checkpoints(tmp_path / "checkpoints").best().name == "step-00000010.json"
 
 
+def test_only_temporaries_of_its_own_are_removed(tmp_path):
+    folder = tmp_path / "checkpoints"
+    (folder / ".ipynb_checkpoints").mkdir(parents=True)
+    (folder / ".gitignore").write_text("*")
+    for name in (".step-00000001.json.a1b2_c3d", ".best.json.x", ".initial.safetensors.y"):
+        (folder / name).write_text("")
+    Setup("sgd").fit(1, tmp_path)
+    assert {path.name for path in folder.glob(".*")} == {".ipynb_checkpoints", ".gitignore"}
+
+
 def test_one_run_at_a_time_in_a_folder(tmp_path):
     hears, tells = os.pipe()
 

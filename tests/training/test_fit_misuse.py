@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from lambdahat.optim import L2, IterateAverage, Metric, schedules
+from lambdahat.optim import KFAC, L2, IterateAverage, Metric, schedules
 from lambdahat.optim.registry import make_optimizer, make_regularizer
 from lambdahat.problem import Problem
 from lambdahat.training import EarlyStopping, fit
@@ -82,6 +82,8 @@ MISUSES = {
                                     "validation must be given to an optimiser with a patience"),
     "scaled products": (lambda: call(precision="float16", regularizers=[Metric(0.1)]), ValueError,
                         'precision must be "float32" or "bfloat16" with a regularizer of curvature'),
+    "products beside hooks": (lambda: call(optimizer=lambda m: KFAC(m, lr=0.1), regularizers=[Metric(0.1)]), ValueError,
+                              'optimizer must be KFAC with another Fisher.*pass fisher="monte_carlo"'),
     "samples of odd batches": (lambda: on_odd_batches(batch_size=2), ValueError,
                                "batch_size must be None where samples cannot be drawn one by one"),
     "an unknown optimiser": (lambda: make_optimizer("sdg", plain()), ValueError, "name must be one of 'sgd'"),
@@ -104,6 +106,44 @@ def test_batches_of_their_own_are_taken_as_they_are():
     run = on_odd_batches(batch_size=None)
     assert run.last["step"] == 4
     assert run.last["loss"] < run.epochs[0]["loss"]
+
+
+def test_products_beside_a_sampled_fisher():
+    run = call(3, optimizer=lambda m: KFAC(m, lr=0.1, fisher="monte_carlo"), regularizers=[Metric(1e-3)])
+    assert run.last["loss"] < run.epochs[0]["loss"]
+
+
+SGD = torch.optim.SGD
+CHANGES = {
+    "lr": ({"optimizer": lambda m: SGD(m.parameters(), lr=0.5)}, r"lr = \['0.5'\], got one with lr = \['0.1'\]"),
+    "momentum": ({"optimizer": lambda m: SGD(m.parameters(), lr=0.1, momentum=0.9)}, "momentum = "),
+    "weight decay": ({"optimizer": lambda m: SGD([{"params": m.parameters(), "weight_decay": 0.1}], lr=0.1)},
+                     "weight_decay = "),
+    "regularizers": ({"regularizers": [L2(0.2)]}, r"regularizers = \['L2\(rate=0.2"),
+    "early stopping": ({"early_stopping": EarlyStopping(4, "loss")}, "early stopping = .*'patience': 4"),
+    "data": ({"problem": lambda m: Problem(m, "cross_entropy", (TRAIN[0] + 5, TRAIN[1]))}, "data = torch.float32"),
+    "labels": ({"problem": lambda m: Problem(m, "cross_entropy", (TRAIN[0], TRAIN[1].flip(0)))}, "data = .*int64"),
+}  # fmt: skip
+
+
+def test_what_differs_from_the_run_in_the_folder_is_named(tmp_path):
+    common = {"folder": tmp_path, "regularizers": [L2(0.1)], "early_stopping": EarlyStopping(3, "loss")}
+    call(**common)
+    for changed, text in CHANGES.values():
+        with pytest.raises(ValueError, match=f"folder must hold a run with {text}"):
+            call(2, **{**common, **changed}, resume=True)
+    assert len(call(2, **common, resume=True)) == 2
+
+
+def test_the_same_objects_go_on(tmp_path):
+    """A schedule has moved the rate, and the run goes on with the optimiser that it left."""
+    model = plain()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
+    for epochs in (3, 5):
+        run = fit(digits(model), optimizer, epochs, schedule=schedule, folder=tmp_path, resume=True)
+    assert len(run) == 5
+    assert optimizer.param_groups[0]["lr"] < 0.1
 
 
 def test_folders_in_use_and_of_other_runs(tmp_path):

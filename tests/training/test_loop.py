@@ -200,6 +200,53 @@ def test_lower_precision_trains_float32_parameters(precision):
     assert not same(setup.tensors, whole.tensors)
 
 
+def test_steps_that_a_scaled_loss_skips_are_no_divergence(tmp_path):
+    """Inputs so large that the first gradients overflow at the first scale."""
+
+    def train(**options):
+        model = plain()
+        problem = Problem(model, "cross_entropy", (50 * X, Y))
+        run = fit(problem, torch.optim.SGD(model.parameters(), lr=1e-4), 2, batch_size=64, precision="float16",
+                  **options)  # fmt: skip
+        return model, run
+
+    (model, run), (kept, again) = train(), train(folder=tmp_path, checkpoint_steps=1)
+    assert again.last["step"] == 10
+    assert same(kept.state_dict(), model.state_dict())
+    assert timeless(again.history) == timeless(run.history)
+    assert all(math.isfinite(row[name]) for row in run.epochs for name in ("update_norm", "gradient_norm"))
+
+
+def test_decoupled_regularizers_rest_on_skipped_steps():
+    model = plain()
+    before = plain().state_dict()
+    run = fit(Problem(model, "cross_entropy", (1e4 * X, Y)), torch.optim.SGD(model.parameters(), lr=0.1), 1,
+              batch_size=300, precision="float16", regularizers=[optim.L2(0.1, decoupled=True)])  # fmt: skip
+    assert math.isnan(run.last["gradient_norm"])  # the only step was skipped
+    assert same(model.state_dict(), before)
+    fit(Problem(model, "cross_entropy", TRAIN), torch.optim.SGD(model.parameters(), lr=0.0), 1, batch_size=300,
+        precision="float16", regularizers=[optim.L2(0.1, decoupled=True)])  # fmt: skip
+    assert torch.allclose(model[0].weight, 0.9 * before["0.weight"])
+
+
+def test_a_metric_that_comes_late_is_not_judged_before():
+    def train(metric, **options):
+        model = plain()
+        average = optim.IterateAverage(model, start=3)
+        return fit(Problem(model, "cross_entropy", TRAIN), torch.optim.SGD(model.parameters(), lr=0.1), 6,
+                   validation=TEST, averaging=average, early_stopping=EarlyStopping(2, metric), **options)  # fmt: skip
+
+    run = train("average_validation_loss")
+    seen = {row["epoch"]: row["average_validation_loss"] for row in run.epochs if "average_validation_loss" in row}
+    assert min(seen) == 3
+    assert run.best["epoch"] == min(seen, key=seen.get)
+    run = train("count_epoch", trackers=[StepCount(2, "epoch")])  # which rises: the first is the best
+    assert run.best["epoch"] == 2
+    assert (run.ended, len(run)) == ("early stopping", 6)  # after two that were judged and no better
+    with pytest.raises(ValueError, match="metric of early stopping must be one of"):
+        train("f1", trackers=[StepCount(2, "epoch")])
+
+
 def test_early_stopping_and_the_best_epoch():
     def train(**options):
         model = plain()
@@ -234,6 +281,19 @@ def test_an_optimiser_with_patience_averages_and_stops():
         assert run.averaged["average_validation_loss"] == pytest.approx(
             float(F.cross_entropy(averaged(TEST[0]), TEST[1])), rel=1e-6
         )
+
+
+@pytest.mark.parametrize(("t0", "there"), [(1, True), (9, False)])
+def test_the_average_of_asgd_is_judged(t0, there):
+    model = plain()
+    optimizer = optim.ASGD(model.parameters(), lr=0.1, t0=t0)
+    run = fit(Problem(model, "cross_entropy", TRAIN), optimizer, 2, batch_size=64, validation=TEST)  # 10 steps
+    assert optimizer.averaging is there
+    assert ("average_validation_loss" in run.averaged) is there
+    if there:
+        with torch.no_grad():
+            loss = F.cross_entropy(optimizer.averaged_model(model)(TEST[0]), TEST[1])
+        assert run.averaged["average_validation_loss"] == pytest.approx(float(loss), rel=1e-6)
 
 
 def test_the_average_has_batch_norm_statistics_of_its_own():

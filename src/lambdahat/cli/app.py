@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from lambdahat.cli.exits import EXIT_CODES, exit_codes
+from lambdahat.cli.graph_commands import graph_commands
+from lambdahat.cli.options import Json, Out, Quiet, Seed
 
 app = typer.Typer(
     name="lambdahat",
@@ -48,14 +50,13 @@ class Dtype(StrEnum):
 
 
 Factory = Annotated[
-    str, typer.Argument(help="package.module:function; called without arguments, it returns a lambdahat.Problem.")
+    str, typer.Argument(help="package.module:function that returns a lambdahat.Problem, or the folder of a run.")
 ]
 Checkpoint = Annotated[
-    Path | None, typer.Option(help="Weights to measure at: a state dict, .safetensors or saved by torch.save.")
+    Path | None, typer.Option(help="Weights to measure at: a state dict, a run folder, or best or averaged of the run.")
 ]
 CurvatureOption = Annotated[Curvature, typer.Option(help="Which matrix.")]
 Depth = Annotated[int, typer.Option(min=1, help="Lanczos steps, each one product.")]
-Seed = Annotated[int, typer.Option(min=0, help="Decides all random probes and subsamples.")]
 Samples = Annotated[
     int | None, typer.Option(min=1, help="Measure on this many samples, drawn without replacement.", show_default="all")
 ]
@@ -68,8 +69,6 @@ NormOption = Annotated[
         show_default="the factory's",
     ),
 ]
-Out = Annotated[Path | None, typer.Option(help="Folder for results, tables and figures; a killed run resumes from it.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Make one product, predict the cost, and stop.")]
 LLC = "For llc; what is not given is found"
 Chains = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help="Chains.", show_default="4")]
@@ -95,7 +94,6 @@ Tol = Annotated[
 MaxGradients = Annotated[
     int | None, typer.Option(min=100, rich_help_panel=LLC, help="The most gradients, over all chains.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no table.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -190,7 +188,8 @@ def landscape(
     distance: Annotated[float, typer.Option(help="How far to go, in lengths of the direction.")] = 1.0,
     points: Annotated[int, typer.Option(min=3, help="Points along each direction.")] = 21,
     held_out: Annotated[
-        str | None, typer.Option(help="package.module:function that returns held-out data, or a Problem on it.")
+        str | None,
+        typer.Option(help='package.module:function that returns held-out data or a Problem; "test" of a run.'),
     ] = None,
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Recompute batch-norm statistics over the training data at every point.")
@@ -219,6 +218,75 @@ def landscape(
     raise typer.Exit(code)
 
 
+TRAINING = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@app.command(epilog=EXIT_CODES, context_settings=TRAINING)
+def train(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="A network by name; one that is not known lists them all.")],
+    data: Annotated[str, typer.Option(help="A data set by name; `lambdahat data list` lists them.")],
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training data.")] = 10,
+    optimizer: Annotated[str, typer.Option(help="An optimiser by name. Its options follow as --name value.")] = "sgd",
+    lr: Annotated[float | None, typer.Option(help="Learning rate.", show_default="the optimiser's")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 128,
+    schedule: Annotated[
+        str | None, typer.Option(help='Such as cosine or "step:milestones=(60,120),factor=0.2".')
+    ] = None,
+    regularizer: Annotated[
+        list[str] | None, typer.Option(help='Such as "l2:rate=1e-4"; may be given several times.')
+    ] = None,
+    averaging: Annotated[str | None, typer.Option(help='Such as "average:start=161" or "ema:unit=step".')] = None,
+    lookahead: Annotated[int | None, typer.Option(min=1, help="Lookahead every so many steps.")] = None,
+    early_stopping: Annotated[int | None, typer.Option(min=1, help="Patience in epochs.")] = None,
+    precision: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches of a step.")] = 1,
+    clip: Annotated[float | None, typer.Option(help="Largest norm of a gradient.")] = None,
+    augment: Annotated[bool, typer.Option("--augment", help="Random crops and flips.")] = False,
+    curvature_samples: Annotated[
+        int | None, typer.Option(min=1, help="For optimisers that measure curvature.", show_default="as a step has")
+    ] = None,
+    track: Annotated[str, typer.Option(help="Measure along the way: llc, trace, spectrum, …, by commas.")] = "",
+    track_every: Annotated[int, typer.Option(min=1, help="Epochs (or steps) between measurements.")] = 1,
+    track_unit: Annotated[str, typer.Option(help="epoch or step.")] = "epoch",
+    track_samples: Annotated[int | None, typer.Option(min=2, help="Measure on so many.", show_default="1000")] = None,
+    model_option: Annotated[list[str] | None, typer.Option(help='Such as "widths=(64,32)".')] = None,
+    data_option: Annotated[list[str] | None, typer.Option(help='Such as "normalization=standard".')] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Train on the first so many.", show_default="all")] = None,
+    log: Annotated[str, typer.Option(help="Also to tensorboard, wandb.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Folder of the run: metrics, checkpoints, measurements.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Epochs between checkpoints.")] = 1,
+    checkpoint_steps: Annotated[int | None, typer.Option(min=1, help="Also every so many steps.")] = None,
+    keep: Annotated[int, typer.Option(min=1, help="Newest checkpoints to keep, beside the best.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="Decides initial weights, data order and all else.")] = 0,
+    device: Annotated[str, typer.Option(help='Such as "cpu" or "cuda".')] = "cpu",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a network, measure it along the way, and never lose the run: a killed one goes on with --resume."""
+    from lambdahat.cli.train import Plan, extra_options, key_values, run_train
+    from lambdahat.training.folders import Recipe
+
+    kept = "the same command with --resume goes on" if out else "pass --out to keep checkpoints"
+    with exit_codes(kept):
+        options = {**({} if lr is None else {"lr": lr}), **extra_options(context.args)}
+        loggers = [name.strip() for name in log.split(",") if name.strip()]
+        loop = {
+            "batch_size": batch_size, "early_stopping": early_stopping, "precision": precision, "clip": clip,
+            "accumulate": accumulate, "curvature_samples": curvature_samples, "loggers": loggers, "resume": resume,
+            "keep": keep, "checkpoint_every": checkpoint_every, "checkpoint_steps": checkpoint_steps,
+        }  # fmt: skip
+        plan = Plan(optimizer, options, epochs, loop, schedule, regularizer or (), averaging, lookahead, track,
+                    track_every, track_unit, track_samples, augment, device)  # fmt: skip
+        settings, free = plan.document()
+        recipe = Recipe(model, data, model_options=key_values(model_option or ()),
+                        data_options=key_values(data_option or ()), seed=seed, samples=samples, settings=settings,
+                        free=free)  # fmt: skip
+        code = run_train(recipe, plan, out, as_json, quiet)
+    raise typer.Exit(code)
+
+
 @app.command(epilog=EXIT_CODES)
 def verify(
     case: Annotated[str, typer.Option(help="Only the cases whose names this glob matches.")] = "*",
@@ -238,6 +306,23 @@ def verify(
 
 
 @app.command(epilog=EXIT_CODES)
+def reproduce(
+    experiment: Annotated[str, typer.Argument(help="A published experiment; a name that is not known lists them all.")],
+    full: Annotated[bool, typer.Option("--full", help="More seeds, and longer.")] = False,
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for the result, its tables and its figure.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a published experiment, and say which of its claims hold here."""
+    from lambdahat.cli.reproduce import run_reproduce
+
+    with exit_codes():
+        code = run_reproduce(experiment, full, seed, out, as_json, quiet)
+    raise typer.Exit(code)
+
+
+@app.command(epilog=EXIT_CODES)
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for figures, tables and results.")] = Path("lambdahat-demo"),
     seed: Seed = 0,
@@ -249,3 +334,50 @@ def demo(
     with exit_codes("finished results are kept"):
         code = run_demo(out, seed, quiet)
     raise typer.Exit(code)
+
+
+data_commands = typer.Typer(help="The data sets: what there is, fetching it, checking it.", no_args_is_help=True)
+app.add_typer(data_commands, name="data", epilog=EXIT_CODES)
+Names = Annotated[list[str] | None, typer.Argument(help="Data sets.", show_default="all that are here")]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option(help="The folder of the files.", show_default="LAMBDAHAT_DATA, else the cache of the user"),
+]
+
+
+@data_commands.command("list", epilog=EXIT_CODES)
+def list_data(as_json: Json = False) -> None:
+    """Every data set, and where its files are."""
+    from lambdahat.cli.datasets import run_list
+
+    with exit_codes():
+        code = run_list(as_json)
+    raise typer.Exit(code)
+
+
+@data_commands.command("fetch", epilog=EXIT_CODES)
+def fetch_data(
+    names: Annotated[list[str], typer.Argument(help="Data sets; a name that is not known lists them all.")],
+    folder: DataFolder = None,
+    mirror: Annotated[str | None, typer.Option(help="An address below which the files are.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Bring data sets from the usual mirrors, verified; a broken download continues where it stopped."""
+    from lambdahat.cli.datasets import run_fetch
+
+    with exit_codes("what has come is kept; the same command continues"):
+        code = run_fetch(names, folder, mirror, quiet)
+    raise typer.Exit(code)
+
+
+@data_commands.command("check", epilog=EXIT_CODES)
+def check_data(names: Names = None, folder: DataFolder = None, as_json: Json = False, quiet: Quiet = False) -> None:
+    """Compare the files with their published checksums; where there is none, say so and compare the size if known."""
+    from lambdahat.cli.datasets import run_check
+
+    with exit_codes():
+        code = run_check(names or [], folder, as_json, quiet)
+    raise typer.Exit(code)
+
+
+app.add_typer(graph_commands, name="graph", epilog=EXIT_CODES)

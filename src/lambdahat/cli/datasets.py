@@ -10,10 +10,12 @@ from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, one_line, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import print_json, print_table
 from lambdahat.data.catalogue import CATALOGUE
+from lambdahat.data.files import File
 from lambdahat.data.loading import check, fetch, locate
 
 LISTED = ("data set", "training", "test", "what", "where")
 CHECKED = ("data set", "state", "where")
+UNPUBLISHED = "no published checksum"
 
 
 def run_list(as_json: bool) -> int:
@@ -49,22 +51,38 @@ def run_fetch(names: Sequence[str], folder: Path | None, mirror: str | None, qui
 
 
 def run_check(names: Sequence[str], folder: Path | None, as_json: bool, quiet: bool) -> int:
-    """Compare files with their published checksums: those of the names, or of all that are here."""
+    """Compare files with their published checksums: those of the names, or of all that are here.
+
+    Where nobody published one, that is said and is no failure: only the size, if known, was compared.
+    """
     for name in names:
         require_choice(name, "name", CATALOGUE)
     wanted = names or [name for name, entry in CATALOGUE.items() if not entry.bundled and locate(name, folder)]
-    rows, wrong = [], []
+    rows, wrong, notes = [], [], []
     for name in wanted:
+        if CATALOGUE[name].bundled:
+            rows.append((name, "right", "bundled"))
+            continue
         try:
-            where = "bundled" if CATALOGUE[name].bundled else str(check(name, folder).folder)
-            rows.append((name, "right", where))
+            found = check(name, folder)
         except (ValueError, OSError) as error:
             wrong.append(f"{name}: {one_line(error)}")
             rows.append((name, "missing" if isinstance(error, FileNotFoundError) else "wrong", ""))
+        else:
+            rows.append((name, UNPUBLISHED if found.unpublished else "right", str(found.folder)))
+            if found.unpublished:
+                notes.append(f"{name}: {_untold(found.unpublished)}")
     if as_json:
         print_json([dict(zip(("name", "state", "where"), row, strict=True)) for row in rows])
     elif not quiet:
         print_table(CHECKED, rows) if rows else print("no data sets here")
-    for line in wrong:
+    for line in (*wrong, *notes):
         say(line)
     return NOT_CONVERGED if wrong else OK
+
+
+def _untold(files: Sequence[File]) -> str:
+    """What could not be checked of files without a published checksum, and what was."""
+    names = files[0].name if len(files) == 1 else f"{files[0].name} … {files[-1].name}"
+    compared = "their sizes are right" if all(file.size is not None for file in files) else "they are there, not empty"
+    return f"{UNPUBLISHED} of {names}; {compared}, other contents would not be noticed"

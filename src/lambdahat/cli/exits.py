@@ -15,7 +15,7 @@ OK, NOT_CONVERGED, BAD_INPUT, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 
 EXIT_CODES = (
     "Exit codes: 0 all went well; 1 measured, but some status is not CONVERGED (the output states the remedy), or a "
-    "case of verify fails; "
+    "case of verify or a file of data check fails; "
     "2 bad usage or input; 3 an error inside, with its traceback; "
     "130 interrupted (what had been finished is kept in --out)."
 )

@@ -13,7 +13,7 @@ import torch
 from lambdahat._check import require, require_choice, require_count, require_positive
 from lambdahat.cli.exits import OK, code_of
 from lambdahat.cli.forecast import duration, one_product, size
-from lambdahat.cli.loading import Choices, call_factory, load_problem
+from lambdahat.cli.loading import Choices, held_out_data, load_problem
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import print_json, print_table
 from lambdahat.estimators.landscapes import Direction, landscape, towards
@@ -76,7 +76,7 @@ def run_landscape(
 ) -> int:
     """Draw the lines or the plane, print and write; the exit code."""
     problem = load_problem(factory, choices)
-    rest = None if held_out is None else _held_out(problem, held_out)
+    rest = None if held_out is None else _held_out(problem, held_out_data(held_out, factory))
     operator = CURVATURES[lines.curvature](problem)
     if dry_run:
         return _predict(operator, lines, as_json)
@@ -132,8 +132,7 @@ def _look(problem: Problem, operator: LinearOperator, lines: Lines, rest: Proble
     return found
 
 
-def _held_out(problem: Problem, spec: str) -> Problem:
-    data: Any = call_factory(spec)
+def _held_out(problem: Problem, data: Any) -> Problem:
     return problem.on(data.batches if isinstance(data, Problem) else data)
 
 

@@ -1,4 +1,4 @@
-"""From ``module:factory`` and a checkpoint to a problem."""
+"""From ``module:factory`` and a checkpoint, or from the folder of a run, to a problem."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from lambdahat.cli.exits import InputError, one_line
+from lambdahat.network import named_tensors
 from lambdahat.problem import Problem
+from lambdahat.training.folders import WHICH, is_run_folder, load_run, read_recipe, weights
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -33,16 +35,32 @@ class Choices:
 
 
 def load_problem(spec: str, choices: Choices) -> Problem:
-    """The problem that the factory makes, at the checkpoint's weights, as the choices want it."""
-    problem = call_factory(spec)
+    """The problem of the factory, or of the run folder, at the checkpoint's weights, as the choices want it."""
+    run = Path(spec).is_dir()
+    problem = load_run(spec) if run else call_factory(spec)
     if not isinstance(problem, Problem):
         raise InputError(f"{spec} must return a lambdahat.Problem, got {type(problem).__name__}; "
                          "end it with: return lambdahat.Problem(model, loss, data)")  # fmt: skip
     if choices.checkpoint is not None:
-        problem = _with_checkpoint(problem, choices.checkpoint)
+        problem = _with_checkpoint(problem, _within(spec, choices.checkpoint) if run else choices.checkpoint)
     if choices.device is not None or choices.dtype is not None or choices.norm is not None:
         problem = _rebuilt(problem, choices.device, choices.dtype, choices.norm)
     return problem if choices.samples is None else problem.subsample(choices.samples, seed=choices.seed)
+
+
+def held_out_data(spec: str, factory: str) -> Any:
+    """What ``--held-out`` names: a function's data or problem, or "test" of a run folder."""
+    if spec == "test" and Path(factory).is_dir():
+        return read_recipe(factory).split().test
+    return call_factory(spec)
+
+
+def _within(run: str, checkpoint: Path) -> Path:
+    """A checkpoint of the run by its name, such as "best", or a file as it is."""
+    named = str(checkpoint) in (*WHICH, "averaged") and not checkpoint.exists()
+    if named and str(checkpoint) == "averaged":
+        return Path(run) / "averaged.safetensors"
+    return Path(run) / "checkpoints" / str(checkpoint) if named else checkpoint
 
 
 def call_factory(spec: str) -> Any:
@@ -80,7 +98,14 @@ def _blame(error: Exception) -> str:
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """Named tensors from a safetensors file, or from a state dict saved by torch (also under "state_dict")."""
+    """Named tensors from a safetensors file, or from a state dict saved by torch (also under "state_dict").
+
+    A run folder gives its newest weights; "best" or "last" in its folder of checkpoints those.
+    """
+    if path.is_dir() and is_run_folder(path):
+        return weights(path)
+    if path.parent.name == "checkpoints" and path.name in WHICH:
+        return weights(path.parent.parent, path.name)
     if not path.is_file():
         raise InputError(f"--checkpoint: no such file: {path}")
     try:
@@ -104,10 +129,18 @@ def _with_checkpoint(problem: Problem, path: Path) -> Problem:
     """The problem at the checkpoint's weights, and its buffers where there is a model."""
     state, model = read_checkpoint(path), problem.model
     expected: Mapping[str, Tensor] = problem.space.unflatten(problem.vector) if model is None else model.state_dict()
+    of_run = model is not None and set(state) == set(named_tensors(model)) != set(expected)
+    if model is not None and of_run:  # a run keeps tied parameters once, and every buffer
+        expected = named_tensors(model)
     _require_same_names(state, expected, path)
     if model is None:
         return problem.at(state)
-    model.load_state_dict(state)
+    if of_run:
+        with torch.no_grad():
+            for name, tensor in expected.items():
+                tensor.copy_(state[name])
+    else:
+        model.load_state_dict(state)
     return _rebuilt(problem, None, None, None)
 
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from lambdahat._check import require
+from lambdahat._check import require, require_choice
 from lambdahat.cli.exits import InputError, code_of, one_line, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import print_json, print_table
 from lambdahat.data import augment
-from lambdahat.optim import IterateAverage, Lookahead, make_schedule
-from lambdahat.optim.registry import make_optimizer, make_regularizer
+from lambdahat.data.splits import Split
+from lambdahat.models.registry import MODELS
+from lambdahat.optim import IterateAverage, Lookahead, layers_of, make_schedule
+from lambdahat.optim.registry import REGULARIZERS, make_optimizer, make_regularizer
 from lambdahat.problem import Problem
 from lambdahat.report.figures import plot
 from lambdahat.training import Run, fit
@@ -70,6 +74,7 @@ class Plan:
 def run_train(recipe: Recipe, plan: Plan, out: Path | None, as_json: bool, quiet: bool) -> int:
     """Train, write and print; the exit code."""
     split = recipe.split()
+    recipe = replace(recipe, loss=loss_for(split, recipe))
     model = recipe.network(split).to(_device(plan.device))
     problem = Problem(model, recipe.loss, split.train)
     optimizer: Any = make_optimizer(plan.optimizer, model, **plan.options)
@@ -79,7 +84,7 @@ def run_train(recipe: Recipe, plan: Plan, out: Path | None, as_json: bool, quiet
     if plan.schedule is not None:
         name, options = named_options(plan.schedule)
         schedule = make_schedule(name, optimizer, plan.epochs, **options)
-    rules = [make_regularizer(name, **options) for name, options in map(named_options, plan.regularizers)]
+    rules = [_rule(text, model) for text in plan.regularizers]
     average = None
     if plan.averaging is not None:
         kind, options = named_options(plan.averaging)
@@ -100,6 +105,30 @@ def run_train(recipe: Recipe, plan: Plan, out: Path | None, as_json: bool, quiet
         plot(run).savefig(out / "training.png", dpi=110)
     show(run, out, as_json, quiet)
     return code_of([run.status])
+
+
+def loss_for(split: Split, recipe: Recipe) -> str:
+    """The loss that the targets ask for: squared error where they are real numbers, else cross-entropy."""
+    x, y = split.train
+    kind = MODELS[require_choice(recipe.model, "name", MODELS)].takes
+    tokens, text = kind == "tokens", not x.is_floating_point()
+    require(tokens == text, "--model", f"take the inputs of {recipe.data!r}, {'tokens' if text else 'real numbers'}",
+            f"{recipe.model!r}, which takes {kind}")  # fmt: skip
+    if not y.is_floating_point():
+        require(split.classes > 1, "--data", "have at least 2 classes", f"{recipe.data!r} with {split.classes}")
+        return "cross_entropy"
+    fits = tuple(y.shape[1:]) == (split.classes,)
+    require(fits, "--data", "have real targets of one row for each sample", f"{recipe.data!r} of {tuple(y.shape)}")
+    return "mse"
+
+
+def _rule(text: str, model: nn.Module) -> Any:
+    """A regularizer; one that looks at layers is told those of the model."""
+    name, options = named_options(text)
+    kind = REGULARIZERS.get(name)
+    if kind is not None and "layers" in inspect.signature(kind).parameters:
+        options = {"layers": layers_of(model), **options}
+    return make_regularizer(name, **options)
 
 
 def _trackers(plan: Plan, seed: int) -> list[Any]:

@@ -280,6 +280,7 @@ def _diagnostics(result: Chains | LearningCoefficient) -> list[tuple[str, str]]:
         ("R̂, rank-normalised", f"{seen.rhat:.4f}"),
         ("effective draws: bulk, tail, mean", f"{seen.ess_bulk:,.0f}, {seen.ess_tail:,.0f}, {seen.ess_mean:,.0f}"),
         ("drift, last third less first", value_text(seen.drift)),
+        ("drift of the distance", value_text(seen.distance_drift)),
     ]
     if isinstance(result, LearningCoefficient):
         rows += [("mean of the draws, bias of the steps", f"{result.raw:.4g}, {result.discretisation_bias:.2g}")]

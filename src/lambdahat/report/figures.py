@@ -11,6 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from lambdahat._check import require
+from lambdahat.experiments.regularization import RegularizationResult
+from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
 from lambdahat.measurements import Measurement
 from lambdahat.report.chains import draw_chains, draw_running, has_chains
 from lambdahat.report.coefficients import (
@@ -23,9 +25,18 @@ from lambdahat.report.coefficients import (
     draw_volumes,
     verification_axes,
 )
+from lambdahat.report.graphs import (
+    draw_choice,
+    draw_clusters,
+    draw_graph_spectrum,
+    draw_similarity,
+    draw_similarity_figure,
+)
 from lambdahat.report.landscapes import draw_landscape
+from lambdahat.report.reproductions import draw_regularization, draw_rules
 from lambdahat.report.spectra import draw_density, draw_eigenpairs, draw_moments, draw_spectrum
 from lambdahat.report.style import BLUE, GREY, new_axes, new_figure, tidy, title, value_text
+from lambdahat.report.training import draw_run, draw_run_figure
 from lambdahat.results import (
     Chains,
     Density,
@@ -43,6 +54,7 @@ from lambdahat.singular.temperatures import TemperatureRegression
 from lambdahat.singular.trajectories import Trajectory
 from lambdahat.singular.verification import Verification
 from lambdahat.singular.volumes import VolumeScaling
+from lambdahat.training.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,8 +64,10 @@ if TYPE_CHECKING:
 def plot(result: Result, ax: Axes | None = None) -> Any:
     """Draw any result and return its ``Axes``; what has several panels is returned as a ``Figure``.
 
-    Those are ``Measurement``, ``Chains``, ``LearningCoefficient`` and ``Sweep``. With ``ax`` the last three draw the
-    panel that tells most: the running λ̂ with its band, and λ̂ over step sizes.
+    Those are ``Measurement``, ``Chains``, ``LearningCoefficient``, ``Sweep``, ``Run``, ``Similarity`` and
+    ``RegularizationResult``.
+    With ``ax`` all but the first draw the panel that tells most: the running λ̂ with its band, λ̂ over step sizes, the
+    loss over epochs, the norms.
 
     Without ``ax`` the figure is a new one outside pyplot, so no display is needed and no global setting changes:
     ``plot(result).figure.savefig("figure.png")``. A plane ``Landscape`` becomes a surface on three-dimensional axes
@@ -76,7 +90,8 @@ def plot(result: Result, ax: Axes | None = None) -> Any:
 
 def is_number(result: Any) -> bool:
     """Whether a result is one number with its error and nothing more, which a table shows better than a figure."""
-    return isinstance(result, Estimate) and not isinstance(result.value, Tensor) and not has_chains(result)
+    plain = isinstance(result, Estimate) and not isinstance(result, Clusters)
+    return plain and not isinstance(result.value, Tensor) and not has_chains(result)
 
 
 def _axes_for(result: Result) -> Axes:
@@ -90,6 +105,12 @@ def _figure_of(result: Any) -> Callable[[Any], Figure] | None:
     """What draws a result as a figure of several panels."""
     if isinstance(result, Chains) or has_chains(result):
         return draw_chains
+    if isinstance(result, RegularizationResult):
+        return draw_regularization
+    if isinstance(result, Similarity):
+        return draw_similarity_figure
+    if isinstance(result, Run):
+        return draw_run_figure
     return draw_sweep_figure if isinstance(result, Sweep) else None
 
 
@@ -217,5 +238,11 @@ _DRAWERS: dict[type, Callable[[Any, Axes], None]] = {
     FreeEnergy: draw_free_energy,
     Trajectory: draw_trajectory,
     Verification: draw_verification,
+    Run: draw_run,
+    RegularizationResult: draw_rules,
+    GraphSpectrum: draw_graph_spectrum,
+    Clusters: draw_clusters,
+    Similarity: draw_similarity,
+    ModelChoice: draw_choice,
     Estimate: _draw_estimate,
 }

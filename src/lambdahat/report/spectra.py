@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lambdahat.maxent import MaxentDensity
 from lambdahat.report.style import AMBER, BLUE, GREY, counted, title
 from lambdahat.results import Array, Density, Eigenpairs, Moments, Spectrum, Status, student_quantile
 
@@ -57,15 +58,23 @@ def draw_density(density: Density, axes: Axes) -> None:
     half = student_quantile(LEVEL, np.inf) * density.stderr
     axes.set_yscale("log")
     low, high = np.maximum(density.values - half, floor), np.maximum(density.values + half, floor)
-    axes.fill_between(density.grid, low, high, color=BLUE, alpha=0.25, linewidth=0, label="95 % interval")
+    if density.stderr.any():
+        axes.fill_between(density.grid, low, high, color=BLUE, alpha=0.25, linewidth=0, label="95 % interval")
     axes.plot(density.grid, np.maximum(density.values, floor / 100), color=BLUE, linewidth=1.4)
     axes.set_ylim(bottom=floor)
     axes.margins(x=0.01)
     axes.set_xlabel("eigenvalue λ")
     axes.set_ylabel("density of eigenvalues, per unit λ")
-    axes.legend(loc="upper right", frameon=False, fontsize="small")
-    width = f", smoothed by a Gaussian of width {density.width:.2g}" if density.width else ""
-    title(axes, f"Spectral density{width}", Status.CONVERGED)
+    if density.stderr.any():
+        axes.legend(loc="upper right", frameon=False, fontsize="small")
+    if isinstance(density, MaxentDensity):
+        how, status = f" of maximum entropy, {len(density.coefficients) - 1} moments", density.status
+    else:
+        how, status = (
+            f", smoothed by a Gaussian of width {density.width:.2g}" if density.width else "",
+            Status.CONVERGED,
+        )
+    title(axes, f"Spectral density{how}", status)
 
 
 def lowest_peak(values: Array) -> float:

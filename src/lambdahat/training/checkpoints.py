@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from lambdahat.training.packing import pack, unpack
 
 FORMAT = "lambdahat-checkpoint"
 VERSION = 1
+TEMPORARY = re.compile(r"\.(step-\d+\.(json|safetensors)|best\.json|initial\.safetensors)\.\w+")  # of killed writers
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,9 @@ class Checkpoints:
         for path in [*there, *self.folder.glob("step-*.safetensors")]:
             if path.stem not in stay:
                 path.unlink(missing_ok=True)
-        for path in self.folder.glob(".*"):  # temporary files of writers that were killed
-            path.unlink(missing_ok=True)
+        for path in self.folder.glob(".*"):
+            if TEMPORARY.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
 
 def read(path: Path) -> tuple[int, dict[str, Any]]:

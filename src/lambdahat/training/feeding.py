@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from itertools import islice
 from math import ceil
@@ -17,6 +18,7 @@ from lambdahat._rng import generator
 from lambdahat.batches import Batch, Batches, concatenate, rng_untouched
 from lambdahat.problem import Problem
 
+FIRST_LEAVES, FIRST_ROWS = 4, 16  # what a digest looks at
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
@@ -57,6 +59,15 @@ class Feed:
     def step_samples(self) -> int:
         """How many samples a step has, but for a short last one."""
         return self.accumulate * (self.problem.batches.sizes[0] if self.batch_size is None else self.batch_size)
+
+    def digest(self) -> str:
+        """The first samples in a few words, where the data are tensors; data sets may draw theirs at random.
+
+        Floating-point numbers count to four digits: another machine may prepare them a little differently.
+        """
+        leaves = tree_leaves(self.problem.batches.raw)
+        plain = leaves and all(isinstance(leaf, Tensor) for leaf in leaves)
+        return "; ".join(map(_in_words, leaves[:FIRST_LEAVES])) if plain else ""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[list[Batch]]:
         """The steps of one epoch from step ``start`` on; which samples a step has does not depend on ``start``."""
@@ -119,6 +130,15 @@ class Feed:
         if isinstance(data, tuple | list):
             return Batch((self._augment(data[0], rng), *data[1:]), batch.size, batch.index)
         return Batch(self._augment(data, rng), batch.size, batch.index)
+
+
+def _in_words(leaf: Tensor) -> str:
+    first = (leaf[:FIRST_ROWS] if leaf.ndim else leaf).detach().cpu().reshape(-1)
+    if first.is_floating_point() or first.is_complex():
+        content = f"{float(first.abs().double().square().mean().sqrt()):.4g}"
+    else:
+        content = hashlib.sha256(first.numpy().tobytes()).hexdigest()[:8]
+    return f"{leaf.dtype} {tuple(leaf.shape)} {content}"
 
 
 def _columns(batches: Batches) -> Any:

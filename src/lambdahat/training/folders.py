@@ -51,6 +51,8 @@ class Recipe:
         if self.samples is None:
             return split
         x, y = split.train
+        require(self.samples <= len(x), "samples", f"be at most the {len(x):,} training samples of {self.data!r}",
+                f"{self.samples:,}")  # fmt: skip
         return Split((x[: self.samples], y[: self.samples]), split.test, split.classes)
 
     def network(self, split: Split) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from lambdahat._check import require, require_choice, require_count, require_pos
 from lambdahat.training.subjects import PRECISIONS
 
 UNITS = ("epoch", "step")
+MOVED = ("lr", "momentum", "betas", "average_start")  # by schedules, SpectralSGD, start_averaging()
 HOW_LONG = ("epochs", "keep", "checkpoint_every", "checkpoint_steps")  # may change from one call to the next
 
 
@@ -47,9 +49,36 @@ class Settings:
         return {name: value for name, value in asdict(self).items() if name not in HOW_LONG}
 
 
+def optimizer_settings(optimizer: Any) -> dict[str, Any]:
+    """What the optimiser was made with, by name, a value for each parameter group.
+
+    Of what a schedule or the optimiser itself moves it is the value at construction.
+    """
+    names: dict[str, None] = {}
+    inner = optimizer
+    while inner is not None:
+        names |= dict.fromkeys(inspect.signature(type(inner)).parameters)
+        inner = getattr(inner, "base", None)
+    return {name: [_initial(optimizer, group, name) for group in optimizer.param_groups]
+            for name in names if name in optimizer.param_groups[0] and name != "params"}  # fmt: skip
+
+
+def _initial(optimizer: Any, group: Mapping[str, Any], name: str) -> str:
+    value = optimizer.defaults.get(name, group.get(name)) if name in MOVED else group.get(name)
+    return repr(group.get(f"initial_{name}", value))
+
+
+def described(rule: Any) -> str:
+    """An object in words that are the same in another process."""
+    return repr(rule) if any("__repr__" in vars(kind) for kind in type(rule).__mro__[:-1]) else type(rule).__name__
+
+
 def require_same_run(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise unless a stored run had the settings, data and model of this one."""
     for name, value in now.items():
         was = stored.get(name)
+        if name == "optimizer settings" and isinstance(was, Mapping):
+            require_same_run(was, value)
+            continue
         require(was == value, "folder", f"hold a run with {name} = {value}", f"one with {name} = {was}",
                 "call fit as that run did, or choose another folder")  # fmt: skip

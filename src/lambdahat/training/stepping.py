@@ -11,12 +11,13 @@ from torch import Tensor
 
 from lambdahat._check import require
 from lambdahat.batches import Batch
+from lambdahat.optim.kfac import KFAC
 from lambdahat.optim.products import BatchProduct
 from lambdahat.problem import Problem
 from lambdahat.training.feeding import Feed
 from lambdahat.training.subjects import Subject
 
-SUMS = ("loss", "met", "counted", "update_norm", "gradient_norm")
+SUMS = ("loss", "met", "counted", "update_norm", "gradient_norm", "normed")
 
 
 class Diverged(ArithmeticError):
@@ -38,13 +39,16 @@ class Tally:
     def read(self) -> dict[str, float]:
         """Means over samples and steps, and the accuracy (NaN where there is none)."""
         found = dict(zip(SUMS, self.sums.tolist(), strict=True))
-        steps, counted = max(self.steps, 1), found["counted"]
         return {
             "loss": found["loss"] / max(self.samples, 1),
-            "accuracy": found["met"] / counted if counted else float("nan"),
-            "update_norm": found["update_norm"] / steps,
-            "gradient_norm": found["gradient_norm"] / steps,
+            "accuracy": _ratio(found["met"], found["counted"]),
+            "update_norm": _ratio(found["update_norm"], found["normed"]),
+            "gradient_norm": _ratio(found["gradient_norm"], found["normed"]),
         }
+
+    def is_finite(self) -> Tensor:
+        """Whether the loss is; norms may overflow harmlessly."""
+        return torch.isfinite(self.sums[0])
 
     def state_dict(self) -> dict[str, Any]:
         """The sums and counts."""
@@ -75,6 +79,10 @@ class Stepper:
             if self.scaler is not None and getattr(inner, "scaler", self) is None:
                 inner.scaler = self.scaler
         self._double = any(rule.needs_product for rule in self.regularizers)
+        hooked = any(isinstance(inner, KFAC) and inner.fisher == "empirical" for inner in chain(optimizer))
+        require(not (self._double and hooked), "optimizer", "be KFAC with another Fisher beside a regularizer of "
+                "curvature, whose double backward its hooks do not see", 'fisher="empirical"',
+                'pass fisher="monte_carlo"')  # fmt: skip
         require(not (self._double and self.scaler), "precision", 'be "float32" or "bfloat16" with a regularizer of '
                 "curvature", '"float16", whose gradients are scaled')  # fmt: skip
 
@@ -99,7 +107,15 @@ class Stepper:
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
         self._advance()
-        tally.add(total, [*sums, _update_norm(self.optimizer, norm), norm])
+        tally.add(total, [*sums, *self._norms(norm)])
+
+    def _norms(self, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The norms of update and gradient, and 1; all 0 where the scaled gradient overflowed: no step was taken."""
+        update, one = _update_norm(self.optimizer, norm).double(), torch.ones_like(norm)
+        if self.scaler is None:
+            return update, norm, one
+        taken, zero = torch.isfinite(norm), torch.zeros_like(norm)
+        return torch.where(taken, update, zero), torch.where(taken, norm, zero), torch.where(taken, one, zero)
 
     def _observe(self, step: int) -> None:
         """A curvature measurement for the optimiser, on its own batch, where it asks for one."""
@@ -134,14 +150,20 @@ class Stepper:
             rule.add_to(self.parameters, product, step)
 
     def _advance(self) -> None:
+        decoupled = [rule for rule in self.regularizers if hasattr(rule, "after_step")]
         if self.scaler is None:
             self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        for rule in self.regularizers:
-            if hasattr(rule, "after_step"):
-                rule.after_step(self.parameters, self.optimizer.param_groups[0]["lr"])
+        elif self._scaled_step(self.scaler, bool(decoupled)):
+            return
+        for rule in decoupled:
+            rule.after_step(self.parameters, self.optimizer.param_groups[0]["lr"])
+
+    def _scaled_step(self, scaler: torch.amp.GradScaler, asks: bool) -> bool:
+        """A step at a scaled loss; whether it was skipped, where somebody asks: the scale falls then and only then."""
+        before = scaler.get_scale() if asks else 0.0
+        scaler.step(self.optimizer)
+        scaler.update()
+        return asks and scaler.get_scale() < before
 
 
 def chain(optimizer: Any) -> Iterator[Any]:
@@ -149,6 +171,10 @@ def chain(optimizer: Any) -> Iterator[Any]:
     while optimizer is not None:
         yield optimizer
         optimizer = getattr(optimizer, "base", None)
+
+
+def _ratio(total: float, count: float) -> float:
+    return total / count if count else float("nan")
 
 
 def _update_norm(optimizer: Any, gradient_norm: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from lambdahat.training.feeding import Augment, Feed
 from lambdahat.training.loggers import make_loggers
 from lambdahat.training.metrics import Metrics
 from lambdahat.training.runs import BestSoFar, EarlyStopping, Run
-from lambdahat.training.settings import Settings, require_same_run
+from lambdahat.training.settings import Settings, described, optimizer_settings, require_same_run
 from lambdahat.training.stepping import Diverged, Stepper, Tally, joint_norm
 from lambdahat.training.subjects import Judge, Subject, modes
 
@@ -53,6 +54,7 @@ class Trainer:
         self.checkpoints = None if folder is None else Checkpoints(folder / "checkpoints", settings.keep)
         metric = "validation_loss" if validation is not None else "loss"
         least = 0.0 if early_stopping is None else early_stopping.least
+        self.about = self._about()
         self.best = BestSoFar(metric if early_stopping is None else early_stopping.metric, least)
         self.epoch = self.batch = self.step = 0
         self.tally = Tally(problem.device)
@@ -117,7 +119,7 @@ class Trainer:
         if found.damaged:
             warnings.warn(f"{'; '.join(found.damaged)}: resuming from {found.path.name}", RuntimeWarning, stacklevel=5)
         state = found.state
-        require_same_run(state["settings"], self._about())
+        require_same_run(state["settings"], self.about)
         assert self.checkpoints is not None
         self._initial_digest = state["initial"]
         initial = self.checkpoints.read_initial(self._initial_digest)
@@ -131,10 +133,13 @@ class Trainer:
         return {str(i): tensor for i, tensor in enumerate(tensors)}
 
     def _about(self) -> dict[str, Any]:
-        """What must be the same for a run to go on."""
+        """What must be the same for a run to go on, as it is before the first step."""
+        stopping = self.early_stopping
         return {
-            **self.settings.fingerprint, "samples": self.problem.num_samples,
-            "optimizer": type(self.optimizer).__name__,
+            **self.settings.fingerprint, "samples": self.problem.num_samples, "data": self.feed.digest(),
+            "optimizer": type(self.optimizer).__name__, "optimizer settings": optimizer_settings(self.optimizer),
+            "regularizers": [described(rule) for rule in self.stepper.regularizers],
+            "early stopping": None if stopping is None else asdict(stopping),
             "parameters": {name: tuple(tensor.shape) for name, tensor in self.subject.tensors.items()},
         }  # fmt: skip
 
@@ -150,7 +155,7 @@ class Trainer:
         device = self.problem.device
         cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
         return {
-            "settings": self._about(), "epoch": self.epoch, "batch": self.batch, "step": self.step,
+            "settings": self.about, "epoch": self.epoch, "batch": self.batch, "step": self.step,
             "ended": self.ended, "seconds": self.watch.seconds, "metrics": self.metrics.sync(),
             "initial": self._initial_digest, "averaged": self.averaged, "tally": self.tally.state_dict(),
             "rng": {"cpu": torch.get_rng_state(), "cuda": cuda}, "model": self.subject.tensors,
@@ -214,7 +219,7 @@ class Trainer:
                        "progress": self.epoch + self.batch / self.feed.steps, **found})  # fmt: skip
         every = self.settings.checkpoint_steps
         if self.checkpoints is not None and every and self.step % every == 0 and self.batch < self.feed.steps:
-            if bool(torch.isfinite(self.tally.sums).all()):
+            if bool(self.tally.is_finite()):
                 self.checkpoints.write(self.step, self._state())
             else:
                 self._end_epoch(self.tally.read())
@@ -249,11 +254,19 @@ class Trainer:
         if diverged:
             self.ended = "diverged"
             return
-        improved = self.best.look(row)
+        improved = self.best.look(row, self._may_come(self.best.metric))
         self.epoch, self.batch = self.epoch + 1, 0
         self.tally = Tally(self.problem.device)
         self.ended = self._verdict()
         self._keep(improved)
+
+    def _may_come(self, metric: str) -> bool:
+        """Whether a column that an epoch lacks can be in another: of a tracker, or of an average yet to begin."""
+        averages = self.averaging is not None or hasattr(self.optimizer, "averaged_parameters")
+        if self.validation is not None and averages and metric.startswith("average_validation_"):
+            return True
+        early = any(tracker.unit == "epoch" and self.epoch + 1 < tracker.every for tracker in self.trackers)
+        return early or any(row["kind"] == "epoch" and metric in row for row in self.metrics.rows)
 
     def _validated(self) -> dict[str, float]:
         """Loss and accuracy on held-out data, of the model and of its average."""
@@ -304,7 +317,7 @@ class Trainer:
     def _result(self) -> Run:
         status = Status.TRAINING_DIVERGED if self.ended == "diverged" else Status.CONVERGED
         return Run(tuple(self.metrics.rows), self.ended, self.best.row, self.averaged,
-                   "" if self.folder is None else str(self.folder), self._about(), status)  # fmt: skip
+                   "" if self.folder is None else str(self.folder), self.about, status)  # fmt: skip
 
 
 class Stopwatch:

@@ -1,0 +1,208 @@
+"""``lambdahat graph spectrum | clusters | compare | fit``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lambdahat.cli.exits import OK, code_of, say
+from lambdahat.cli.measurements import bars
+from lambdahat.cli.tables import print_json, print_table
+from lambdahat.graphs import (
+    Clusters,
+    Graph,
+    ModelChoice,
+    ModelFit,
+    Similarity,
+    clusters,
+    fit_model,
+    graph,
+    similarity,
+    spectrum,
+    which_model,
+)
+from lambdahat.report.figures import plot
+from lambdahat.report.style import value_text
+from lambdahat.results import Estimate, Result
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How graph files are read."""
+
+    format: str | None = None
+    weighted: bool = True
+    loops: str = "drop"
+    duplicates: str = "max"
+    directed: str = "max"
+
+    def graph(self, file: Path) -> Graph:
+        """The graph of a file."""
+        return graph(file, format=self.format, weighted=self.weighted, loops=self.loops, duplicates=self.duplicates,
+                     directed=self.directed)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Where results go."""
+
+    out: Path | None
+    as_json: bool
+    quiet: bool
+
+    def write(self, name: str, result: Result) -> None:
+        """The result and its figure into the folder, where one was named."""
+        if self.out is None:
+            return
+        result.save(self.out / f"{name}.json")
+        drawn = plot(result)
+        getattr(drawn, "figure", drawn).savefig(self.out / f"{name}.png", dpi=150)
+
+    def show(self, document: Any, header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+        """The table, or the JSON document."""
+        if self.as_json:
+            print_json(document)
+        elif not self.quiet:
+            print_table(header, rows, title)
+            if self.out is not None:
+                print(f"written to {self.out}")
+
+
+def run_spectrum(
+    files: Sequence[Path], reading: Reading, moments: int, probes: int | None, seed: int, shown: Shown
+) -> int:
+    """The entropic spectrum of every file."""
+    documents, rows, statuses = [], [], []
+    for file in files:
+        with bars(shown.quiet):
+            one = reading.graph(file)
+            found = spectrum(one, moments, probes, seed)
+        shown.write(f"spectrum-{one.name}", found)
+        statuses.append(found.status)
+        about = _about(one)
+        low, middle, high = (float(x) for x in found.density.quantile([0.05, 0.5, 0.95]))
+        documents.append({
+            **about, "entropy": found.density.entropy(), "quantiles": {"0.05": low, "0.5": middle, "0.95": high},
+            "moments": found.moments.values.tolist(), "stderr": found.moments.stderr.tolist(),
+            "products": found.cost, "status": found.status.name,
+        })  # fmt: skip
+        rows.append((
+            one.name, f"{about['nodes']:,}", f"{about['edges']:,}", f"{about['components']:,}",
+            f"{about['isolated']:,}", f"{found.density.entropy():.4g}", f"{low:.3g}, {middle:.3g}, {high:.3g}",
+            f"{found.cost:,}", found.status.name,
+        ))  # fmt: skip
+    header = ("graph", "nodes", "edges", "components", "isolated", "entropy", "5, 50, 95 % of λ", "products", "status")
+    shown.show(documents, header, rows)
+    return code_of(statuses)
+
+
+def run_clusters(
+    files: Sequence[Path],
+    reading: Reading,
+    moments: int,
+    probes: int | None,
+    seed: int,
+    cut: float | None,
+    labels: bool,
+    shown: Shown,
+) -> int:
+    """The number of clusters of every file."""
+    documents, rows, found = [], [], []
+    for file in files:
+        with bars(shown.quiet):
+            one = reading.graph(file)
+            result = clusters(one, moments, probes, seed, cut, labels)
+        shown.write(f"clusters-{one.name}", result)
+        found.append((one.name, result))
+        documents.append({**_about(one), **_clusters_document(one, result)})
+        gap = f"{result.gaps[0].low:.3g} … {result.gaps[0].high:.3g}" if result.gaps else ""
+        known = math.isfinite(result.cut)
+        others = ", ".join(f"{other.count:.4g}" for other in result.gaps[1:4])
+        rows.append((
+            one.name, f"{len(one):,}", value_text(result) if known else "none", f"{result.cut:.3g}" if known else "",
+            gap, others, f"{result.components:,}", f"{result.cost:,}", result.status.name,
+        ))  # fmt: skip
+    header = ("graph", "nodes", "clusters", "λ*", "widest gap", "next gaps after", "components", "products", "status")
+    shown.show(documents, header, rows)
+    for name, result in found:
+        if not result.status.ok:
+            say(f"{name}: {result.status.name}. {result.status.value}")
+    return code_of(result.status for _, result in found)
+
+
+def run_compare(
+    files: Sequence[Path], reading: Reading, moments: int, probes: int | None, seed: int, shown: Shown
+) -> int:
+    """The divergences between the files' spectra."""
+    with bars(shown.quiet):
+        found = similarity([reading.graph(file) for file in files], moments, probes, seed)
+    shown.write("similarity", found)
+    order = found.order()
+    header = ("", *(found.names[i] for i in order))
+    rows = [(found.names[i], *(_divergence(found, i, j) for j in order)) for i in order]
+    document = {"names": found.names, "divergences": found.divergences.tolist(), "stderr": found.stderr.tolist(),
+                "status": found.status.name}  # fmt: skip
+    shown.show(document, header, rows, "symmetric KL divergence between spectra")
+    return code_of([found.status])
+
+
+def run_fit(
+    file: Path, reading: Reading, model: str | None, moments: int, draws: int, size: int | None, seed: int, shown: Shown
+) -> int:
+    """The nearest parameter of one random model, or of all and which is nearest."""
+    with bars(shown.quiet):
+        one = reading.graph(file)
+        found: ModelFit | ModelChoice
+        if model is None:
+            found = which_model(one, moments, draws, size, seed)
+        else:
+            found = fit_model(one, model, moments, draws, size, seed=seed)
+    shown.write(f"fit-{one.name}", found)
+    fits = found.fits if isinstance(found, ModelChoice) else (found,)
+    rows = [
+        (
+            fit.model,
+            f"{fit.parameter} = {value_text(fit)}",
+            f"{fit.divergence:.4g}",
+            f"{fit.typical:.2g}",
+            f"{fit.size:,}",
+            f"{fit.cost:,}",
+        )
+        for fit in fits
+    ]
+    shown.show(
+        [_fit_document(fit) for fit in fits],
+        ("model", "parameter", "divergence", "typical", "nodes", "graphs drawn"),
+        rows,
+    )
+    return OK
+
+
+def _about(one: Graph) -> dict[str, Any]:
+    return {"name": one.name, "nodes": len(one), "edges": one.num_edges,
+            "components": int(one.components.max()) + 1, "isolated": int((one.degrees == 0).sum())}  # fmt: skip
+
+
+def _clusters_document(one: Graph, result: Clusters) -> dict[str, Any]:
+    gaps = [{"count": gap.count, "cut": gap.cut, "low": gap.low, "high": gap.high} for gap in result.gaps]
+    labels = None
+    if result.labels is not None:
+        names = range(len(one)) if one.names is None else one.names
+        labels = {str(name): int(label) for name, label in zip(names, result.labels, strict=True)}
+    return {"clusters": result.value, "stderr": result.stderr, "cut": result.cut, "gaps": gaps,
+            "products": result.cost, "status": result.status.name, "labels": labels}  # fmt: skip
+
+
+def _divergence(found: Similarity, i: int, j: int) -> str:
+    if i == j:
+        return "0"
+    return value_text(Estimate(float(found.divergences[i, j]), float(found.stderr[i, j]))).removesuffix(" (exact)")
+
+
+def _fit_document(fit: ModelFit) -> dict[str, Any]:
+    return {"model": fit.model, "parameter": fit.parameter, "value": fit.value, "stderr": fit.stderr,
+            "divergence": fit.divergence, "typical": fit.typical, "size": fit.size, "neighbours": fit.neighbours,
+            "graphs_drawn": fit.cost}  # fmt: skip

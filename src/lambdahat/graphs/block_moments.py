@@ -1,0 +1,147 @@
+"""Chebyshev moments of the normalised Laplacian by blocks of probes: one sparse product for two moments of a probe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lambdahat._check import require_count
+from lambdahat._progress import report
+from lambdahat._rng import generator
+from lambdahat.graphs.structure import Graph, csr_tensor
+from lambdahat.results import Array, Moments
+
+BOUNDS = (0.0, 2.0)  # hold the spectrum of every normalised Laplacian
+EXACT_NODES = 1000
+DEFAULT_PROBES = 100
+SINGLE_NODES = 50_000  # from here on the blocks are float32: the probes' own error is far above its rounding
+COLUMNS = 16
+RUN = 4096  # rows summed in the block's precision, then in float64
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Disjoint groups of nodes: ``labels`` (n,) from 0 on. ``exact`` says that they are the connected components.
+
+    The unit vectors u_C ∝ √d on C and 0 elsewhere, the columns of Q, are orthonormal. Those of components span the null
+    space of the normalised Laplacian; those of any partition into clusters come near its small eigenvalues' space.
+    """
+
+    labels: NDArray[np.int32]
+    exact: bool
+
+    @property
+    def count(self) -> int:
+        """How many groups there are."""
+        return int(self.labels.max()) + 1
+
+
+def components(graph: Graph) -> Partition:
+    """The connected components."""
+    return Partition(graph.components, True)
+
+
+def exact_moments(graph: Graph, count: int) -> Moments:
+    """tr T_k(L − I)/n for k = 0 … ``count`` from all eigenvalues, without error."""
+    values = eigenvalues(graph)
+    table = np.polynomial.chebyshev.chebvander(values - 1.0, count).mean(axis=0)
+    zeros = np.zeros(count + 1)
+    return Moments(table, zeros, np.zeros((count + 1, count + 1)), "chebyshev", BOUNDS, len(graph), len(graph))
+
+
+def eigenvalues(graph: Graph) -> Array:
+    """All eigenvalues of the normalised Laplacian, ascending (n,), by a dense decomposition."""
+    values = torch.linalg.eigvalsh(graph.normalized_laplacian().dense()).numpy()
+    return np.asarray(values.clip(*BOUNDS), dtype=np.float64)
+
+
+def probed_moments(graph: Graph, count: int, probes: int, seed: int, partition: Partition) -> Moments:
+    """tr T_k(L − I)/n for k = 0 … ``count`` from random probes, split by a partition (Algorithm 6, spectral thesis).
+
+    With Q of the partition, tr φ(L) = tr QᵀφQ + tr (I − QQᵀ)φ(I − QQᵀ). The second part is read off Gaussian probes
+    without their share in Q. For components the first is known: L is 0 there. For any other partition it is read off
+    a quarter of the probes, Qs with random signs s: between clusters that few edges join φ is small, and so is their
+    error. Both parts are positive measures of known mass, so the moments are those of a positive measure.
+
+    The recurrence runs on D^{−1/2}WD^{−1/2} = −(L − I), and T_{2k} = 2T_k² − 1, T_{2k+1} = 2T_kT_{k+1} − T_1 give two
+    moments a product.
+    """
+    require_count(count, "moments", least=2)
+    require_count(probes, "probes", 8, cure="the standard error comes from their spread")
+    dtype = torch.float32 if len(graph) >= SINGLE_NODES else torch.float64
+    matrix = csr_tensor(graph.normalized(np.float32 if dtype == torch.float32 else np.float64), dtype)
+    frame = _Frame(graph, partition, dtype)
+    signs = np.where(np.arange(count + 1) % 2, -1.0, 1.0)
+    share, n = partition.count / len(graph), len(graph)
+    first = 0 if partition.exact else probes // 4
+    values, covariance = np.zeros(count + 1), np.zeros((count + 1, count + 1))
+    if partition.exact:
+        values += share * signs
+    for total, offset, weight, draw in (
+        (first, 0, share, frame.coarse),
+        (probes - first, first, 1 - share, frame.rest),
+    ):
+        if total and weight > 0.5 / n:
+            readings = _readings(matrix, draw, count, total, seed, (offset, probes)) * signs
+            values += weight * readings.mean(axis=0)
+            covariance += weight**2 * np.cov(readings, rowvar=False) / total
+    stderr = np.sqrt(np.diag(covariance).clip(0.0))
+    return Moments(values, stderr, covariance, "chebyshev", BOUNDS, probes, probes * ((count + 1) // 2))
+
+
+class _Frame:
+    """The vectors Q of a partition, √(d/vol) on each group, and probes in their span or orthogonal to it."""
+
+    def __init__(self, graph: Graph, partition: Partition, dtype: torch.dtype) -> None:
+        degrees = np.where(graph.degrees > 0, graph.degrees, 1.0)
+        volumes = np.bincount(partition.labels, degrees)
+        self.entries = torch.as_tensor(np.sqrt(degrees / volumes[partition.labels])).to(dtype)[:, None]
+        self.labels, self.count = torch.as_tensor(partition.labels.astype(np.int64)), partition.count
+
+    def coarse(self, columns: int, rng: torch.Generator) -> Tensor:
+        """Qs for random signs s, (n, columns)."""
+        signs = torch.randint(0, 2, (self.count, columns), generator=rng).to(self.entries.dtype).mul_(2).sub_(1)
+        return signs[self.labels] * self.entries
+
+    def rest(self, columns: int, rng: torch.Generator) -> Tensor:
+        """(I − QQᵀ)z for Gaussian z, (n, columns)."""
+        block = torch.randn(len(self.labels), columns, generator=rng, dtype=self.entries.dtype)
+        inside = torch.zeros(self.count, columns, dtype=block.dtype).index_add_(0, self.labels, block * self.entries)
+        return block.sub_(inside[self.labels].mul_(self.entries))
+
+
+def _readings(matrix: Tensor, draw: object, count: int, probes: int, seed: int, place: tuple[int, int]) -> Array:
+    """zᵀT_k(B)z/zᵀz (probes, count + 1), a block of probes at a time; ``place`` is (probes before, of all)."""
+    before, total = place
+    found = []
+    for number, first in enumerate(range(0, probes, COLUMNS)):
+        rng = generator(seed, "graph probes", before, number)
+        block = draw(min(COLUMNS, probes - first), rng)  # type: ignore[operator]
+        moments = torch.stack(list(_paired(matrix, block, count)), dim=1)
+        found.append(moments[:, : count + 1] / moments[:, :1])
+        report("moments", before + first + block.shape[1], total)
+    return np.asarray(torch.cat(found).numpy())
+
+
+def _paired(matrix: Tensor, start: Tensor, count: int) -> Iterator[Tensor]:
+    """zᵀT_k(B)z (b,) for k = 0, 1, …, at least ``count`` + 1 of them. ``start`` (n, b) is used up."""
+    zeroth = column_dots(start, start)
+    before, now = start, matrix @ start
+    first = column_dots(before, now)
+    yield from (zeroth, first, 2 * column_dots(now, now) - zeroth)
+    for _ in range((count + 1) // 2 - 1):
+        torch.addmm(before, matrix, now, beta=-1, alpha=2, out=before)
+        before, now = now, before
+        yield 2 * column_dots(before, now) - first
+        yield 2 * column_dots(now, now) - zeroth
+
+
+def column_dots(first: Tensor, second: Tensor) -> Tensor:
+    """xⱼᵀyⱼ (b,) in float64 of two blocks (n, b), over short runs of rows that stay in the cache."""
+    runs = zip(first.split(RUN), second.split(RUN), strict=True)
+    return torch.stack([(x * y).sum(0) for x, y in runs]).sum(0, dtype=torch.float64)

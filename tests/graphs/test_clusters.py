@@ -1,0 +1,105 @@
+"""Cluster counts against graphs whose clusters are known, and refusals where there is no gap."""
+
+import math
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from lambdahat.graphs import Clusters, cluster_labels, clusters, graph, smoothed_lanczos_clusters
+from lambdahat.graphs.block_moments import eigenvalues
+from lambdahat.results import Result, Status
+from tests.graphs.made import cliques, planted
+
+
+@pytest.mark.parametrize(("sizes", "count"), [([10] * 5, 5), ([10, 7, 1, 1, 12], 5)])
+def test_components_are_clusters_and_isolated_nodes_too(sizes, count):
+    found = clusters(cliques(sizes), 60)
+    assert float(found) == pytest.approx(count, abs=1e-3)
+    assert (found.rounded, found.components, found.status) == (count, count, Status.CONVERGED)
+
+
+@pytest.mark.parametrize("probes", [None, 100])
+@pytest.mark.parametrize("count", [9, 30])
+def test_planted_clusters_are_counted(count, probes):
+    one = planted(count, seed=3)
+    found = clusters(one, 80, probes=probes)
+    assert found.components < count  # the links join most of them
+    assert float(found) == pytest.approx(count, rel=6.4e-3)  # the thesis's own error at 30, Table 3.2
+    assert found.status.ok
+    values = eigenvalues(one)
+    assert values[count - 1] <= found.gaps[0].low + 0.02
+    assert found.gaps[0].high - 0.02 <= values[count]
+
+
+def test_the_error_bar_covers():
+    """Twelve seeds on one graph, judged in their own standard errors."""
+    one = planted(30, seed=1, outside=1.0)
+    found = [clusters(one, 60, probes=60, seed=seed) for seed in range(12)]
+    assert all(f.status.ok for f in found)
+    off = np.array([(float(f) - 30) / float(f.stderr) for f in found])
+    assert int((np.abs(off) < 2.2).sum()) >= 10
+    assert abs(np.mean([float(f) for f in found]) - 30) < 0.02 * 30
+
+
+def test_other_gaps_tell_of_other_clusters():
+    found = clusters(planted(9, seed=0, outside=1.0), 80)
+    assert found.rounded == 9
+    assert found.components == 1
+    assert any(abs(gap.count - 1) < 0.05 for gap in found.gaps[1:])
+    assert all(a.width >= b.width for a, b in zip(found.gaps, found.gaps[1:], strict=False))
+
+
+@pytest.mark.parametrize("made", [nx.path_graph(600), nx.grid_2d_graph(25, 24)], ids=["a path", "a grid"])
+def test_no_gap_is_refused(made):
+    found = clusters(graph(made), 60)
+    assert found.status is Status.NO_GAP
+    assert math.isnan(float(found))
+    with pytest.raises(ValueError, match="the count must be known, got none; No gap"):
+        _ = found.rounded
+
+
+def test_a_cut_by_hand_counts_eigenvalues_below():
+    one = graph(nx.path_graph(300))
+    found = clusters(one, 80, cut=0.4)
+    exact = int((eigenvalues(one) <= 0.4).sum())
+    assert found.status.ok
+    assert abs(float(found) - exact) < 2
+
+
+@pytest.mark.parametrize("links", [[(0, 10), (10, 20)], []], ids=["linked", "apart"])
+def test_labels_are_the_clusters(links):
+    one = cliques([10, 8, 12], [(u, v - 2 if v == 20 else v) for u, v in links])
+    found = clusters(one, 60, labels=True)
+    assert found.rounded == 3
+    groups = [set(found.labels[part]) for part in (slice(0, 10), slice(10, 18), slice(18, 30))]
+    assert all(len(group) == 1 for group in groups)
+    assert len(set.union(*groups)) == 3
+
+
+def test_labels_of_one_cluster_and_of_more_than_components():
+    assert set(cluster_labels(cliques([5]), 1)) == {0}
+    assert len(set(cluster_labels(planted(6, seed=2), 6))) == 6
+
+
+def test_saved_and_loaded(tmp_path):
+    found = clusters(cliques([6, 6, 5]), 40, labels=True)
+    again = Result.load(found.save(tmp_path / "clusters"))
+    assert isinstance(again, Clusters)
+    assert (again.value, again.gaps, again.cut) == (found.value, found.gaps, found.cut)
+    assert np.array_equal(again.labels, found.labels)
+    assert again.spectrum.nodes == 17
+
+
+def test_the_baseline_counts_too_and_is_noisier():
+    one = planted(30, seed=3)
+    base = smoothed_lanczos_clusters(one, 40, 20)
+    assert base.status.ok
+    assert abs(float(base) - 30) < 4 * float(base.stderr)
+    assert float(base.stderr) > 3 * float(clusters(one, 40, probes=20).stderr)
+    assert base.cost == 800
+
+
+def test_the_baseline_without_a_minimum_says_so():
+    found = smoothed_lanczos_clusters(graph(nx.path_graph(200)), 40, 10, width=2.0)
+    assert found.status is Status.NO_GAP

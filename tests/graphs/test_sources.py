@@ -1,0 +1,186 @@
+"""Every source of a graph gives the same matrix; weights, loops, duplicates and directions as the caller says."""
+
+import gzip
+import tracemalloc
+
+import networkx as nx
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse
+
+from lambdahat.graphs import Graph, graph, text_files
+
+EDGES = [(0, 1), (1, 2), (0, 2), (2, 3)]
+PLAIN = np.array([[0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 0, 1], [0, 0, 1, 0]], dtype=float)
+
+
+def dense(source, **rules):
+    return graph(source, **rules).adjacency.toarray()
+
+
+def written(folder, name, text):
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+FILES = {
+    "spaces": ("g.txt", "0 1\n1 2\n0 2\n2 3\n"),
+    "SNAP": ("g.txt", "# Nodes: 4 Edges: 4\n# FromNodeId\tToNodeId\n0\t1\n1\t2\n\n0\t2\n2\t3\n"),
+    "CSV with a header": ("g.csv", "node_1,node_2\n0,1\n1,2\n0,2\n2,3\n"),
+    "CSV without a header": ("g.csv", "0,1\n1,2\n0,2\n2,3"),
+    "semicolons": ("g.csv", "0;1\n1;2\n0;2\n2;3\n"),
+    "weights of 1": ("g.txt", "0 1 1.0\n1 2 1.0\n0 2 1\n2 3 1\n"),
+    "networkx's data column": ("g.edgelist", "0 1 {}\n1 2 {}\n0 2 {}\n2 3 {}\n"),
+    "both directions": ("g.txt", "0 1\n1 0\n1 2\n0 2\n2 0\n2 3\n2 3\n"),
+    "other numbers": ("g.txt", "5 70\n70 900\n5 900\n900 1000000\n"),
+    "names": ("g.txt", "a b\nb c\na c\nc d\n"),
+    "GML": ("g.gml", "graph [\n" + "".join(f"  node [ id {i} label \"n {i}\" ]\n" for i in range(4))
+            + "".join(f"  edge [\n source {u}\n target {v}\n ]\n" for u, v in EDGES) + "]\n"),
+    "Matrix Market": ("g.mtx", "%%MatrixMarket matrix coordinate pattern symmetric\n4 4 4\n2 1\n3 2\n3 1\n4 3\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text"), FILES.values(), ids=FILES.keys())
+def test_every_format_gives_the_same_graph(tmp_path, name, text):
+    assert np.array_equal(dense(written(tmp_path, name, text)), PLAIN)
+
+
+@pytest.mark.parametrize(("name", "text"), FILES.values(), ids=FILES.keys())
+def test_packed_files_too(tmp_path, name, text):
+    path = tmp_path / f"{name}.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    assert np.array_equal(dense(path), PLAIN)
+    assert graph(path).name == "g"
+
+
+OBJECTS = {
+    "pairs": EDGES,
+    "an array of pairs": np.array(EDGES),
+    "triples": np.array([(u, v, 1.0) for u, v in EDGES]),
+    "a dense matrix": PLAIN,
+    "SciPy": scipy.sparse.coo_matrix(PLAIN),
+    "half a matrix": scipy.sparse.csr_array(np.triu(PLAIN)),
+    "networkx": nx.Graph(EDGES),
+    "a directed networkx graph": nx.DiGraph([*EDGES, (1, 0)]),
+    "a multigraph": nx.MultiGraph([*EDGES, (1, 0)]),
+}
+
+
+@pytest.mark.parametrize("source", OBJECTS.values(), ids=OBJECTS.keys())
+def test_every_object_gives_the_same_graph(source):
+    assert np.array_equal(dense(source), PLAIN)
+
+
+def test_a_file_of_scipy(tmp_path):
+    scipy.sparse.save_npz(tmp_path / "g.npz", scipy.sparse.csr_array(PLAIN))
+    assert np.array_equal(dense(tmp_path / "g.npz"), PLAIN)
+
+
+def test_nodes_keep_their_names(tmp_path):
+    assert list(graph(written(tmp_path, *FILES["other numbers"])).names) == [5, 70, 900, 1000000]
+    assert list(graph(written(tmp_path, *FILES["names"])).names) == ["a", "b", "c", "d"]
+    assert list(graph(written(tmp_path, *FILES["GML"])).names) == ["n 0", "n 1", "n 2", "n 3"]
+    assert graph(written(tmp_path, *FILES["spaces"])).names is None
+
+
+TRIPLES = np.array([[0, 1, 2.0], [0, 1, 4.0], [1, 0, 3.0], [1, 2, 5.0], [2, 2, 7.0]])
+RULES = {
+    "the larger weight": ({}, (4.0, 5.0, 0.0)),
+    "duplicates added": ({"duplicates": "sum"}, (6.0, 5.0, 0.0)),
+    "their mean": ({"duplicates": "mean"}, (3.0, 5.0, 0.0)),
+    "directions added": ({"directed": "sum"}, (7.0, 5.0, 0.0)),
+    "their mean, absent as 0": ({"directed": "mean"}, (3.5, 2.5, 0.0)),
+    "edges in both directions": ({"directed": "mutual"}, (3.0, 0.0, 0.0)),
+    "loops": ({"loops": "keep"}, (4.0, 5.0, 7.0)),
+    "loops have one direction": ({"loops": "keep", "directed": "sum"}, (7.0, 5.0, 7.0)),
+    "a loop's mean": ({"loops": "keep", "directed": "mean"}, (3.5, 2.5, 7.0)),
+    "no weights": ({"weighted": False}, (1.0, 1.0, 0.0)),
+    "no weights, how often": ({"weighted": False, "duplicates": "sum", "directed": "sum"}, (3.0, 1.0, 0.0)),
+    "no weights, loops": ({"weighted": False, "loops": "keep"}, (1.0, 1.0, 1.0)),
+}
+
+
+@pytest.mark.parametrize(("rules", "expected"), RULES.values(), ids=RULES.keys())
+def test_rules(rules, expected):
+    found = dense(TRIPLES, **rules)
+    assert np.array_equal(found, found.T)
+    assert (found[0, 1], found[1, 2], found[2, 2]) == expected
+
+
+@pytest.mark.parametrize("rules", [{"duplicates": "refuse"}, {"directed": "refuse"}])
+def test_rules_that_refuse(rules):
+    with pytest.raises(ValueError, match=next(iter(rules)) if "duplicates" in rules else "both directions"):
+        graph(TRIPLES, **rules)
+    assert np.array_equal(dense(PLAIN, **rules), PLAIN)
+
+
+def test_a_matrix_market_file_says_itself_what_is_symmetric(tmp_path):
+    scipy.io.mmwrite(tmp_path / "g.mtx", scipy.sparse.coo_array(2.5 * PLAIN), symmetry="symmetric")
+    assert np.array_equal(dense(tmp_path / "g.mtx", directed="refuse"), 2.5 * PLAIN)
+
+
+def test_weights_of_gml_and_networkx(tmp_path):
+    text = "graph [ node [ id 7 ] node [ id 9 ] node [ id 8 ] edge [ source 7 target 8 value 2.5 ] ]"
+    found = graph(written(tmp_path, "g.gml", text))
+    assert found.adjacency[0, 2] == 2.5
+    assert list(found.names) == ["7", "9", "8"]
+    made = nx.Graph()
+    made.add_edge("x", "y", weight=3.0)
+    made.add_node("z")
+    assert graph(made).adjacency[0, 1] == 3.0
+    assert len(graph(made)) == 3
+
+
+def test_duplicates_of_an_undirected_file_are_one_edge_in_either_order(tmp_path):
+    edges = "edge [ source 0 target 1 value 2 ] edge [ source 1 target 0 value 3 ]"
+    path = written(tmp_path, "g.gml", f"graph [ node [ id 0 ] node [ id 1 ] {edges} ]")
+    assert graph(path, duplicates="sum").adjacency[0, 1] == 5.0
+    assert graph(path, duplicates="mean").adjacency[1, 0] == 2.5
+    with pytest.raises(ValueError, match="duplicates must not occur, got 1 of them"):
+        graph(path, duplicates="refuse")
+
+
+def test_without_weights_an_entry_of_0_is_no_edge_and_nan_is_one():
+    matrix = scipy.sparse.coo_array(([0.0, np.nan], ([0, 1], [1, 2])), shape=(3, 3))
+    assert np.array_equal(dense(matrix, weighted=False), [[0, 0, 0], [0, 0, 1], [0, 1, 0]])
+
+
+def test_isolated_nodes_stay_where_the_source_names_them(tmp_path):
+    assert len(graph(scipy.sparse.coo_array(([1.0], ([0], [1])), shape=(4, 4)))) == 4
+    assert len(graph(written(tmp_path, "g.txt", "0 1\n5 5\n"))) == 3
+    assert repr(graph(written(tmp_path, "g.txt", "0 1\n5 5\n"))) == "Graph(3 nodes, 1 edge, 1 isolated)"
+    assert len(graph([(0, 1), (5, 5)]).without_isolated()) == 2
+
+
+def test_chunks_make_the_same_graph(tmp_path, monkeypatch):
+    pairs = np.random.default_rng(0).integers(0, 50, (400, 2))
+    path = written(tmp_path, "g.txt", "".join(f"{u} {v}\n" for u, v in pairs))
+    whole = dense(path)
+    expected = np.zeros((50, 50))
+    expected[pairs[:, 0], pairs[:, 1]] = expected[pairs[:, 1], pairs[:, 0]] = 1.0
+    np.fill_diagonal(expected, 0.0)
+    assert np.array_equal(whole, expected)
+    monkeypatch.setattr(text_files, "CHUNK_ROWS", 7)
+    assert np.array_equal(dense(path), whole)
+    assert np.array_equal(dense(path, loops="keep"), dense(scipy.sparse.coo_array(
+        (np.ones(400), pairs.T), shape=(50, 50)), loops="keep"))  # fmt: skip
+
+
+def test_streaming_takes_less_than_twice_the_graph(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "CHUNK_ROWS", 10_000)
+    pairs = np.random.default_rng(0).integers(0, 40_000, (200_000, 2))
+    path = written(tmp_path, "g.txt", "".join(f"{u} {v}\n" for u, v in pairs.tolist()))
+    tracemalloc.start()
+    found = graph(path).adjacency
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    size = found.data.nbytes + found.indices.nbytes + found.indptr.nbytes
+    assert peak < 2 * size, (peak, size)
+
+
+def test_a_graph_is_taken_as_it_is():
+    one = graph(EDGES)
+    assert graph(one) is one
+    assert isinstance(one, Graph)

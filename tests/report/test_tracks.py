@@ -1,0 +1,65 @@
+"""What trackers measured, drawn: which columns share a panel, and that the lines are the numbers."""
+
+import math
+
+import numpy as np
+import pytest
+
+from lambdahat.report.style import new_axes
+from lambdahat.report.tracks import draw_tracked, tracked_panels
+from lambdahat.training import TRACKERS, Run, make_tracker
+
+OWN = {"kind", "epoch", "step", "progress", "loss"}
+
+
+def run_of(columns, rows=3, **about):
+    history = tuple(
+        {"kind": "step", "epoch": 0, "step": i, "progress": float(i), "loss": 1.0,
+         **{name: values[i] if isinstance(values, list) else values for name, values in columns.items()}}
+        for i in range(rows)
+    )  # fmt: skip
+    return Run(history, about=about)
+
+
+def test_every_column_of_every_tracker_has_a_panel_with_a_name_of_its_own():
+    for name in TRACKERS:
+        columns = make_tracker(name).columns
+        panels = tracked_panels(run_of(dict.fromkeys(columns, 1.0)), OWN)
+        assert sorted(c for names in panels.values() for c in names) == sorted(
+            c for c in columns if not c.endswith("_stderr")
+        )
+        assert not set(panels) & set(columns) - {"trace"}, "a column without a label fell through"
+
+
+def test_columns_that_share_an_axis_share_a_panel_and_others_stand_alone():
+    found = {"edge": 1.0, "edge_threshold": 2.0, "edge_cost": 9.0, "edge_status": "CONVERGED", "top_1": 3.0,
+             "top_2": 1.0, "top_drift": math.nan, "top_overlap": 0.5, "mine": 4.0, "llc": math.nan}  # fmt: skip
+    assert tracked_panels(run_of(found), OWN) == {
+        "learning rate × sharpness": ["edge", "edge_threshold"],
+        "largest eigenvalues": ["top_1", "top_2"],
+        "span of the largest eigenvalues": ["top_overlap"],
+        "mine": ["mine"],
+    }
+
+
+def test_lines_are_the_numbers_with_their_intervals():
+    run = run_of({"edge": [0.5, math.nan, 1.5], "edge_stderr": 0.1, "edge_threshold": 2.0}, progress="step")
+    axes = new_axes()
+    draw_tracked(run, axes, "learning rate × sharpness", ["edge", "edge_threshold"])
+    (line, _, (bars,)) = axes.containers[0]
+    assert line.get_xydata().tolist() == [[0.0, 0.5], [2.0, 1.5]]
+    ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+    assert ends == pytest.approx(np.array([[0.5 - 0.196, 0.5 + 0.196], [1.5 - 0.196, 1.5 + 0.196]]))
+    (threshold,) = [each for each in axes.get_lines() if each.get_linestyle() == "--"]
+    assert threshold.get_ydata().tolist() == [2.0, 2.0, 2.0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "learning rate × sharpness")
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == {"edge", "threshold"}
+
+
+@pytest.mark.parametrize(("values", "scale"), [([1.0, 2.0, 3.0], "linear"), ([0.001, 1.0, 2.0], "log"),
+                                               ([-1.0, 0.001, 2.0], "linear")])  # fmt: skip
+def test_values_of_many_sizes_are_drawn_by_their_logarithms(values, scale):
+    axes = new_axes()
+    draw_tracked(run_of({"trace": values}), axes, "trace", ["trace"])
+    assert axes.get_yscale() == scale
+    assert axes.get_xlabel() == "epoch"
