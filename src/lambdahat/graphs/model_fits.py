@@ -98,20 +98,21 @@ def _model(graph: Graph, kind: str, size: int | None, neighbours: int | None) ->
     return Model(kind, nodes, min(near, nodes - 1) if kind == "watts_strogatz" else 0)
 
 
-def _moments(graph: Graph, count: int, seed: int) -> Array:
-    """The Chebyshev moments without the one eigenvalue 0 that every graph has: its weight tells of the size only."""
-    found = graph_moments(graph, count, None, seed, components(graph)).values
+def _moments(graph: Graph, count: int, seed: int) -> tuple[Array, Array]:
+    """The Chebyshev moments without the one eigenvalue 0 that every graph has, which tells of its size, and errors."""
+    found = graph_moments(graph, count, None, seed, components(graph))
     ends = np.where(np.arange(count + 1) % 2, -1.0, 1.0)
-    return (len(graph) * found - ends) / (len(graph) - 1)
+    return (len(graph) * found.values - ends) / (len(graph) - 1), found.stderr
 
 
-def _density(moments: Array, nodes: int) -> MaxentDensity:
-    return fit(moments, bounds=BOUNDS, tol=TOLERANCE / nodes)
+def _density(moments: Array, nodes: int, stderr: Array | None = None) -> MaxentDensity:
+    return fit(moments, bounds=BOUNDS, stderr=stderr, tol=TOLERANCE / nodes)
 
 
-def _fit(moments: Array, model: Model, graph: Graph, draws: int, seed: int) -> ModelFit:
-    family = _Family(model, len(moments) - 1, draws, seed)
-    target = _density(moments, model.size)
+def _fit(moments: tuple[Array, Array], model: Model, graph: Graph, draws: int, seed: int) -> ModelFit:
+    values, stderr = moments
+    family = _Family(model, len(values) - 1, draws, seed)
+    target = _density(values, model.size, stderr)
 
     @cache
     def divergence(parameter: float) -> float:
@@ -138,7 +139,7 @@ class _Family:
         """The moments of every draw, (draws, count + 1)."""
         self.drawn += self.draws
         seeds = [derived_seed(self.seed, purpose, number) for number in range(self.draws)]
-        return np.array([_moments(self.model.draw(parameter, one), self.count, self.seed) for one in seeds])
+        return np.array([_moments(self.model.draw(parameter, one), self.count, self.seed)[0] for one in seeds])
 
     def density(self, parameter: float) -> MaxentDensity:
         """The density of maximum entropy with the moments averaged over the draws."""
