@@ -27,7 +27,7 @@ docs: .venv/.dev
 	$(BIN)/mkdocs build --strict
 
 bench: .venv/.bench
-	@set -e; for name in products estimates scaling coverage sampling gpu; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
+	@set -e; for name in products estimates scaling coverage sampling optimizer_cost gpu; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
 
 clean:
 	rm -rf .venv build dist site demo-output .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

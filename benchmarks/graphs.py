@@ -30,7 +30,7 @@ from lambdahat import graphs
 from lambdahat.graphs.block_moments import SINGLE_NODES, components, eigenvalues, probed_moments
 from lambdahat.maxent import fit
 
-DATA = Path(__file__).parents[1] / "shared" / "data" / "graphs"
+DATA = Path(__file__).parents[2] / "shared" / "data" / "graphs"
 COLLABORATIONS = ("ca-AstroPh", "ca-CondMat", "ca-GrQc", "ca-HepPh", "ca-HepTh")
 OTHERS = ("luxembourg_osm", "soc-brightkite", "gemsec-deezer-RO_edges")
 EGS = {9: 9.7e-3, 30: 6.4e-3, 90: 5.8e-3, 240: 3.5e-3}  # Table 3.2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ class Table(Result):
     rows: tuple[tuple[str, ...], ...]
 
 
-class Reproduction(Result):
+class Reproduction(Result, ABC):
     """Base of the results of ``lambdahat reproduce``: a frozen dataclass with these fields, and ``tables()``."""
 
     name: str
@@ -44,9 +45,9 @@ class Reproduction(Result):
     assumptions: tuple[str, ...]
     seed: int
 
+    @abstractmethod
     def tables(self) -> tuple[Table, ...]:
         """What was measured, beside what was published."""
-        raise NotImplementedError
 
 
 def judged(gap: float, stderr: float) -> str:

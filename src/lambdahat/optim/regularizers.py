@@ -18,6 +18,7 @@ beside the learning rate α. Otherwise the term is part of the gradient, and SGD
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ READINGS = ("hessian_vector", "absolute_hessian")
 TOP = 1e-6  # eigenvalues below this share of the largest are left out of log|H|
 
 
-class Rule:
+class Rule(ABC):
     """A regularizer: ``term`` is what it adds to the gradient, a function of the parameters and of Hθ."""
 
     needs_product = False
@@ -41,9 +42,9 @@ class Rule:
         self.rate, self.decoupled = require_rate(rate, "rate"), bool(decoupled)
         self._held: list[Tensor] = []
 
+    @abstractmethod
     def term(self, parameters: Sequence[Tensor], curvature: Sequence[Tensor], step: int) -> list[Tensor]:
         """What is added to each gradient; ``curvature`` is Hθ, empty for rules that need no product."""
-        raise NotImplementedError
 
     def curvature(self, parameters: Sequence[Tensor], product: Product | None, step: int) -> list[Tensor]:
         """Hθ, or what the rule has in its place."""
