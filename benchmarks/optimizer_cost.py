@@ -25,7 +25,7 @@ from lambdahat.training.ensembles import DEFAULTS
 from lambdahat.training.stacked_steps import StackedDescent, StackedModel, Stepped
 
 SIZES, STEPS = [784, 256, 256, 10], 40  # 40 steps are whole periods of 4 and of 10
-SGD, LIMITS = "SGD", {"cpu": {"NGD": 2.2, "KFAC": 2.5}, "cuda": {}}
+SGD, LIMITS = "SGD", {"cpu": {"NGD": 2.2, "KFAC": 2.5, "KFAC, rank 32": 2.5}, "cuda": {}}
 
 
 def batch(size: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,6 +41,7 @@ def makers() -> dict[str, Callable[[torch.nn.Module], Any]]:
     }
     if hasattr(optim, "KFAC"):
         found["KFAC"] = lambda model: optim.KFAC(model, lr=0.01, damping=1e-2, inverse_every=10)
+        found["KFAC, rank 32"] = lambda model: optim.KFAC(model, lr=0.01, damping=1e-2, inverse_every=10, rank=32)
     return found
 
 
