@@ -1,15 +1,15 @@
 """Do random matrices predict what a batch shows of the curvature? Softmax regression to VGG-16, 16 to 4,096 samples.
 
-    python benchmarks/minibatch_eigenvalues.py --device cuda --images carry/mnist.npz --cifar carry/cifar.npz --json FILE
+    python benchmarks/minibatch_eigenvalues.py --device cuda --images mnist.npz --cifar cifar.npz --json FILE
 
-runs ``lambdahat.experiments.run_batch_eigenvalues`` at the scale "paper" (--scale for another) and saves the result to
-FILE after each point of training, with one flat row for every batch beside it as FILE.csv. --networks names some of the
-networks, for several runs. --images and --cifar are .npz files with train_images, train_labels, test_images and
-test_labels in bytes; without them the data come from ``lh.data.load``.
+trains and measures the networks of the scale "paper" (--scale for another, --networks for some) and saves what was
+measured to FILE after each point of training. --images and --cifar are .npz files with train_images, train_labels,
+test_images and test_labels in bytes; without them the data come from ``lh.data.load``.
 
-    python benchmarks/minibatch_eigenvalues.py --page PAGE FILE...
+    python benchmarks/minibatch_eigenvalues.py --conclude FILE... --json RESULT [--page PAGE]
 
-puts tables and verdicts of saved results between the two marks of a Markdown page.
+joins what was measured, adds predictions and verdicts (no GPU needed), saves the result with one flat row for every
+batch beside it as RESULT.csv, and puts its tables between the two marks of a Markdown page.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from timing import set_tf32
 from lambdahat._progress import progress
 from lambdahat.cli.tables import markdown_table
 from lambdahat.data.splits import Split, image_split
-from lambdahat.experiments import run_batch_eigenvalues
-from lambdahat.experiments.minibatch_eigenvalues import BatchEigenvaluesResult
+from lambdahat.experiments.minibatch_eigenvalues import BatchEigenvaluesResult, concluded, measure_networks
 from lambdahat.experiments.reproduction import Table, Verdict
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
@@ -41,9 +40,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--images", type=Path, help="MNIST as .npz")
     parser.add_argument("--cifar", type=Path, help="CIFAR-10 as .npz")
-    parser.add_argument("--json", type=Path, help="where the result goes")
-    parser.add_argument("--page", type=Path, help="a page to fill from the results named")
-    parser.add_argument("results", nargs="*", type=Path)
+    parser.add_argument("--json", type=Path, default=Path("batch-eigenvalues.json"), help="where the result goes")
+    parser.add_argument("--conclude", nargs="+", type=Path, help="files with what was measured")
+    parser.add_argument("--page", type=Path, help="a page to fill with the tables")
     return parser.parse_args()
 
 
@@ -55,12 +54,11 @@ def read_split(path: Path) -> Split:
     return image_split(train, test, 10, "standard")
 
 
-def save(found: BatchEigenvaluesResult, path: Path) -> None:
-    """The result, and its rows as CSV."""
-    found.save(path)
+def write_rows(found: BatchEigenvaluesResult, path: Path) -> None:
+    """One row for every batch, as CSV."""
     rows = list(found.rows())
     names = list(dict.fromkeys(name for row in rows for name in row))
-    with path.with_suffix(".csv").open("w", newline="", encoding="utf-8") as stream:
+    with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, names)
         writer.writeheader()
         writer.writerows(rows)
@@ -78,47 +76,54 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     return Table("Claims", ("claim", *columns, "source"), rows)
 
 
-def markdown(results: Sequence[BatchEigenvaluesResult]) -> str:
-    """Tables of saved results, one after the other, in Markdown."""
-    parts = []
-    for found in results:
-        for table in (verdict_table(found.verdicts), *found.tables()):
-            parts.append(f"**{table.title}**\n\n{markdown_table(table.header, table.rows)}")
-        lines = (f"- {v.claim}: **{v.verdict}**. {v.evidence}." for v in found.verdicts)
-        parts.append("**Figures behind the verdicts**\n\n" + "\n".join(lines) + "\n")
-    return "\n".join(parts)
+def markdown(found: BatchEigenvaluesResult) -> str:
+    """Verdicts, tables and the figures behind the verdicts, in Markdown."""
+    tables = (verdict_table(found.verdicts), *found.tables())
+    parts = [f"**{table.title}**\n\n{markdown_table(table.header, table.rows)}" for table in tables]
+    lines = (f"- {v.claim}: **{v.verdict}**. {v.evidence}." for v in found.verdicts)
+    return "\n".join([*parts, "**Figures behind the verdicts**\n\n" + "\n".join(lines)])
 
 
-def fill(page: Path, results: Sequence[BatchEigenvaluesResult]) -> None:
-    """Put the tables between the page's marks."""
+def fill(page: Path, text: str) -> None:
+    """Put the text between the page's marks."""
     head, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, tail = rest.partition(END)
-    page.write_text(f"{head}{BEGIN}\n\n{markdown(results)}\n{END}{tail}", encoding="utf-8")
+    page.write_text(f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}", encoding="utf-8")
 
 
-def main() -> None:
-    args = arguments()
-    if args.page is not None:
-        fill(args.page, [BatchEigenvaluesResult.load(path) for path in args.results])
-        return
+def measure(args: argparse.Namespace) -> None:
+    """Save after each point; predictions are left to --conclude."""
     files = {"mnist": args.images, "cifar10": args.cifar}
     data = {name: read_split(path) for name, path in files.items() if path is not None}
-    # three digits are more than a tolerance of 1 % needs, and convolutions are three times as fast
+    # three digits are more than these comparisons need, and convolutions are three times as fast
     set_tf32(args.device.startswith("cuda"))
     start = time.perf_counter()
 
     def keep(found: BatchEigenvaluesResult) -> None:
         last = found.points[-1]
-        print(f"{time.perf_counter() - start:6.0f} s  {last.network}, epoch {last.epoch}", flush=True)
-        if args.json is not None:
-            save(found, args.json)
+        print(
+            f"{time.perf_counter() - start:6.0f} s  {last.network}, epoch {last.epoch}, loss {last.loss:.3g}",
+            flush=True,
+        )
+        found.save(args.json)
 
     with progress():
-        found = run_batch_eigenvalues(
-            args.scale, args.seed, device=args.device, data=data, networks=args.networks, keep=keep
-        )
-    for table in (*found.tables(), verdict_table(found.verdicts)):
-        print(f"\n{table.title}\n\n{markdown_table(table.header, table.rows)}")
+        measure_networks(args.scale, args.seed, device=args.device, data=data, networks=args.networks, keep=keep)
+
+
+def main() -> None:
+    args = arguments()
+    if args.conclude is None:
+        measure(args)
+        return
+    with progress():
+        found = concluded([BatchEigenvaluesResult.load(path) for path in args.conclude])
+    text = markdown(found)
+    print(text)
+    found.save(args.json)
+    write_rows(found, args.json.with_suffix(".csv"))
+    if args.page is not None:
+        fill(args.page, text)
 
 
 if __name__ == "__main__":

@@ -168,13 +168,17 @@ def main() -> None:
     parser.add_argument("--peer-path", type=Path, help="folder with a copy of devinterp, put on sys.path")
     parser.add_argument("--images", type=Path, help="MNIST as .npz, in place of the enlarged digits")
     parser.add_argument("--networks", nargs="+", default=["mlp", "lenet5"], choices=["mlp", "lenet5"])
+    parser.add_argument("--samples", type=int, default=60_000, help="of the enlarged digits; a step costs the same")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the medians are taken")
+    parser.add_argument("--draws", type=int, default=200, help="steps of a chain")
     parser.add_argument("--seeds", type=int, default=10, help="runs of each for λ̂; 0 leaves the comparison out")
     args = parser.parse_args()
     if args.peer_path is not None:
         sys.path.append(str(args.peer_path.resolve()))
     set_tf32(False)
     kind = args.device.partition(":")[0]
-    samples, draws, rounds, seeds = (2048, 40, 1, min(args.seeds, 2)) if args.quick else (60_000, 200, 3, args.seeds)
+    samples, rounds, seeds = (2048, 1, min(args.seeds, 2)) if args.quick else (args.samples, args.rounds, args.seeds)
+    draws = 40 if args.quick else args.draws
     described = setting(args) | {"data": "digits" if args.images is None else args.images.name, "draws": draws}
     described |= {"ε": STEP_SIZE, "γ": LOCALIZATION, "seeds": seeds}
     table: list[dict] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import runpy
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -50,6 +51,11 @@ def train(model: nn.Module, steps: int = 200, rate: float = 0.01) -> nn.Module:
 def digits_problem(activation: str = "relu") -> lh.Problem:
     """The trained network of the quickstart on its training data."""
     return lh.Problem(train(lh.models.mlp([64, 32, 10], activation)), "cross_entropy", lh.data.digits_split(seed=0)[0])
+
+
+def matrices(name: str) -> Callable[[], Any]:
+    """A figure of ``matrix_figures.py`` beside this file."""
+    return lambda: runpy.run_path(str(Path(__file__).with_name("matrix_figures.py")))[name]()
 
 
 def spectrum() -> Any:
@@ -437,7 +443,61 @@ def graph_similarity() -> Any:
     return lh.plot(Result.load(RESULTS / "graphs-similarity.json"))
 
 
+def rates(name: str) -> Callable[[], Any]:
+    """A figure of ``rate_figures.py``."""
+    return lambda: runpy.run_path(str(Path(__file__).with_name("rate_figures.py")))[name]()
+
+
+def mini_batch_spectra() -> Any:
+    """λ₁ of ten batches of each size, and what the three models predict of it."""
+    problem = lh.Problem(train(lh.models.mlp([64, 32, 10]), 30), "cross_entropy", lh.data.digits_split(seed=0)[0])
+    hessian = lh.hessian(problem)
+    pairs, spectrum = lh.eigenpairs(hessian, k=10), lh.spectrum(hessian, depth=80)
+    element, along = lh.variance(problem).hessian_variance, lh.randommatrix.directional_variance(problem, pairs)
+    sizes = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+    noises = {"additive": element, "multiplicative": element, "directional": along}
+    predictions = [
+        lh.randommatrix.predict(spectrum, noise, size, problem.num_samples, model)
+        for model, noise in noises.items()
+        for size in sizes
+    ]
+    measured = [lh.randommatrix.batch_eigenpairs(problem, size) for size in sizes]
+    return lh.plot(lh.randommatrix.BatchComparison(tuple(predictions), tuple(measured)))
+
+
+def spikes() -> Any:
+    """Where outliers of simulated matrices of order 600 appear, and how well their vectors, against both models."""
+    figure, rng, order, samples = new_figure(8.0, 3.6), np.random.default_rng(0), 600, 300
+    seen, overlap = (tidy(figure.add_subplot(1, 2, place)) for place in (1, 2))
+    wide = np.linspace(0.2, 6.0, 200)
+    flat = lh.randommatrix.Multiplicative([1.0], [order], samples)
+    models = (("additive", lh.randommatrix.Additive(1.0), wide, AMBER), ("multiplicative", flat, 1 + wide, GREEN))
+    for name, model, strengths, colour in models:
+        seen.plot(strengths, model.outlier(strengths), color=colour, label=name)
+        overlap.plot(strengths, model.overlap(strengths), color=colour)
+        for strength in strengths[::18]:
+            draw = rng.standard_normal((order, order if name == "additive" else samples))
+            if name == "additive":
+                matrix = (draw + draw.T) / math.sqrt(2 * order)
+                matrix[0, 0] += strength
+            else:
+                draw[0] *= math.sqrt(strength)
+                matrix = draw @ draw.T / samples
+            values, vectors = np.linalg.eigh(matrix)
+            seen.plot(strength, values[-1], "o", color=colour, markersize=3)
+            overlap.plot(strength, vectors[0, -1] ** 2, "o", color=colour, markersize=3)
+    seen.set_ylabel("largest eigenvalue seen")
+    overlap.set_ylabel("overlap of its vector, |φ̂ᵀφ|²")
+    for axes in (seen, overlap):
+        axes.set_xlabel("true eigenvalue")
+    seen.legend(frameon=False, fontsize="small")
+    return figure
+
+
 FIGURES: dict[str, Callable[[], Any]] = {
+    "random-matrices": matrices("ensembles"),
+    "lanczos-and-diagonals": matrices("lanczos_and_diagonals"),
+    "batch-regimes": matrices("batch_regimes"),
     "maximum-entropy": maximum_entropy,
     "classical-entropy": classical_entropy,
     "spectrum": spectrum,
@@ -461,6 +521,13 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "regularizers": regularizers,
     "graph-clusters": graph_clusters,
     "graph-similarity": graph_similarity,
+    "batch-and-step": lambda: runpy.run_path(str(Path(__file__).with_name("advice_figures.py")))["batch_and_step"](),
+    "noisy-quadratic": lambda: runpy.run_path(str(Path(__file__).with_name("bulk_figures.py")))["noisy_quadratic"](),
+    "bulk": lambda: runpy.run_path(str(Path(__file__).with_name("bulk_figures.py")))["bulk"](digits_problem()),
+    "mini-batch-spectra": mini_batch_spectra,
+    "spikes": spikes,
+    "stable-rates": rates("stable_rates"),
+    "lanczos-opt": rates("lanczos_opt"),
 }
 
 

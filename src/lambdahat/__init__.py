@@ -54,7 +54,7 @@ from lambdahat.sampling import sample
 from lambdahat.singular import llc
 
 if TYPE_CHECKING:
-    from lambdahat import data, experiments, graphs, models, optim, training
+    from lambdahat import data, experiments, graphs, models, optim, randommatrix, training
     from lambdahat.report.figures import plot
 
 __version__ = "0.1.0"
@@ -109,6 +109,7 @@ __all__ = [
     "power_iteration",
     "progress",
     "random_direction",
+    "randommatrix",
     "rank_bound",
     "relative_sharpness",
     "sample",
@@ -125,7 +126,7 @@ __all__ = [
     "variance",
 ]
 
-_MODULES = ("data", "experiments", "graphs", "models", "optim", "training")
+_MODULES = ("data", "experiments", "graphs", "models", "optim", "randommatrix", "training")
 _LATER = {"plot": "lambdahat.report.figures"} | dict.fromkeys(_MODULES, "")
 
 

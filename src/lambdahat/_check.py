@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Collection
 from typing import Any
@@ -46,6 +47,18 @@ def require_positive(value: Any, name: str, cure: str = "") -> float:
     require(real, name, "be a number above 0", describe(value), cure, TypeError)
     require(0 < value < float("inf"), name, "be a finite number above 0", repr(value), cure)
     return float(value)
+
+
+def require_interval(value: Any, name: str, least: float = -math.inf) -> tuple[float, float]:
+    """Two finite numbers, least < low < high, of any sequence, as floats."""
+    try:
+        low, high = (float(end) for end in value)
+        fine = least < low < high < math.inf
+    except (TypeError, ValueError):
+        low, high, fine = 0.0, 0.0, False
+    form = "(low, high) with low < high" if least == -math.inf else f"{least:g} < low < high"
+    require(fine, name, f"be two finite numbers {form}", repr(value))
+    return low, high
 
 
 def require_choice(value: Any, name: str, choices: Collection[str], cure: str = "") -> str:

@@ -37,6 +37,7 @@ class Status(Enum):
     NOT_CONVERGED = "Some residuals are above tol: raise max_matvecs, or ask for fewer pairs."
     PRECISION_LIMIT = "Rounding of the operator's dtype stops further progress: use a float64 problem, or raise tol."
     QUADRATURE = "The quadrature has not settled: raise depth."
+    POSITIVITY = "No eigenvalue bound above 0 is known, nor was one seen: pass bounds, add a shift, or raise depth."
     NOT_A_MINIMUM = "The sampled loss fell below the loss at the centre: train further, or raise localization."
     NOT_MIXED = "The chains disagree or still drift: raise draws and burn_in, or localization."
     DIVERGED = "Chains ran away to infinite loss: lower step_size, or raise localization."

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from lambdahat.cli import reproduce
 from lambdahat.cli.app import app
-from lambdahat.experiments import EXPERIMENTS, run_xor, run_xord
+from lambdahat.experiments import EXPERIMENTS, SCALED, run_xor, run_xord
 from lambdahat.experiments.regularization import RegularizationResult
 
 
@@ -60,3 +60,26 @@ def test_an_unknown_experiment_lists_them():
     result = call("mnist")
     assert result.exit_code == 2
     assert result.stderr.strip() == "error: EXPERIMENT must be one of xor, xord, got 'mnist'"
+
+
+def test_a_scale_is_for_experiments_that_have_them():
+    result = call("xor", "--scale", "cpu")
+    assert result.exit_code == 2
+    assert result.stderr.strip() == "error: --scale must be left out for 'xor', got 'cpu'; pass --full for more seeds"
+
+
+@pytest.mark.parametrize(
+    ("options", "scale"),
+    [([], "cpu"), (["--scale", "smoke"], "smoke"), (["--full"], "paper"), (["--full", "--scale", "smoke"], "paper")],
+)
+def test_the_scale_reaches_the_experiment(monkeypatch, options, scale):
+    seen = []
+
+    def run(**given):
+        seen.append(given)
+        return run_xor(seeds=2, epochs=1)
+
+    name = next(iter(SCALED))
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", {name: run})
+    assert call(name, *options, "--seed", 5, "--quiet").exit_code == 0
+    assert seen == [{"scale": scale, "seed": 5}]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lambdahat.data import xor
-from lambdahat.experiments import EXPERIMENTS, run_xor, run_xord
+from lambdahat.experiments import run_xor, run_xord
 from lambdahat.experiments.regularization import XOR, RegularizationResult, _logistic, _models, _quadratic, _rules
 from lambdahat.experiments.regularization_claims import PUBLISHED, RULES, Below, Reaches, RuleRun, agreement
 from lambdahat.experiments.reproduction import judged, paired_gap, worst
@@ -71,7 +71,7 @@ def short():
     return {"xor": run_xor(seeds=3, epochs=3), "xord": run_xord(seeds=3, epochs=1)}
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", ["xor", "xord"])
 def test_every_rule_is_measured_and_every_claim_judged(short, name):
     result = short[name]
     assert [run.label for run in result.runs if run.activation == "relu"] == [*RULES, "Dropout Large"]

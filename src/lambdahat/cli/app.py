@@ -288,6 +288,48 @@ def train(
 
 
 @app.command(epilog=EXIT_CODES)
+def advise(
+    factory: Factory,
+    checkpoint: Checkpoint = None,
+    optimizer: Annotated[str, typer.Option(help="One that is not known lists them all.")] = "sgd",
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 128,
+    new_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="A batch size to move to.", show_default="none")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="In use at --batch-size.", show_default="the usual one, where one is needed")
+    ] = None,
+    momentum: Annotated[float, typer.Option(help="Of momentum and nesterov.")] = 0.9,
+    batches: Annotated[int, typer.Option(min=2, help="Batches of each size to measure.")] = 10,
+    each: Annotated[
+        int | None, typer.Option(min=2, help="Samples to measure one by one.", show_default="at most 1,024")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=0, help="Also find the largest stable rate by training so many steps.")] = 0,
+    samples: Samples = None,
+    seed: Seed = 0,
+    device: Device = None,
+    dtype: DtypeOption = None,
+    norm: NormOption = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the result, its tables and its figure.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """How large a step, how large a batch: learning rate, its scaling and damping, with the reasons."""
+    from lambdahat.cli.advise import run_advise
+    from lambdahat.cli.loading import Choices
+
+    with exit_codes():
+        choices = Choices(checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed)
+        question = {
+            "optimizer": optimizer, "batch_size": batch_size, "new_batch_size": new_batch_size,
+            "learning_rate": learning_rate, "momentum": momentum, "batches": batches, "samples": each, "steps": steps,
+            "seed": seed,
+        }  # fmt: skip
+        code = run_advise(factory, choices, question, out, as_json, quiet)
+    raise typer.Exit(code)
+
+
+@app.command(epilog=EXIT_CODES)
 def verify(
     case: Annotated[str, typer.Option(help="Only the cases whose names this glob matches.")] = "*",
     quick: Annotated[bool, typer.Option("--quick", help="One case of each family.")] = False,
@@ -309,6 +351,7 @@ def verify(
 def reproduce(
     experiment: Annotated[str, typer.Argument(help="A published experiment; a name that is not known lists them all.")],
     full: Annotated[bool, typer.Option("--full", help="More seeds, and longer.")] = False,
+    scale: Annotated[str | None, typer.Option(help="smoke, cpu or paper, for experiments that have these.")] = None,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for the result, its tables and its figure.")] = None,
     as_json: Json = False,
@@ -318,7 +361,7 @@ def reproduce(
     from lambdahat.cli.reproduce import run_reproduce
 
     with exit_codes():
-        code = run_reproduce(experiment, full, seed, out, as_json, quiet)
+        code = run_reproduce(experiment, full, seed, out, as_json, quiet, scale)
     raise typer.Exit(code)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from lambdahat.cli.exits import OK, InputError
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
-from lambdahat.experiments import EXPERIMENTS
+from lambdahat.experiments import EXPERIMENTS, SCALED
 from lambdahat.experiments.reproduction import Reproduction, Table
 from lambdahat.report.figures import plot
 from lambdahat.results import write_atomically
@@ -17,12 +17,14 @@ from lambdahat.results import write_atomically
 CLAIMS_HEADER = ("verdict", "claim", "source", "here")
 
 
-def run_reproduce(name: str, full: bool, seed: int, out: Path | None, as_json: bool, quiet: bool) -> int:
+def run_reproduce(
+    name: str, full: bool, seed: int, out: Path | None, as_json: bool, quiet: bool, scale: str | None = None
+) -> int:
     """Run one experiment, print and write; 0 whatever the verdicts, for a claim that does not hold is a finding."""
     if name not in EXPERIMENTS:
         raise InputError(f"EXPERIMENT must be one of {', '.join(EXPERIMENTS)}, got {name!r}")
     with bars(quiet):
-        found = EXPERIMENTS[name](full=full, seed=seed)
+        found = EXPERIMENTS[name](seed=seed, **_size(name, full, scale))
     tables = [*found.tables(), claims(found)]
     if out is not None:
         write(found, tables, out)
@@ -36,6 +38,15 @@ def run_reproduce(name: str, full: bool, seed: int, out: Path | None, as_json: b
         if out is not None:
             print(f"written to {out}")
     return OK
+
+
+def _size(name: str, full: bool, scale: str | None) -> dict[str, Any]:
+    """How large a run: an experiment knows either --full or --scale, of which --full is the largest."""
+    if name in SCALED:
+        return {"scale": "paper" if full else scale or "cpu"}
+    if scale is not None:
+        raise InputError(f"--scale must be left out for {name!r}, got {scale!r}; pass --full for more seeds")
+    return {"full": full}
 
 
 def claims(found: Reproduction) -> Table:

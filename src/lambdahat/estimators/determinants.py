@@ -7,23 +7,29 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import scipy.sparse
 import torch
+from numpy.polynomial import chebyshev
 
-from lambdahat._check import require, require_choice, require_count
-from lambdahat.batches import free_memory
-from lambdahat.estimators.gauss_limits import limit_of, rule_of
-from lambdahat.estimators.preconditioning import Preconditioned, preconditioned
-from lambdahat.estimators.spectra import lanczos_runs, moments, quadrature, rounding, spectral_ends
-from lambdahat.krylov import require_finite, require_symmetric
-from lambdahat.maxent import fit
+from lambdahat._check import require_choice, require_count, require_interval
+from lambdahat.estimators.factorisations import exact_logdet, require_positive_eigenvalue
+from lambdahat.estimators.gauss_limits import Limit, bounded_away, limit_of, rule_of
+from lambdahat.estimators.preconditioning import Preconditioned, preconditioned, require_precondition
+from lambdahat.estimators.spectra import (
+    DEFAULT_DEPTH,
+    lanczos_runs,
+    moments,
+    quadrature,
+    rounding,
+    spectral_ends,
+)
+from lambdahat.krylov import BREAKDOWN, require_symmetric
+from lambdahat.maxent import MaxentDensity, fit
+from lambdahat.maxent.bases import to_unit
 from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.matrix import Matrix
 from lambdahat.results import Array, Estimate, Moments, Spectrum, Status
 
 METHODS = ("slq", "maxent", "chebyshev", "exact")
 MOMENT_DEPTH = 25
-CURE = "add a shift: operator + delta * identity(operator)"
 
 
 def logdet(
@@ -41,29 +47,28 @@ def logdet(
     "slq" is stochastic Lanczos quadrature, "maxent" the expectation of log λ under the density of maximum entropy with
     2·``depth`` Chebyshev moments (MEMe, Algorithm 3 of the spectral thesis), "chebyshev" the Chebyshev series of log
     to that degree (Han, Malioutov and Shin 2015): each makes ``depth`` products for each of ``probes`` probes, and
-    the last two up to 30 more for the bounds. "exact" is a Cholesky factorisation in float64, sparse if the matrix is.
+    the last two up to 30 more for the bounds. "exact" is a Cholesky factorisation in float64, sparse if the matrix is;
+    it stands in for the others where P is at most 100 and no ``depth`` is given, for then it takes fewer products.
 
     ``precondition`` and ``rank`` are as in ``preconditioned``: the determinant of P is exact, and only that of
     P^{−½}AP^{−½} is estimated. ``bounds`` holds the spectrum of the latter; without it the lower end is what is known
-    (Gershgorin's circles, the noise of a kernel matrix), and else what Lanczos sees. The standard error is that of the
-    probes and, in quadrature, of the truncation, bounded from both sides; QUADRATURE when the second is larger. An
-    eigenvalue that is not positive is an error that names it.
+    (Gershgorin's circles, the noise of a kernel matrix). The standard error is that of the probes and, in quadrature,
+    of the truncation; QUADRATURE when the second is larger. A positive lower end bounds the truncation from both
+    sides. Where none is known only the way in which it falls with the depth tells of it, and an eigenvalue near 0 that
+    the products do not show is not in the error bar: POSITIVITY where no Ritz value at the lower end has settled above
+    0 either. An eigenvalue that is not positive is an error that names it.
     """
     require_choice(method, "method", METHODS)
     require_symmetric(operator, "logdet")
-    if method == "exact":
-        return _exact(operator)
+    depth = None if depth is None else require_count(depth, "depth")
+    require_count(probes, "probes", 2 if method in ("maxent", "chebyshev") else 1)
+    require_precondition(precondition, rank, operator.dim)
+    bounds = None if bounds is None else require_interval(bounds, "bounds", least=0.0)
+    if method == "exact" or (depth is None and operator.dim <= DEFAULT_DEPTH):
+        return exact_logdet(operator)
     ready = preconditioned(operator, precondition, rank)
-    found = _ESTIMATES[method](ready, _checked(bounds), depth, probes, seed)
+    found = _ESTIMATES[method](ready, bounds, depth, probes, seed)
     return dataclasses.replace(found, value=float(found) + ready.logdet, cost=found.cost + ready.cost)
-
-
-def _checked(bounds: tuple[float, float] | None) -> tuple[float, float] | None:
-    if bounds is None:
-        return None
-    pair = isinstance(bounds, tuple | list) and len(bounds) == 2 and all(math.isfinite(b) for b in bounds)
-    require(pair and 0 < bounds[0] < bounds[1], "bounds", "be two finite numbers 0 < low < high", repr(bounds))
-    return float(bounds[0]), float(bounds[1])
 
 
 def _slq(
@@ -73,14 +78,20 @@ def _slq(
     inner = ready.operator
     runs = lanczos_runs(inner, depth, probes, seed, "logdet")
     measure, least = quadrature(inner, runs), min(float(run.ritz()[0][0]) for run in runs)
-    _require_positive(least, "Ritz value", ready)
-    low = inner.known_bounds()[0] if bounds is None else bounds[0]
+    _require_positive(least, ready)
+    known, noise = inner.known_bounds()[0] if bounds is None else bounds[0], rounding(inner, runs)
     polynomial, mean = _control(inner, measure)
     found = measure.expectation(lambda nodes: np.log(nodes) - polynomial(nodes), inner.dim)
-    limit = limit_of(runs, low)
-    status = Status.PRECISION_LIMIT if least <= rounding(inner, runs) else Status.CONVERGED
+    limit = limit_of(runs, known if known > 0 else noise, known > 0)
     value = float(found) + inner.dim * (mean + limit.value - limit.gauss)
-    return _with_bias(dataclasses.replace(found, value=value, status=status), inner.dim * limit.distance(limit.value))
+    status = Status.CONVERGED
+    if least <= noise:
+        status = Status.PRECISION_LIMIT
+    elif known <= 0 and not all(bounded_away(run) for run in runs):
+        status = Status.POSITIVITY
+    # each product errs by the noise of the operator, which changes log λ by noise/λ
+    unsure = limit.distance(limit.value) + noise * float((measure.weights / measure.nodes).sum() / len(runs))
+    return _with_bias(dataclasses.replace(found, value=value, status=status), inner.dim * unsure)
 
 
 def _control(inner: LinearOperator, measure: Spectrum) -> tuple[Callable[[Array], Array], float]:
@@ -105,14 +116,17 @@ def _maxent(
 ) -> Estimate:
     """Algorithm 3: moments, density, expectation of log λ; the truncation by the rules that the same moments fix."""
     inner = ready.operator
-    (low, high), spent = _interval(ready, bounds, seed, floor=0.0)
-    found = _measured(inner, (low, high), depth, probes, seed)
+    ends = _interval(ready, bounds, seed)
+    found = _measured(inner, ends.interval, depth, probes, seed)
     density = fit(found)
-    change, stderr = _steadied(inner, found, density.sensitivity(np.log), density.moments(len(found) + 1, "chebyshev"))
+    slopes = density.sensitivity(np.log)
+    change, stderr = _steadied(inner, found, slopes, density.moments(len(found) + 1, "chebyshev"))
     value = density.expectation(np.log)
-    limit = limit_of([rule_of(density, len(found) // 2)], max(low, 0.0))
-    parts = inner.dim * (value + change), inner.dim * stderr, found.cost + spent, density.status
-    return _with_bias(Estimate(*parts, dof=float(probes - 1)), inner.dim * limit.distance(value))
+    unmatched = float(np.abs(slopes * density.residuals[1:]).sum())  # moments are matched to a tolerance only
+    unsure = _limit(density, len(found), ends).distance(value) + unmatched
+    status = density.status if density.status is not Status.CONVERGED else ends.status
+    parts = inner.dim * (value + change), inner.dim * stderr, found.cost + ends.cost, status
+    return _with_bias(Estimate(*parts, dof=float(probes - 1)), inner.dim * unsure)
 
 
 def _chebyshev(
@@ -120,20 +134,44 @@ def _chebyshev(
 ) -> Estimate:
     """Σ_k c_kμ_k with log λ = c_0 + Σ_k c_kT_k, c_k = 2(−1)^{k+1}ρᵏ/k, ρ = (√b − √a)/(√b + √a) on [a, b].
 
-    What is left out is at most 2Σ_{k>m}ρᵏ/k an eigenvalue.
+    What is left out is at most 2Σ_{k>m}ρᵏ/k an eigenvalue where [a, b] holds the spectrum. Where no positive lower end
+    is known, a is a guess, moments are those on [0, b], and the Gauss rules of the density with these moments say what
+    is left out.
     """
     inner = ready.operator
-    (low, high), spent = _interval(ready, bounds, seed, floor=None)
-    found = _measured(inner, (low, high), depth, probes, seed)
+    ends = _interval(ready, bounds, seed)
+    found = _measured(inner, ends.interval, depth, probes, seed)
     orders = np.arange(1, len(found))
-    a, b = math.sqrt(low), math.sqrt(high)
+    a, b = math.sqrt(ends.guess), math.sqrt(ends.interval[1])
     rho = (b - a) / (b + a)
-    slopes = -2.0 * (-rho) ** orders / orders
-    change, stderr = _steadied(inner, found, slopes, np.append(found.values, found.values[-2:]))
-    value = 2 * math.log((a + b) / 2) + float(slopes @ found.values[1:]) + change
-    rest = 2.0 * (-math.log1p(-rho) - float((rho**orders / orders).sum()))
-    estimate = Estimate(inner.dim * value, inner.dim * stderr, found.cost + spent, dof=float(probes - 1))
-    return _with_bias(estimate, inner.dim * rest)
+    series = np.append(2 * math.log((a + b) / 2), -2.0 * (-rho) ** orders / orders)
+    series = _moved(series, (ends.guess, ends.interval[1]), ends.interval)
+    change, stderr = _steadied(inner, found, series[1:], np.append(found.values, found.values[-2:]))
+    value = float(series @ found.values)
+    if ends.sure:
+        unsure = 2.0 * (-math.log1p(-rho) - float((rho**orders / orders).sum()))
+    else:
+        unsure = _limit(fit(found), len(found), ends).distance(value)
+    cost = found.cost + ends.cost
+    estimate = Estimate(inner.dim * (value + change), inner.dim * stderr, cost, ends.status, dof=float(probes - 1))
+    return _with_bias(estimate, inner.dim * unsure)
+
+
+def _moved(series: Array, first: tuple[float, float], second: tuple[float, float]) -> Array:
+    """The coefficients on the interval ``second`` of a Chebyshev series (m + 1,) on ``first``: the same polynomial."""
+    if first == second:
+        return series
+    nodes = chebyshev.chebpts1(len(series))
+    places = (second[0] + second[1]) / 2 + nodes * (second[1] - second[0]) / 2
+    readings = chebyshev.chebval(to_unit(places, first), series)
+    table = chebyshev.chebvander(nodes, len(series) - 1)  # orthogonal on the nodes
+    return np.asarray(table.T @ readings / (table**2).sum(axis=0))
+
+
+def _limit(density: MaxentDensity, count: int, ends: _Ends) -> Limit:
+    """Where the Gauss rules go that all measures with the moments of ``density`` share."""
+    low = ends.interval[0] if ends.sure else BREAKDOWN * float(np.finfo(np.float64).eps) * ends.interval[1]
+    return limit_of([rule_of(density, count // 2)], low, ends.sure)
 
 
 def _steadied(inner: LinearOperator, found: Moments, slopes: Array, means: Array) -> tuple[float, float]:
@@ -168,28 +206,42 @@ def _first_moments(inner: LinearOperator, bounds: tuple[float, float]) -> list[f
 
 
 def _measured(inner: LinearOperator, bounds: tuple[float, float], depth: int | None, probes: int, seed: int) -> Moments:
-    """2·depth Chebyshev moments, by ``depth`` products a probe."""
-    steps = MOMENT_DEPTH if depth is None else require_count(depth, "depth")
-    return moments(inner, 2 * steps, "chebyshev", probes, seed, bounds)
+    """2·depth Chebyshev moments, by ``depth`` products a probe; rounding, which no spread shows, is in their error."""
+    found = moments(inner, 2 * (MOMENT_DEPTH if depth is None else depth), "chebyshev", probes, seed, bounds)
+    size = float(torch.finfo(inner.dtype).eps) * max(map(abs, bounds)) / (bounds[1] - bounds[0])
+    covariance = found.covariance + np.diag((4 * size * np.arange(len(found))) ** 2)
+    return dataclasses.replace(found, covariance=covariance, stderr=np.sqrt(np.diag(covariance)))
 
 
-def _interval(
-    ready: Preconditioned, bounds: tuple[float, float] | None, seed: int, floor: float | None
-) -> tuple[tuple[float, float], int]:
-    """An interval that holds the spectrum, by Lanczos and what is known, and the products spent.
+@dataclasses.dataclass(frozen=True)
+class _Ends:
+    """An ``interval`` that holds the spectrum, the products spent on it, and whether its lower end is ``sure``.
 
-    Where no positive lower bound is known it begins at ``floor``, or, without one, at what Lanczos sees.
+    Where it is not, that is 0, and ``guess`` where the spectrum may begin; else both are the same.
     """
+
+    interval: tuple[float, float]
+    guess: float
+    sure: bool
+    status: Status = Status.CONVERGED
+    cost: int = 0
+
+
+def _interval(ready: Preconditioned, bounds: tuple[float, float] | None, seed: int) -> _Ends:
+    """The ends of the spectrum by what is known, and by Lanczos."""
     if bounds is not None:
-        return bounds, 0
+        return _Ends(bounds, bounds[0], True)
     inner = ready.operator
     ends, known = spectral_ends(inner, seed), inner.known_bounds()
-    _require_positive(ends.low, "Ritz value", ready)
+    _require_positive(ends.low, ready)
     high = min(known[1], ends.high + ends.high_residual + 0.01 * (ends.high - ends.low) + 1e-3 * ends.high)
-    low = known[0] if known[0] > 0 else (0.1 * ends.low if floor is None else floor)
-    if floor is None and ends.low_residual < 0.5 * ends.low:
-        low = max(low, ends.low - ends.low_residual)
-    return (low if low < high else 0.999 * low, high), ends.cost
+    if known[0] > 0:
+        low = min(known[0], 0.9 * high)  # an interval too short for the rounding of the dtype holds nothing
+        return _Ends((low, high), low, True, cost=ends.cost)
+    settled = ends.low_residual < 0.5 * ends.low
+    guess = ends.low - ends.low_residual if settled else 0.1 * ends.low
+    status = Status.CONVERGED if ends.low_residual < ends.low else Status.POSITIVITY
+    return _Ends((0.0, high), guess, False, status, ends.cost)
 
 
 def _with_bias(estimate: Estimate, bound: float) -> Estimate:
@@ -201,53 +253,19 @@ def _with_bias(estimate: Estimate, bound: float) -> Estimate:
     total = math.hypot(noise, bias)
     dof = math.inf if noise == 0 or math.isinf(estimate.dof) else estimate.dof * (total / noise) ** 4
     settled = bias <= max(noise, 1e-12 * abs(float(estimate)))
-    status = estimate.status if settled or not estimate.status.ok else Status.QUADRATURE
+    passed = estimate.status in (Status.CONVERGED, Status.POSITIVITY)
+    status = estimate.status if settled or not passed else Status.QUADRATURE
     return dataclasses.replace(estimate, stderr=total, dof=dof, status=status)
 
 
-def _exact(operator: LinearOperator) -> Estimate:
-    """By Cholesky, or LU without exchanges for a sparse matrix, whose pivots are positive exactly for positive A."""
-    if isinstance(operator, Matrix) and operator.matrix.layout != torch.strided:
-        return Estimate(_sparse_logdet(operator))
-    need, free = 3 * 8 * operator.dim**2, free_memory(operator.device)
-    require(need <= free, "method", f"fit into the free memory, {free:,.0f} bytes", f"'exact', which needs {need:,}",
-            'call logdet(operator, "slq")')  # fmt: skip
-    before, matrix = operator.matvecs, operator.dense().double()
-    require_finite(matrix)
-    matrix = (matrix + matrix.T) / 2
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    if int(failed):
-        _require_positive(min(float(torch.linalg.eigvalsh(matrix)[0]), 0.0), "eigenvalue")
-    return Estimate(2.0 * float(factor.diagonal().log().sum()), cost=operator.matvecs - before)
-
-
-def _sparse_logdet(operator: Matrix) -> float:
-    """Σ log of the pivots of SuperLU in symmetric mode."""
-    from scipy.sparse.linalg import splu
-
-    entries = operator.matrix.to_sparse_coo().coalesce().cpu()
-    places, values = entries.indices().numpy(), entries.values().double().numpy()
-    matrix = scipy.sparse.csc_array((values, places), shape=operator.shape)
-    try:
-        factors = splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
-    except RuntimeError:  # a pivot of exactly 0
-        _require_positive(0.0, "pivot")
-        raise
-    pivots = factors.U.diagonal()
-    kept = bool((factors.perm_r == factors.perm_c).all())
-    _require_positive(float(pivots.min()) if kept else 0.0, "pivot")
-    return float(np.log(pivots).sum())
-
-
-def _require_positive(least: float, kind: str, ready: Preconditioned | None = None) -> None:
-    """Raise where an eigenvalue is known not to be positive; of A itself, where a few products with it show one too."""
+def _require_positive(least: float, ready: Preconditioned) -> None:
+    """Raise where a Ritz value is not positive; that of A itself, where a few products with it show one too."""
     if least > 0:
         return
-    after = ""
-    if ready is not None and ready.name:
-        plain = spectral_ends(ready.original).low
-        least, after = (plain, "") if plain <= 0 else (least, f" after {ready.name}")
-    require(False, "the operator of logdet", "be positive definite", f"the {kind} {least:.3g}{after}", CURE)
+    plain = spectral_ends(ready.original).low if ready.name else least
+    if plain <= 0:
+        require_positive_eigenvalue(plain, "Ritz value")
+    require_positive_eigenvalue(least, "Ritz value", f" after {ready.name}")
 
 
 _ESTIMATES = {"slq": _slq, "maxent": _maxent, "chebyshev": _chebyshev}

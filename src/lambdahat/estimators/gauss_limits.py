@@ -30,29 +30,44 @@ class Limit:
         return max(guess - self.low, self.high - guess, 0.0)
 
 
-def limit_of(runs: list[Lanczos], low: float) -> Limit:
+def limit_of(runs: list[Lanczos], low: float, sure: bool) -> Limit:
     """The limit of the mean Gauss rule of log over the runs, per eigenvalue.
 
-    The rules fall with the depth, and the Gauss–Radau rule with a node at a lower bound ``low`` of the spectrum stays
-    below the limit (Golub and Meurant 2010, §6): these two hold it, whatever the spectrum. Where they are at most 1
-    apart and the last quarter of the depth changed the rule by no more than 0.05, and by at most half of what the
-    quarter before did, the limit is taken to lie as far on as their geometric series says (Aitken), and within twice
-    that, or above the Gauss–Radau rule with a node where the smallest Ritz values lead to. That node also stands in for
-    a bound that is not known.
+    The rules fall with the depth, and the Gauss–Radau rule with a node at a lower bound ``low`` > 0 of the spectrum
+    stays below the limit (Golub and Meurant 2010, §6): these two hold it, whatever the spectrum. How the rules of the
+    four quarters of the depth fall says more. Where the last changed the mean by at most 0.05, and by half of what the
+    one before did, they fall geometrically: the limit lies as far on as Aitken's series says, and within twice that.
+    Else they fall as a power of the depth at best, whose doublings are such a series. That series, and the Gauss–Radau
+    rule with a node where the smallest Ritz values lead to, widen both.
+
+    Where ``low`` is not ``sure`` to be a bound, as the rounding of the dtype is not, nothing holds the limit from
+    below. Then rules have settled only where the smallest Ritz values have, and else the limit is taken to lie within
+    twice what both series and that rule say.
     """
     depth = max(len(run.alpha) for run in runs)
-    half, most, gauss = (float(np.mean([_rule(run, m) for run in runs])) for m in (depth // 2, 3 * depth // 4, depth))
+    quarter, half, most, gauss = (float(np.mean([_rule(run, k * depth // 4) for run in runs])) for k in (1, 2, 3, 4))
     seen = min(_carried_on(run) for run in runs)
-    gap, likely = (float(np.mean([_gap(run, end) for run in runs])) for end in (low if low > 0 else seen, seen))
+    gap, likely = (float(np.mean([_gap(run, end) for run in runs])) for end in (low, max(low, seen)))
     before, last = half - most, most - gauss
-    if abs(last) <= 1e-12 * max(1.0, abs(gauss)):
-        return Limit(gauss, gauss, gauss - abs(last), gauss)
-    further = last * last / (before - last) if before > last > 0 else math.inf
-    settled = last <= SMALL and 2 * last <= before and gap <= 1
-    value = gauss - min(further, gap / 2)
-    if settled:
-        gap = min(gap, max(2 * further, likely))
-    return Limit(gauss, value, gauss - gap, gauss)
+    if gap == 0 or (depth >= 4 and abs(last) <= 1e-12 * max(1.0, abs(gauss))):
+        return Limit(gauss, gauss, gauss - abs(last) * (gap > 0), gauss)
+    geometric, doubled = _beyond(before, last), _beyond(quarter - half, half - gauss)
+    if last <= SMALL and 2 * last <= before and gap <= 1 and (sure or all(bounded_away(run) for run in runs)):
+        reach = min(gap, max(2 * geometric, doubled, likely))
+        return Limit(gauss, gauss - min(geometric, reach / 2), gauss - reach, gauss)
+    reach = gap if sure else min(gap, 2 * max(geometric, doubled, likely))
+    return Limit(gauss, gauss - min(doubled, 2 * likely, reach / 2), gauss - reach, gauss)
+
+
+def bounded_away(run: Lanczos) -> bool:
+    """Whether the smallest Ritz value is above its residual: the eigenvalue next to it is then above 0."""
+    nodes, _, residuals = run.ritz()
+    return float(nodes[0]) > float(residuals[0])
+
+
+def _beyond(before: float, last: float) -> float:
+    """What a geometric series with two terms known, the ``last`` and the one ``before``, still adds (Aitken)."""
+    return last * last / (before - last) if before > last > 0 else math.inf
 
 
 def _rule(run: Lanczos, depth: int) -> float:
@@ -69,10 +84,14 @@ def _carried_on(run: Lanczos) -> float:
 
 
 def _gap(run: Lanczos, low: float) -> float:
-    """The Gauss rule of log less the Gauss–Radau rule with a node at ``low``: what is not known of zᵀlog(A)z."""
+    """The Gauss rule of log less the Gauss–Radau rule with a node at ``low``: what is not known of zᵀlog(A)z.
+
+    Nothing where the Krylov space is whole, or the node of the Gauss rule already sits at ``low`` to rounding.
+    """
     nodes, weights, _ = run.ritz()
-    low = min(low, float(nodes[0]))
-    if run.residual == 0.0 or low == float(nodes[0]):
+    rounding = float(torch.finfo(run.basis.dtype).eps) * float(nodes[-1])
+    whole = len(nodes) == len(run.basis) or run.residual <= rounding
+    if whole or float(nodes[0]) - low <= rounding:
         return 0.0
     others, masses = run.radau(low)
     return max(0.0, float(weights @ nodes.log()) - float(masses @ others.clamp_min(low).log()))

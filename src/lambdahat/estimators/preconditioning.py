@@ -11,7 +11,7 @@ from torch import Tensor
 from lambdahat._check import require, require_choice, require_count
 from lambdahat._progress import report
 from lambdahat.krylov import working_dtype
-from lambdahat.operators.base import LinearOperator, Sum
+from lambdahat.operators.base import LinearOperator, Scaled, Sum
 from lambdahat.operators.kernels import KernelMatrix
 from lambdahat.operators.matrix import Matrix
 
@@ -39,9 +39,7 @@ def preconditioned(operator: LinearOperator, kind: str, rank: int | None) -> Pre
     known. "auto" is Jacobi where the diagonal is known and uneven; Cholesky for a kernel matrix, dropped where its
     columns leave more than half of what as many of a diagonal matrix would; else none.
     """
-    require_choice(kind, "precondition", KINDS)
-    fits = rank is None or kind in ("auto", "cholesky")
-    require(fits, "rank", "come with precondition='cholesky'", f"{rank!r} with {kind!r}")
+    require_precondition(kind, rank, operator.dim)
     chosen = _chosen(operator) if kind == "auto" else kind
     if chosen == "none":
         return Preconditioned(operator, operator)
@@ -50,14 +48,29 @@ def preconditioned(operator: LinearOperator, kind: str, rank: int | None) -> Pre
     return _cholesky(operator, rank, sure=kind == "cholesky")
 
 
+def require_precondition(kind: str, rank: int | None, dim: int) -> None:
+    """Refuse a preconditioner that is not known, and a rank that it does not have."""
+    require_choice(kind, "precondition", KINDS)
+    if rank is not None:
+        fits = kind in ("auto", "cholesky")
+        require(fits, "rank", "come with precondition='cholesky'", f"{rank!r} with {kind!r}")
+        require_count(rank, "rank", 1, dim)
+
+
 def _chosen(operator: LinearOperator) -> str:
-    kernel = operator.first if isinstance(operator, Sum) else operator
-    if isinstance(kernel, KernelMatrix):
+    if _has_kernel(operator):
         return "cholesky"
     diagonal = operator.known_diagonal()
     if diagonal is None or not bool((diagonal > 0).all()):
         return "none"
     return "jacobi" if float(diagonal.max()) > UNEVEN * float(diagonal.min()) else "none"
+
+
+def _has_kernel(operator: LinearOperator) -> bool:
+    """Whether it is a kernel matrix, a multiple of one, or a sum with one."""
+    if isinstance(operator, Sum):
+        return _has_kernel(operator.first) or _has_kernel(operator.second)
+    return _has_kernel(operator.inner) if isinstance(operator, Scaled) else isinstance(operator, KernelMatrix)
 
 
 def _diagonal(operator: LinearOperator, kind: str) -> Tensor:
@@ -119,7 +132,7 @@ def _cholesky(operator: LinearOperator, rank: int | None, sure: bool) -> Precond
 
     A ≥ LLᵀ + aI, so that P^{−½}AP^{−½} is at least a/δ.
     """
-    most = min(DEFAULT_RANK, operator.dim // 4 + 1) if rank is None else require_count(rank, "rank", 1, operator.dim)
+    most = min(DEFAULT_RANK, operator.dim // 4 + 1) if rank is None else rank
     known = operator.known_bounds()[0]
     floor = known if 0 < known < math.inf else 0.0
     before = operator.matvecs

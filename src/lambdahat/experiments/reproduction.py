@@ -19,13 +19,15 @@ SURE = 2.0  # standard errors
 class Verdict(Result):
     """A claim, where it was made, whether it holds here, and the figures that say so.
 
-    ``verdict`` is "holds", "does not hold", or "undecided" where the figures lie within two standard errors.
+    ``verdict`` is "holds", "does not hold", or "undecided" where the figures do not tell. ``evidence`` has our figures,
+    ``published`` the paper's, where it gives any.
     """
 
     claim: str
     source: str
     verdict: str
     evidence: str
+    published: str = ""
 
 
 @dataclass(frozen=True)

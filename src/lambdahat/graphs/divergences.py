@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.cluster.hierarchy import leaves_list, linkage
@@ -15,19 +15,27 @@ from lambdahat._check import require
 from lambdahat._progress import report
 from lambdahat.graphs.spectra import TOLERANCE, GraphSpectrum, spectrum
 from lambdahat.graphs.structure import Graph
-from lambdahat.maxent import MaxentDensity
+from lambdahat.maxent import MaxentDensity, fit
+from lambdahat.maxent.bases import to_unit
 from lambdahat.results import Array
 from lambdahat.storage import Result, Status
+
+SMALLEST = 1e-14  # keeps the covariance of a density of atoms from being singular
 
 
 @dataclass(frozen=True)
 class Similarity(Result):
-    """``divergences`` (k, k), symmetric, between k graphs by ``names``, with their standard errors over the probes."""
+    """``divergences`` (k, k), symmetric, between k graphs by ``names``, with their standard errors over the probes.
+
+    ``floors`` (k, k) is what two readings of one spectrum differ by on average, for the errors of the two graphs'
+    moments: divergences are never negative, so noise only adds. One that is not above its floor shows no difference.
+    """
 
     names: tuple[str, ...]
     divergences: Array
     stderr: Array
     spectra: tuple[GraphSpectrum, ...]
+    floors: Array = field(default_factory=lambda: np.zeros((0, 0)))
 
     @property
     def status(self) -> Status:
@@ -61,55 +69,85 @@ def similarity(
 ) -> Similarity:
     """½(KL(p‖q) + KL(q‖p)) between the spectra of every two graphs, in closed form (Eq. 3.12, spectral thesis).
 
-    Spectra are taken as they are; those of graphs are made by ``spectrum`` with the same settings for all.
+    Spectra of graphs are made by ``spectrum`` with the same settings for all. Where one of them needed a penalty, all
+    are fitted anew with the largest, for how high the peaks of a density are depends on it; else they are taken as they
+    are.
     """
     require(len(graphs) >= 2, "graphs", "hold at least two", f"{len(graphs)}")
     found: list[GraphSpectrum] = []
     for number, one in enumerate(graphs, start=1):
         found.append(one if isinstance(one, GraphSpectrum) else spectrum(one, moments, probes, seed, tol))
         report("graphs", number, len(graphs))
+    found = _alike(found, tol)
+    responses = [Response.of(one) for one in found]
     size = len(found)
-    divergences, stderr = np.zeros((size, size)), np.zeros((size, size))
+    divergences, stderr, floors = (np.zeros((size, size)) for _ in range(3))
     for i in range(size):
         for j in range(i):
             divergences[i, j] = divergences[j, i] = found[i].density.symmetric_kl(found[j].density)
-            stderr[i, j] = stderr[j, i] = divergence_error(found[i], found[j])
-    names = _distinct([one.name for one in found])
-    return Similarity(names, divergences, stderr, tuple(found))
+            floor, spread = _noise(responses[i], responses[j])
+            first = responses[i].error(found[j].density), responses[j].error(found[i].density)
+            stderr[i, j] = stderr[j, i] = math.hypot(*first, spread)
+            floors[i, j] = floors[j, i] = floor
+    return Similarity(_distinct([one.name for one in found]), divergences, stderr, tuple(found), floors)
 
 
-def divergence_error(first: GraphSpectrum, second: GraphSpectrum) -> float:
-    """The standard error of the divergence from that of both graphs' moments, to first order."""
-    return float(np.hypot(_one_sided(first, second), _one_sided(second, first)))
+def _alike(spectra: list[GraphSpectrum], tol: float) -> list[GraphSpectrum]:
+    """The spectra with one penalty: the largest that one of them needed."""
+    penalty = max(one.density.penalty for one in spectra)
+    if penalty == 0:
+        return spectra
+    return [replace(one, density=fit(one.moments, tol=tol, penalty=penalty)) for one in spectra]
 
 
-def _one_sided(one: GraphSpectrum, other: GraphSpectrum) -> float:
-    """D = ½(α − β)·(μ_q − μ_p) and dα = −Cov_p(T)⁻¹dμ_p give dD/dμ_p = −½(α − β) − ½Cov_p(T)⁻¹(μ_q − μ_p)."""
-    if not one.moments.stderr.any():
-        return 0.0
-    p, q = one.density, other.density
-    count = min(len(p.coefficients), len(q.coefficients)) - 1
-    apart = (p.coefficients[: count + 1] - q.coefficients[: count + 1])[1:]
-    slope = -0.5 * (apart + solve_covariance(p, (q.matched[: count + 1] - p.matched[: count + 1])[1:]))
-    variance = float(slope @ one.moments.covariance[1 : count + 1, 1 : count + 1] @ slope)
-    return math.sqrt(max(variance, 0.0))
+@dataclass(frozen=True)
+class Response:
+    """How a density p of maximum entropy answers to its moments μ: with C = Cov_p(T) and the penalty v,
+
+    dα = −(C + vI)⁻¹dμ, and the moments it has move by C(C + vI)⁻¹dμ. ``inverse`` is (C + vI)⁻¹ (m, m), ``kept`` is
+    C(C + vI)⁻¹, and ``noise`` the covariance of μ.
+    """
+
+    density: MaxentDensity
+    inverse: Array
+    kept: Array
+    noise: Array
+
+    @classmethod
+    def of(cls, spectrum: GraphSpectrum) -> Response:
+        """By QR, so that C is not formed."""
+        density = spectrum.density
+        count, penalty = len(density.coefficients) - 1, density.penalty + SMALLEST
+        features = np.polynomial.chebyshev.chebvander(to_unit(density.grid, density.bounds), count)[:, 1:]
+        mass = density.weights * density.values
+        rows = np.sqrt(mass)[:, None] * (features - mass @ features)
+        (factor,) = qr(np.vstack([rows, math.sqrt(penalty) * np.eye(count)]), mode="r", check_finite=False)
+        half = solve_triangular(factor[:count], np.eye(count))
+        inverse = half @ half.T
+        return cls(density, inverse, np.eye(count) - penalty * inverse, spectrum.moments.covariance[1:, 1:])
+
+    def error(self, other: MaxentDensity) -> float:
+        """The standard error of D = ½(α − β)·(μ_q − μ_p) over the moments of p, to first order.
+
+        dD = −½((C + vI)⁻¹(μ_q − μ_p) + C(C + vI)⁻¹(α − β))·dμ.
+        """
+        mine, count = self.density, len(self.noise)
+        apart = mine.coefficients[1:] - np.pad(other.coefficients, (0, count))[1 : count + 1]
+        between = (other.moments(count, "chebyshev") - mine.matched)[1:]
+        slope = -0.5 * (self.inverse @ between + self.kept @ apart)
+        return math.sqrt(max(float(slope @ self.noise @ slope), 0.0))
 
 
-def solve_covariance(density: MaxentDensity, right: Array) -> Array:
-    """Cov(T_1 … T_m)⁻¹ ``right`` under a density of maximum entropy, by QR."""
-    count = len(right)
-    features = np.polynomial.chebyshev.chebvander(_unit(density), count)[:, 1:]
-    mass = density.weights * density.values
-    rows = np.sqrt(mass)[:, None] * (features - mass @ features)
-    rows = np.vstack([rows, np.sqrt(density.penalty + 1e-14) * np.eye(count)])
-    (factor,) = qr(rows, mode="r", check_finite=False)
-    triangle = factor[:count]
-    return np.asarray(solve_triangular(triangle, solve_triangular(triangle, right, trans="T")))
+def _noise(first: Response, second: Response) -> tuple[float, float]:
+    """Mean and deviation of D between two readings of one spectrum, whose moments err as the two do.
 
-
-def _unit(density: MaxentDensity) -> Array:
-    low, high = density.bounds
-    return (2 * density.grid - low - high) / (high - low)
+    D is then ½ΔᵀMΔ with Δ of covariance Σ, M = (C + vI)⁻¹C(C + vI)⁻¹: mean ½tr MΣ, variance ½tr (MΣ)².
+    """
+    if len(first.noise) != len(second.noise):
+        return 0.0, 0.0
+    parts = [one.inverse @ one.kept @ one.noise for one in (first, second)]
+    together = parts[0] + parts[1]
+    return float(np.trace(together)) / 2, math.sqrt(max(0.0, float((together * together.T).sum()) / 2))
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ Chunk = tuple[NDArray[Any], NDArray[Any], NDArray[np.float64] | None]
 LOOPS = ("drop", "keep")
 DUPLICATES = ("max", "sum", "mean", "refuse")
 DIRECTED = ("max", "sum", "mean", "mutual", "refuse")
+BLOCK = 1 << 18  # edges handled at once: what is kept of them on the way is small beside the graph
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Rules:
 
 
 def adjacency_of(chunks: Iterable[Chunk], rules: Rules, num_nodes: int | None = None, directed: bool = True) -> Any:
-    """The adjacency and the names of nodes (None where they are 0 … n − 1).
+    """The adjacency and the numbers of nodes (None where they are 0 … n − 1).
 
     With ``num_nodes`` the nodes are 0 … num_nodes − 1, and all are there; without, those that a chunk names.
     ``directed=False`` says that every edge stands for both directions already.
@@ -49,16 +50,16 @@ def adjacency_of(chunks: Iterable[Chunk], rules: Rules, num_nodes: int | None = 
     kept, weighted = _collect(chunks, rules)
     names, count = _numbered(kept) if num_nodes is None else (None, num_nodes)
     require(count > 1, "the graph", "have at least two nodes", "an empty one" if count == 0 else "a single node")
-    way = rules if directed else replace(rules, directed="max")
-    if not directed:
-        kept = [(np.minimum(u, v), np.maximum(u, v), w) for u, v, w in kept]  # so that duplicates have one direction
-    if not weighted and (way.duplicates, way.directed) == ("max", "max"):
-        return _united(kept, count, way), names
-    return _combined(kept, count, way), names
+    alike = rules.duplicates == rules.directed and rules.directed in ("max", "sum")
+    if alike or not directed:  # the order of merging does not matter: both directions at once
+        heavy = weighted or rules.duplicates == "sum"
+        return merged(_placed(kept, count, rules.loops, heavy, both=True), rules.duplicates, heavy), names
+    one_way = merged(_placed(kept, count, rules.loops, True, both=False), rules.duplicates, True)
+    return both_ways(one_way, rules.directed), names
 
 
 def _collect(chunks: Iterable[Chunk], rules: Rules) -> tuple[list[Chunk], bool]:
-    """Checked chunks with 32-bit node numbers where they fit, and whether any edge has a weight other than 1."""
+    """Checked chunks of few rows, with 32-bit node numbers where they fit; and whether a weight is other than 1."""
     kept: list[Chunk] = []
     weighted = False
     for u, v, w in chunks:
@@ -67,7 +68,10 @@ def _collect(chunks: Iterable[Chunk], rules: Rules) -> tuple[list[Chunk], bool]:
         elif w is not None:
             u, v, w = u[w != 0], v[w != 0], None  # an entry of 0 is no edge
         weighted = weighted or (w is not None and bool((w != 1).any()))
-        kept.append((_narrow(u), _narrow(v), w))
+        u, v = _narrow(u), _narrow(v)
+        for first in range(0, len(u), BLOCK):
+            part = slice(first, first + BLOCK)
+            kept.append((u[part], v[part], None if w is None else w[part]))
     return kept, weighted
 
 
@@ -83,31 +87,28 @@ def require_weights(weights: NDArray[Any] | None) -> None:
 
 
 def _narrow(nodes: NDArray[Any]) -> NDArray[Any]:
-    if nodes.dtype.kind not in "iu":
-        return nodes
     low, high = (int(nodes.min()), int(nodes.max())) if len(nodes) else (0, 0)
     require(low >= 0, "the nodes", "have numbers of at least 0", str(low))
     return nodes.astype(np.int32, copy=False) if high < 2**31 else nodes
 
 
 def _numbered(chunks: list[Chunk]) -> tuple[NDArray[Any] | None, int]:
-    """Give the nodes numbers 0 … n − 1, in place; their names, sorted, where these are others, and n."""
-    ends = [part for u, v, _ in chunks for part in (u, v) if len(part)]
+    """Give the nodes numbers 0 … n − 1, in place; those they had, sorted, where these are others, and n."""
+    ends = [part for u, v, _ in chunks for part in (u, v)]
     if not ends:
         return None, 0
-    if all(part.dtype.kind in "iu" for part in ends):
-        high = max(int(part.max()) for part in ends)
-        if high < sum(len(part) for part in ends):  # a table of all numbers is no larger than the edges
-            seen = np.zeros(high + 1, dtype=bool)
-            for part in ends:
-                seen[part] = True
-            names = np.flatnonzero(seen)
-            if len(names) == high + 1:
-                return None, len(names)
-            table = np.cumsum(seen, dtype=np.int32)
-            table -= 1
-            _map(chunks, lambda nodes: table[nodes])
-            return names, len(names)
+    high = max(int(part.max()) for part in ends)
+    if high < sum(len(part) for part in ends):  # a table of all numbers is no larger than the edges
+        seen = np.zeros(high + 1, dtype=bool)
+        for part in ends:
+            seen[part] = True
+        names = np.flatnonzero(seen)
+        if len(names) == high + 1:
+            return None, len(names)
+        table = np.cumsum(seen, dtype=np.int32)
+        table -= 1
+        _map(chunks, lambda nodes: table[nodes])
+        return names, len(names)
     names = np.unique(np.concatenate([np.unique(part) for part in ends]))
     _map(chunks, lambda nodes: np.searchsorted(names, nodes).astype(np.int32))
     return names, len(names)
@@ -119,66 +120,98 @@ def _map(chunks: list[Chunk], number: Callable[[NDArray[Any]], NDArray[Any]]) ->
         chunks[i] = number(u), number(v), w
 
 
-def _united(chunks: list[Chunk], count: int, rules: Rules) -> Any:
-    """Every edge in both directions with weight 1, written chunk by chunk into the arrays of the result."""
+def _placed(chunks: list[Chunk], count: int, loops: str, heavy: bool, both: bool) -> Any:
+    """A CSR matrix with duplicates: every edge, or it in ``both`` directions, written chunk by chunk into its arrays.
+
+    The chunks are used up on the way. Weights are float64 where they are ``heavy``, and ones in float32 otherwise.
+    """
     degrees = np.zeros(count, dtype=np.int64)
-    for u, v, _ in chunks:
-        degrees += np.bincount(u, minlength=count)
-        degrees += np.bincount(v, minlength=count)
-        loops = u[u == v]
-        np.subtract.at(degrees, loops, 2 if rules.loops == "drop" else 1)
+    for i, chunk in enumerate(chunks):
+        u, v, _ = chunks[i] = _without(chunk, loops)
+        np.add.at(degrees, u, 1)
+        if both:
+            np.add.at(degrees, v[u != v], 1)
     indptr = np.zeros(count + 1, dtype=np.int64)
     np.cumsum(degrees, out=indptr[1:])
-    free, indices = indptr[:-1].copy(), np.empty(indptr[-1], dtype=np.int32)
+    free, total = indptr[:-1].copy(), int(indptr[-1])
+    indices, data = np.empty(total, dtype=np.int32), np.empty(total) if heavy else None
     while chunks:
-        u, v, _ = chunks.pop()
-        apart = u != v
-        u, v = (u[apart], v[apart]) if rules.loops == "drop" else (u, v)
-        _place(u, v, free, indices)
-        other = u != v
-        _place(v[other], u[other], free, indices)
-    indptr = indptr.astype(np.int32) if indptr[-1] < 2**31 else indptr
-    matrix = scipy.sparse.csr_array((np.ones(len(indices), dtype=np.float32), indices, indptr), shape=(count, count))
-    matrix.sum_duplicates()
-    matrix.data.fill(1.0)
-    return matrix
+        u, v, w = chunks.pop()
+        _place(u, v, w, free, indices, data)
+        if both:
+            apart = u != v
+            _place(v[apart], u[apart], None if w is None else w[apart], free, indices, data)
+    indptr = indptr.astype(np.int32) if total < 2**31 else indptr
+    values = np.ones(total, dtype=np.float32) if data is None else data
+    return scipy.sparse.csr_array((values, indices, indptr), shape=(count, count))
 
 
-def _place(rows: NDArray[Any], columns: NDArray[Any], free: NDArray[np.int64], indices: NDArray[np.int32]) -> None:
-    """Write the columns of a chunk behind what their rows hold so far; ``free`` is where each row goes on."""
+def _without(chunk: Chunk, loops: str) -> Chunk:
+    """The chunk without edges of weight 0, and without loops where they are dropped."""
+    u, v, w = chunk
+    kept = np.ones(len(u), dtype=bool) if w is None else w != 0
+    kept &= (u != v) | (loops == "keep")
+    return chunk if kept.all() else (u[kept], v[kept], None if w is None else w[kept])
+
+
+def _place(rows: Any, columns: Any, weights: Any, free: NDArray[np.int64], indices: Any, data: Any) -> None:
+    """Write a chunk behind what its rows hold so far; ``free`` is where each row goes on."""
     if not len(rows):
         return
     order = np.argsort(rows, kind="stable")
     rows = rows[order]
     first = np.flatnonzero(np.concatenate([[True], rows[1:] != rows[:-1]]))
     lengths = np.diff(np.append(first, len(rows)))
-    rank = np.arange(len(rows)) - np.repeat(first, lengths)
-    indices[free[rows] + rank] = columns[order]
+    places = np.arange(len(rows)) - np.repeat(first, lengths) + free[rows]
+    indices[places] = columns[order]
+    if data is not None:
+        data[places] = 1.0 if weights is None else weights[order]
     free[rows[first]] += lengths
 
 
-def _combined(chunks: list[Chunk], count: int, rules: Rules) -> Any:
-    """Weighted edges: duplicates of one direction first, then the two directions."""
-    rows, columns = (np.concatenate([chunk[i] for chunk in chunks] or [np.zeros(0, int)]) for i in (0, 1))
-    data = np.concatenate([np.ones(len(u)) if w is None else w for u, _, w in chunks] or [np.zeros(0)])
-    chunks.clear()
-    kept = data != 0 if rules.loops == "keep" else (data != 0) & (rows != columns)
-    one_way = _one_way(rows[kept], columns[kept], data[kept], count, rules.duplicates)
-    return both_ways(one_way, rules.directed)
+def merged(matrix: Any, duplicates: str, heavy: bool) -> Any:
+    """The matrix with equal entries made one, in its own arrays: their sum, mean or maximum, or an error."""
+    if not heavy or duplicates == "sum":
+        before = matrix.nnz
+        matrix.sum_duplicates()
+        if not heavy:
+            matrix.data.fill(1.0)
+        _require_single(duplicates, matrix.nnz == before)
+        return matrix
+    matrix.sort_indices()
+    indptr, indices, data = matrix.indptr, matrix.indices, matrix.data
+    new = np.ones(len(indices), dtype=bool)
+    new[1:] = indices[1:] != indices[:-1]
+    new[indptr[:-1][np.diff(indptr) > 0]] = True
+    if new.all():
+        return matrix
+    _require_single(duplicates, False)
+    rows = np.unique(np.append(np.searchsorted(indptr, np.arange(0, len(indices), BLOCK)), len(indptr) - 1))
+    low, size = 0, 0
+    for start, stop in zip(np.append(0, rows[:-1]), rows, strict=True):  # runs of rows, into the arrays' own front
+        high = int(indptr[stop])
+        first = np.flatnonzero(new[low:high])
+        ends = indptr[start + 1 : stop + 1] - low
+        data[size : size + len(first)] = _reduced(data[low:high], first, duplicates)
+        indices[size : size + len(first)] = indices[low:high][first]
+        indptr[start + 1 : stop + 1] = size + np.searchsorted(first, ends)
+        low, size = high, size + len(first)
+    matrix.prune()
+    matrix.has_canonical_format = True
+    return matrix
 
 
-def _one_way(rows: Any, columns: Any, data: Any, count: int, duplicates: str) -> Any:
-    order = np.lexsort((columns, rows))
-    rows, columns, data = rows[order], columns[order], data[order]
-    new = np.concatenate([[True], (rows[1:] != rows[:-1]) | (columns[1:] != columns[:-1])])[: len(rows)]
-    first = np.flatnonzero(new)
-    require(duplicates != "refuse" or bool(new.all()), "duplicates", "not occur",
-            f"{len(rows) - len(first)} of them", 'pass duplicates="max", "sum" or "mean"')  # fmt: skip
-    if len(first):
-        reduce = np.maximum if duplicates == "max" else np.add
-        data = reduce.reduceat(data, first)
-        data = data / np.diff(np.append(first, len(rows))) if duplicates == "mean" else data
-    return scipy.sparse.coo_array((data, (rows[first], columns[first])), shape=(count, count)).tocsr()
+def _reduced(data: NDArray[np.float64], first: NDArray[np.int64], duplicates: str) -> NDArray[np.float64]:
+    if not len(first):
+        return data[:0]
+    if duplicates == "max":
+        return np.asarray(np.maximum.reduceat(data, first))
+    return np.asarray(np.add.reduceat(data, first) / np.diff(np.append(first, len(data))))
+
+
+def _require_single(duplicates: str, single: bool) -> None:
+    require(duplicates != "refuse" or single, "duplicates", "not occur", "an edge that is listed again",
+            'pass duplicates="max", "sum" or "mean"')  # fmt: skip
 
 
 def both_ways(matrix: Any, directed: str) -> Any:

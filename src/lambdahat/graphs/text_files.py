@@ -3,56 +3,86 @@
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
 import itertools
 import lzma
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lambdahat._check import require
 from lambdahat._progress import report
 from lambdahat.graphs.edges import Chunk
 
-CHUNK_ROWS = 1 << 20
+CHUNK_ROWS = 1 << 18
 COMMENTS = ("#", "%", "//")
 PACKED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+QUOTED = re.compile(r'"([^"]*)"|(\S+)')
+WORDS = "from|to|source|target|src|dst|tgt|node|vertex|start|end|head|tail|user|person|id|name|label"
+HEADER = re.compile(rf"({WORDS})([ _-]?(node|vertex|id|name|label))*[ _-]?[0-9ab]?")
 GML_TOKEN = re.compile(r'"[^"]*"|\[|\]|[^\s\[\]"]+')
 
 
 def open_text(path: Path) -> IO[str]:
-    """A text file, packed or not."""
+    """A text file, packed or not, with or without a byte order mark; bytes that are no UTF-8 stay apart as \\xNN."""
     opener: Any = PACKED.get(path.suffix, open)
-    return opener(path, "rt", encoding="utf-8", errors="replace")  # type: ignore[no-any-return]
+    return opener(path, "rt", encoding="utf-8-sig", errors="backslashreplace")  # type: ignore[no-any-return]
 
 
-def edge_list(path: Path, weighted: bool) -> Iterator[Chunk]:
-    """Chunks of a million rows (from, to, weight or None); names that are not numbers come as text.
+def open_bytes(path: Path) -> IO[bytes]:
+    """A binary file, packed or not."""
+    opener: Any = PACKED.get(path.suffix, open)
+    return opener(path, "rb")  # type: ignore[no-any-return]
 
-    A first row that is no edge, such as the header of a CSV file, is left out if the second is one.
+
+@dataclass(frozen=True)
+class _Layout:
+    """What the first two rows of an edge list say: how cells are separated, and what they hold."""
+
+    separator: str | None
+    header: bool
+    numbered: bool
+    heavy: bool
+    wide: int
+
+    @property
+    def needed(self) -> int:
+        return 3 if self.heavy else 2
+
+
+def edge_list(path: Path, weighted: bool) -> tuple[Iterator[Chunk], dict[str, int]]:
+    """Chunks (from, to, weight or None) of an edge list, and the numbers of its names, filled as the chunks are read.
+
+    Nodes that are no numbers are numbered 0, 1, … as they come. A first row that is no edge is left out: one of
+    words above numbers, or above a column of weights, or of words such as "source" and "target" above names.
     """
+    layout, table = _layout(path, weighted), dict[str, int]()
+    return _chunks(path, layout, table), table
+
+
+def _layout(path: Path, weighted: bool) -> _Layout:
     with open_text(path) as stream:
         head = list(itertools.islice(_rows(stream), 2))
     require(bool(head), "the file", "hold edges", f"{path.name}, without a row of data")
-    separator = next((mark for mark in (",", ";") if mark in head[0]), None)
-    cells = [[cell.strip().strip('"') for cell in row.split(separator)] for row in head]
-    header = len(cells) > 1 and not _numbers(cells[0][:2]) and _numbers(cells[1][:2])
+    separator = _separator(head[-1])
+    cells = [_cells(row, separator) for row in head]
+    header = _is_header(cells[0], cells[-1])
+    require(len(head) > 1 or not header, "the file", "hold edges", f"{path.name}, with a header only")
     first = cells[1] if header else cells[0]
     wide = len(first)
     require(wide >= 2, "a row of the file", "hold two nodes and perhaps a weight", repr(head[-1]),
             "a missing column, or another separator than spaces, tabs, commas, semicolons?")  # fmt: skip
     known = wide == 2 or (wide == 3 and (first[2] == "{}" or _number(first[2]))) or not weighted
     require(known, "a row of the file", "hold two nodes and perhaps a weight", repr(head[-1]),
-            "pass weighted=False to take the first two columns")  # fmt: skip
+            "write weights with a decimal point, or pass weighted=False to take the first two columns")  # fmt: skip
     heavy = weighted and wide == 3 and first[2] != "{}"
-    with open_text(path) as stream:
-        rows = _rows(stream)
-        if header:
-            next(rows)
-        yield from _parsed(rows, path, separator, _numbers(first[:2]), heavy, wide)
+    return _Layout(separator, header, _numbers(first[:2]), heavy, wide)
 
 
 def _rows(stream: IO[str]) -> Iterator[str]:
@@ -61,6 +91,28 @@ def _rows(stream: IO[str]) -> Iterator[str]:
         text = line.strip()
         if text and not text.startswith(COMMENTS):
             yield text
+
+
+def _separator(row: str) -> str | None:
+    """What parts a row into two numbers; or, of what parts it at all, the mark that names are least likely to hold."""
+    numbers = (mark for mark in (None, ";", ",") if _numbers(_cells(row, mark)[:2]))
+    return next(numbers, next((mark for mark in ("\t", ";", ",") if mark in row), None))
+
+
+def _cells(row: str, separator: str | None) -> list[str]:
+    """The cells of a row; those in quotes may hold the separator."""
+    if '"' not in row:
+        return [cell.strip() for cell in row.split(separator)]
+    if separator is None:
+        return [quoted or plain for quoted, plain in QUOTED.findall(row)]
+    return [cell.strip() for cell in next(csv.reader([row], delimiter=separator, skipinitialspace=True))]
+
+
+def _is_header(first: list[str], second: list[str]) -> bool:
+    if not _numbers(first[:2]) and _numbers(second[:2]):
+        return True
+    above_weights = len(first) == len(second) == 3 and not _number(first[2]) and _number(second[2])
+    return above_weights or all(HEADER.fullmatch(cell.lower()) for cell in first[:2])
 
 
 def _number(text: str) -> bool:
@@ -75,29 +127,51 @@ def _numbers(cells: list[str]) -> bool:
     return len(cells) == 2 and all(re.fullmatch(r"\d+", cell) for cell in cells)
 
 
-def _parsed(
-    rows: Iterator[str], path: Path, separator: str | None, integers: bool, heavy: bool, wide: int
-) -> Iterator[Chunk]:
+def _chunks(path: Path, layout: _Layout, table: dict[str, int]) -> Iterator[Chunk]:
     """The rows as arrays, with an error that says which row is wrong."""
-    kind: Any = [("u", np.int64), ("v", np.int64)] if integers else [("u", "U64"), ("v", "U64")]
-    kind = [*kind, ("w", np.float64)] if heavy else kind
-    done = 0
-    for part in _batches(rows):
-        try:
-            table = np.loadtxt(part, dtype=kind, delimiter=separator, comments=None, quotechar='"', ndmin=1,
-                               usecols=None if wide == len(kind) else range(len(kind)))  # fmt: skip
-        except ValueError as error:
-            raise ValueError(f"{path.name} must hold {'two nodes and a weight' if heavy else 'two nodes'} in every "
-                             f"row, got another row after {done:,} rows: {error}") from None  # fmt: skip
-        done += len(table)
-        report("edges read", done)
-        yield table["u"].copy(), table["v"].copy(), table["w"].copy() if heavy else None
+    number: Any = np.int64 if layout.numbered else np.int32
+    kind = [("u", number), ("v", number), ("w", np.float64)][: layout.needed]
+    read, done = _numbers_of if layout.numbered else _names_of, 0
+    with open_text(path) as stream:
+        rows = _rows(stream)
+        if layout.header:
+            next(rows)
+        for part in _batches(rows):
+            try:
+                edges = read(part, kind, layout, table)
+            except ValueError as error:
+                raise ValueError(f"{path.name} must hold {'two nodes and a weight' if layout.heavy else 'two nodes'} "
+                                 f"in every row, got another row after {done:,} rows: {error}") from None  # fmt: skip
+            done += len(edges)
+            report("edges read", done)
+            yield edges["u"].copy(), edges["v"].copy(), edges["w"].copy() if layout.heavy else None
 
 
 def _batches(rows: Iterator[str]) -> Iterator[Iterator[str]]:
-    """The rows in runs of a million; a run is an iterator, so that no list of its lines is made."""
+    """The rows in runs; a run is an iterator, so that no list of its lines is made."""
     for first in rows:
         yield itertools.chain([first], itertools.islice(rows, CHUNK_ROWS - 1))
+
+
+def _numbers_of(rows: Iterator[str], kind: Any, layout: _Layout, table: dict[str, int]) -> Any:
+    columns = None if layout.wide == len(kind) else range(len(kind))
+    return np.loadtxt(rows, dtype=kind, delimiter=layout.separator, comments=None, quotechar='"', ndmin=1,
+                      usecols=columns)  # fmt: skip
+
+
+def _names_of(rows: Iterator[str], kind: Any, layout: _Layout, table: dict[str, int]) -> Any:
+    """Names by their number in ``table``, which gets those that are new: the text itself is kept once."""
+    needed = layout.needed
+
+    def edges() -> Iterator[tuple[float, ...]]:
+        for row in rows:
+            cells = _cells(row, layout.separator)
+            fits = len(cells) == needed if layout.wide == needed else len(cells) >= needed
+            if not fits or not cells[0] or not cells[1]:
+                raise ValueError(repr(row))
+            yield *(table.setdefault(name, len(table)) for name in cells[:2]), *map(float, cells[2:needed])
+
+    return np.fromiter(edges(), dtype=kind)
 
 
 def gml(path: Path) -> tuple[list[str], Chunk, bool]:
@@ -109,19 +183,37 @@ def gml(path: Path) -> tuple[list[str], Chunk, bool]:
         items = _gml_items(iter(GML_TOKEN.findall(re.sub(r"(?m)^\s*#.*$", "", stream.read()))))
     graphs = [value for key, value in items if key == "graph" and isinstance(value, list)]
     require(len(graphs) == 1, "the file", "hold one GML graph", f"{path.name} with {len(graphs)}")
-    nodes = [dict(value) for key, value in graphs[0] if key == "node"]
-    edges = [dict(value) for key, value in graphs[0] if key == "edge"]
-    require(all("id" in node for node in nodes), "every GML node", "have an id", path.name)
-    require(all("source" in e and "target" in e for e in edges), "every GML edge", "have source and target", path.name)
+    nodes, edges = _records(graphs[0], "node", ("id",)), _records(graphs[0], "edge", ("source", "target"))
     place = {node["id"]: i for i, node in enumerate(nodes)}
+    require(len(place) == len(nodes), "every GML node", "have an id of its own", f"{len(nodes)} with {len(place)} ids")
     ends = [[place.get(edge[key], -1) for edge in edges] for key in ("source", "target")]
     known = all(i >= 0 for side in ends for i in side)
     require(known, "every GML edge", "join nodes of the file", "one that names another")
-    key = next((key for key in ("weight", "value") if edges and key in edges[0]), None)
-    weights = None if key is None else np.array([float(edge.get(key, 1.0)) for edge in edges])
     u, v = (np.array(side, dtype=np.int64) for side in ends)
     labels = [str(node.get("label", node["id"])) for node in nodes]
-    return labels, (u, v, weights), dict(graphs[0]).get("directed") == "1"
+    return labels, (u, v, _gml_weights(edges)), dict(graphs[0]).get("directed") == "1"
+
+
+def _records(items: list[tuple[str, Any]], key: str, fields: tuple[str, ...]) -> list[dict[str, Any]]:
+    """What stands in brackets behind every ``key``."""
+    found = [value for name, value in items if name == key]
+    plain = [value for value in found if not isinstance(value, list)]
+    require(not plain, f"every GML {key}", "stand in brackets", f"{key} {''.join(plain[:1])}")
+    records = [dict(value) for value in found]
+    whole = all(field in record for record in records for field in fields)
+    require(whole, f"every GML {key}", f"have {'an ' if len(fields) == 1 else ''}{' and '.join(fields)}", "one without")
+    return records
+
+
+def _gml_weights(edges: list[dict[str, Any]]) -> NDArray[np.float64] | None:
+    """The attribute that any edge has; an edge without it has weight 1."""
+    key = next((key for key in ("weight", "value") if any(key in edge for edge in edges)), None)
+    if key is None:
+        return None
+    try:
+        return np.array([float(edge.get(key, 1.0)) for edge in edges])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the weights must be numbers, got {error}; take {key!r} out of the file") from None
 
 
 def _gml_items(tokens: Iterator[str]) -> list[tuple[str, Any]]:

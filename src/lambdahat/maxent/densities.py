@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.polynomial import chebyshev
 from numpy.typing import ArrayLike
-from scipy.integrate import cumulative_simpson
 
 from lambdahat._check import require, require_choice, require_count
 from lambdahat.maxent.bases import BASES, Array, polynomials, to_unit
+from lambdahat.maxent.grids import running_mass
 from lambdahat.storage import Result, Status
 
 TINY = 1e-300
@@ -75,12 +75,13 @@ class Density(Result):
 
         Infinite where ``other`` is 0 and this one is not.
         """
-        require(isinstance(other, Density), "other", "be a Density", other, error=TypeError)
+        require_density(other)
         mass, there = self._masses(), self.values > 0
         return float((mass[there] * (np.log(self.values[there]) - other._logarithm(self.grid[there]))).sum())
 
     def symmetric_kl(self, other: Density) -> float:
         """½ (KL(p‖q) + KL(q‖p))."""
+        require_density(other)
         return (self.kl(other) + other.kl(self)) / 2
 
     def cumulative(self, points: ArrayLike) -> Array:
@@ -119,7 +120,7 @@ class MaxentDensity(Density):
 
     ``coefficients`` are α_0 … α_m, ``targets`` the Chebyshev moments μ_0 … μ_m asked for, ``errors`` their standard
     errors, and ``residuals`` μ_k less those of p. ``weights`` make ∫ f p dλ = Σ_i weights_i·values_i·f(grid_i).
-    ``log_prior`` is log q₀ on the grid, None where q₀ = 1 was taken. ``penalty`` is the regularisation that was needed.
+    ``log_prior`` is log q₀ on the grid, None where q₀ = 1 was taken. ``penalty`` is the regularisation taken.
     The status is MISMATCH where a residual is beyond both the tolerance and the error of its moment.
     """
 
@@ -177,6 +178,7 @@ class MaxentDensity(Density):
 
     def symmetric_kl(self, other: Density, numeric: bool = False) -> float:
         """½ Σ_k (α_k − β_k)(μ_k^q − μ_k^p) (Eq. 3.12) where the closed form holds, else by quadrature."""
+        require_density(other)
         if numeric or not self._comparable(other):
             back = other.kl(self, numeric) if isinstance(other, MaxentDensity) else other.kl(self)
             return (self.kl(other, numeric) + back) / 2
@@ -210,8 +212,14 @@ class MaxentDensity(Density):
 
     def _distribution(self) -> tuple[Array, Array]:
         places = np.concatenate([[self.bounds[0]], self.grid, [self.bounds[1]]])
-        below = np.maximum.accumulate(cumulative_simpson(self.evaluate(places), x=places, initial=0.0))
-        return places, below / below[-1]
+        below = np.concatenate([[0.0], np.maximum.accumulate(running_mass(self._masses()).clip(0.0, 1.0)), [1.0]])
+        last = np.append(np.diff(places) > 0, True)  # nodes at the ends are closer than the digits of λ
+        return places[last], below[last]
+
+
+def require_density(other: object) -> None:
+    """Refuse what is no ``Density``."""
+    require(isinstance(other, Density), "other", "be a Density", other, error=TypeError)
 
 
 def _padded(first: Array, second: Array, moments: Array) -> tuple[Array, Array, Array]:

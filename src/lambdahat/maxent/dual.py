@@ -18,6 +18,7 @@ STEPS = 25
 HALVINGS = 30
 NEGLIGIBLE = 1e-30  # mass below this changes no entry of the Hessian
 FIRST_PENALTY, LAST_PENALTY = 1e-2, 1e-24
+EXACT = 1e-10
 
 
 @dataclass(frozen=True)
@@ -53,30 +54,41 @@ def hessian_factor(grid: Grid, mass: Array, penalty: float) -> Array:
     return np.asarray(factor[: grid.count] * scale)
 
 
-def solve(grid: Grid, target: Array, tol: float, enough: Array) -> Solution:
+def solve(grid: Grid, target: Array, tol: float, enough: Array, penalty: float | None = None) -> Solution:
     """α with |μ_k − ⟨T_k⟩| ≤ ``tol`` for ``target`` μ_1 … μ_m, where that can be had.
 
     Plain Newton is tried first. Where it does not arrive, because the density is nearly a set of atoms, the path of the
     penalised problems F + ½v‖α‖² is followed from large to small v, each started at the one before, until the
     mismatch v|α_k| is ``enough`` (m,), or the grid can follow no more: then the last point of the path is returned.
+    With a ``penalty`` the path ends there, to ``EXACT``, and 0 is plain Newton.
     """
+    edges, steps = grid.edges, 0
+    if not penalty:
+        best, steps = _settle(grid, target, np.zeros(grid.count), 0.0, np.full(grid.count, tol))
+        if best is not None:
+            return Solution(*best, 0.0, steps)
+        grid.place(edges)
+    return _path(grid, target, enough, penalty or None, steps)
+
+
+def _path(grid: Grid, target: Array, enough: Array, wanted: float | None, steps: int) -> Solution:
+    """The end of the path of penalties: the one ``wanted``, or the first at which the mismatch is ``enough``."""
+    last = LAST_PENALTY if wanted is None else wanted
     start, edges = np.zeros(grid.count), grid.edges
-    best, steps = _settle(grid, target, start, 0.0, np.full(grid.count, tol))
-    if best is not None:
-        return Solution(*best, 0.0, steps)
-    grid.place(edges)
-    penalty, reached = FIRST_PENALTY, None
-    while penalty > LAST_PENALTY:
+    penalty, reached = max(FIRST_PENALTY, last), None
+    while True:
         precision = np.maximum(enough, 1e-3 * penalty * np.abs(start))
+        if penalty == wanted:  # α itself is wanted, and slopes of ``enough`` would leave it open by their inverse
+            precision = np.full(grid.count, EXACT)
         best, more = _settle(grid, target, start, penalty, precision)
         steps += more
         if best is None:
             break
         start, edges = best[0], grid.edges
         reached = Solution(*best, penalty, steps)
-        if bool((penalty * np.abs(start) <= enough).all()):
+        if penalty <= last or (wanted is None and bool((penalty * np.abs(start) <= enough).all())):
             break
-        penalty /= 10
+        penalty = max(penalty / 10, last)
     grid.place(edges)
     return reached or Solution(start, masses(grid, start)[1], penalty, steps)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.linalg import solve_triangular
 
-from lambdahat._check import require, require_choice, require_positive
+from lambdahat._check import require, require_choice, require_interval, require_positive
 from lambdahat.maxent.bases import BASES, Array, chebyshev_table
 from lambdahat.maxent.densities import Density, MaxentDensity
 from lambdahat.maxent.dual import Solution, hessian_factor, masses, solve
@@ -44,6 +44,7 @@ def fit(
     stderr: ArrayLike | None = None,
     prior: Prior | None = None,
     tol: float = TOLERANCE,
+    penalty: float | None = None,
 ) -> MaxentDensity:
     """The density of maximum entropy with the given moments (Algorithm 1, spectral thesis).
 
@@ -53,12 +54,17 @@ def fit(
     error. What no positive measure has is an error that names the first such moment; where the moments are so nearly
     those of a few atoms that no density can be found, the status of the nearest one is MISMATCH.
 
+    Near such moments the dual is penalised by ½v‖α‖², with the largest v that matches them well enough. Densities of
+    other v are not comparable: a ``penalty`` is taken for v as it is, 0 for none.
+
     >>> semicircle = fit([1, 0, -0.5, 0, 0, 0, 0])
     >>> round(float(semicircle.evaluate(0.0)), 3)
     0.648
     """
     values, covariance, bounds, hint = in_chebyshev(moments, basis, bounds, stderr)
     require_positive(tol, "tol")
+    plain = penalty is None or penalty == 0
+    penalty = penalty if plain else require_positive(penalty, "penalty", "pass 0 for none, None for what is needed")
     errors = np.sqrt(np.diag(covariance).clip(0.0))
     require_feasible(values, errors, hint)
     count = len(values) - 1
@@ -66,7 +72,7 @@ def fit(
     if log_prior is not None:
         log_prior = _normalised(log_prior)
     grid = Grid(count, log_prior)
-    solution = solve(grid, values[1:], tol, np.maximum(tol, SHARE * errors[1:]))
+    solution = solve(grid, values[1:], tol, np.maximum(tol, SHARE * errors[1:]), penalty)
     return density_of(grid, solution, values, covariance, bounds, prior is not None, tol)
 
 
@@ -78,23 +84,32 @@ def in_chebyshev(
         basis, bounds, covariance = moments.basis, moments.bounds, moments.covariance
         values = np.asarray(moments.values, np.float64)
     else:
-        values = np.asarray(moments, np.float64)
+        values = _numbers(moments, "moments")
         covariance = np.zeros((values.size, values.size))
     require_choice(basis, "basis", BASES)
     require(values.ndim == 1 and values.size >= 2, "moments", "be a 1-D array φ_0 … φ_m with m of at least 1", values)
     require(bool(np.isfinite(values).all()), "moments", "be finite", "NaN or infinity")
     require(abs(values[0] - 1) <= 1e-6, "moments", "begin with φ_0 = 1", f"{values[0]:.6g}",
             "divide all of them by it: each probe by its own zᵀz")  # fmt: skip
-    pair = len(bounds) == 2 and bool(np.isfinite(bounds).all()) and bounds[0] < bounds[1]
-    require(pair, "bounds", "be two finite numbers (low, high) with low < high", repr(bounds))
+    bounds = require_interval(bounds, "bounds")
     if stderr is not None:
-        given = np.asarray(stderr, np.float64)
+        given = _numbers(stderr, "stderr")
         fine = given.shape == values.shape and bool((given >= 0).all())
         require(fine, "stderr", f"be {values.size} numbers of at least 0", given)
         covariance = np.diag(given**2)
     table = chebyshev_table(basis, values.size - 1)
-    low, high = float(bounds[0]), float(bounds[1])
-    return table @ values, table @ covariance @ table.T, (low, high), HINT if basis == "power" else ""
+    return table @ values, table @ covariance @ table.T, bounds, HINT if basis == "power" else ""
+
+
+def _numbers(values: ArrayLike, name: str) -> Array:
+    """Real numbers of any array-like as float64."""
+    try:
+        found = np.asarray(values)
+        real = found.dtype.kind in "biuf"
+    except ValueError:  # ragged
+        real = False
+    require(real, name, "be a 1-D array of real numbers", values, error=TypeError)
+    return np.asarray(found, np.float64)
 
 
 def _mapped(prior: Prior, bounds: tuple[float, float]) -> Callable[[Array], Array]:

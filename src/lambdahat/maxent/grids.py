@@ -14,6 +14,14 @@ LEAST_PANELS = 32
 MOST_NODES = 8192
 _NODES, _WEIGHTS = (np.asarray(part) for part in legendre.leggauss(ORDER))
 _COEFFICIENTS = legendre.legvander(_NODES, ORDER - 1).T * _WEIGHTS * (np.arange(ORDER) + 0.5)[:, None]
+_UP_TO_NODES = np.stack([legendre.legval(_NODES, legendre.legint(row, lbnd=-1)) for row in _COEFFICIENTS.T], axis=1)
+
+
+def running_mass(mass: Array) -> Array:
+    """The mass below every node (N,) of a grid, from that at the nodes: exact where a panel's polynomial is."""
+    panels = mass.reshape(-1, ORDER)
+    before = np.append(0.0, np.cumsum(panels.sum(axis=1))[:-1])
+    return np.asarray((before[:, None] + (panels / _WEIGHTS) @ _UP_TO_NODES.T).ravel())
 
 
 class Grid:

@@ -11,9 +11,15 @@ import numpy as np
 from torch import Tensor
 
 from lambdahat._check import require
+from lambdahat.experiments.lanczos_generalisation import LanczosResult
+from lambdahat.experiments.minibatch_damping import DampingResult
+from lambdahat.experiments.minibatch_eigenvalues import BatchEigenvaluesResult
+from lambdahat.experiments.minibatch_rates import StableRatesResult
 from lambdahat.experiments.regularization import RegularizationResult
 from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
 from lambdahat.measurements import Measurement
+from lambdahat.randommatrix import Advice, BatchComparison, BatchEigenvalues, BatchPrediction
+from lambdahat.report.advices import draw_advice, draw_advice_figure
 from lambdahat.report.chains import draw_chains, draw_running, has_chains
 from lambdahat.report.coefficients import (
     draw_free_energy,
@@ -33,6 +39,16 @@ from lambdahat.report.graphs import (
     draw_similarity_figure,
 )
 from lambdahat.report.landscapes import draw_landscape
+from lambdahat.report.minibatch import draw_batch_eigenvalues, draw_first
+from lambdahat.report.randommatrix import draw_batch_comparison, draw_batch_prediction, draw_batches
+from lambdahat.report.rates import (
+    draw_damping,
+    draw_dampings,
+    draw_heat,
+    draw_lanczos,
+    draw_rates,
+    draw_stable_rates,
+)
 from lambdahat.report.reproductions import draw_regularization, draw_rules
 from lambdahat.report.spectra import draw_density, draw_eigenpairs, draw_moments, draw_spectrum
 from lambdahat.report.style import BLUE, GREY, new_axes, new_figure, tidy, title, value_text
@@ -64,10 +80,10 @@ if TYPE_CHECKING:
 def plot(result: Result, ax: Axes | None = None) -> Any:
     """Draw any result and return its ``Axes``; what has several panels is returned as a ``Figure``.
 
-    Those are ``Measurement``, ``Chains``, ``LearningCoefficient``, ``Sweep``, ``Run``, ``Similarity`` and
-    ``RegularizationResult``.
+    Those are ``Measurement``, ``Chains``, ``LearningCoefficient``, ``Sweep``, ``Run``, ``Similarity``,
+    ``Advice`` and ``RegularizationResult``.
     With ``ax`` all but the first draw the panel that tells most: the running λ̂ with its band, λ̂ over step sizes, the
-    loss over epochs, the norms.
+    loss over epochs, the rates, the norms.
 
     Without ``ax`` the figure is a new one outside pyplot, so no display is needed and no global setting changes:
     ``plot(result).figure.savefig("figure.png")``. A plane ``Landscape`` becomes a surface on three-dimensional axes
@@ -107,8 +123,14 @@ def _figure_of(result: Any) -> Callable[[Any], Figure] | None:
         return draw_chains
     if isinstance(result, RegularizationResult):
         return draw_regularization
+    if isinstance(result, BatchEigenvaluesResult):
+        return draw_batch_eigenvalues
+    if isinstance(result, StableRatesResult | DampingResult | LanczosResult):
+        return _PANELS[type(result)]
     if isinstance(result, Similarity):
         return draw_similarity_figure
+    if isinstance(result, Advice):
+        return draw_advice_figure
     if isinstance(result, Run):
         return draw_run_figure
     return draw_sweep_figure if isinstance(result, Sweep) else None
@@ -240,9 +262,23 @@ _DRAWERS: dict[type, Callable[[Any, Axes], None]] = {
     Verification: draw_verification,
     Run: draw_run,
     RegularizationResult: draw_rules,
+    BatchEigenvaluesResult: draw_first,
+    StableRatesResult: draw_rates,
+    DampingResult: draw_dampings,
+    LanczosResult: draw_heat,
+    BatchPrediction: draw_batch_prediction,
+    BatchEigenvalues: draw_batches,
+    BatchComparison: draw_batch_comparison,
     GraphSpectrum: draw_graph_spectrum,
     Clusters: draw_clusters,
     Similarity: draw_similarity,
+    Advice: draw_advice,
     ModelChoice: draw_choice,
     Estimate: _draw_estimate,
+}
+
+_PANELS: dict[type, Callable[[Any], Figure]] = {
+    StableRatesResult: draw_stable_rates,
+    DampingResult: draw_damping,
+    LanczosResult: draw_lanczos,
 }

@@ -1,0 +1,117 @@
+"""``lambdahat advise``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lambdahat.cli.exits import code_of, say
+from lambdahat.cli.loading import Choices, load_problem
+from lambdahat.cli.measurements import bars
+from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
+from lambdahat.randommatrix import Advice, advise
+from lambdahat.report.figures import plot
+from lambdahat.report.style import value_text
+from lambdahat.results import Estimate, write_atomically
+
+MEASURED = ("measured", "value ± error", "of")
+ADVISED = ("advice", "batch", "value ± error", "95 % interval")
+
+
+def run_advise(
+    factory: str, choices: Choices, question: dict[str, Any], out: Path | None, as_json: bool, quiet: bool
+) -> int:
+    """Measure, advise, print and write; the exit code. ``question`` are the arguments of ``advise``."""
+    problem = load_problem(factory, choices)
+    with bars(quiet):
+        found = advise(problem, **question)
+    if out is not None:
+        _write(found, out)
+    if as_json:
+        print_json(document(found))
+    elif not quiet:
+        print_table(MEASURED, measured(found), headline(found))
+        print()
+        print_table(ADVISED, advised(found))
+        print(f"\n{reasons(found)}")
+        if out is not None:
+            print(f"written to {out}")
+    if not found.status.ok:
+        say(f"eigenpairs: {found.status.name}. {found.status.value}")
+    return code_of([found.status])
+
+
+def headline(found: Advice) -> str:
+    """One line on what was measured."""
+    levels = found.levels
+    return f"{found.rule}: {levels.parameters:,} parameters, {levels.population:,} samples"
+
+
+def measured(found: Advice) -> list[tuple[str, str, str]]:
+    """The numbers behind the advice."""
+    levels = found.levels
+    rows = [
+        ("λ₁", value_text(levels.largest), f"the {levels.curvature} of all data"),
+        ("λ_P", value_text(levels.smallest), f"the {levels.curvature} of all data"),
+        ("σ²", value_text(levels.variance), "an element, over samples"),
+        ("τ²", value_text(levels.along), "the sharpest direction, over samples"),
+    ]
+    for view in levels.views:
+        size = f"batches of {view.batch_size:,}"
+        rows.append(("λ₁", value_text(view.measured), f"{size}, {view.spread:.2g} apart"))
+        rows.append(("|φ̂₁ᵀφ₁|²", value_text(view.overlap), f"{size}, with all data"))
+        rows += [("λ₁", value_text(each), f"{size}, predicted, {model}") for model, each in view.predicted.items()]
+    return rows
+
+
+def advised(found: Advice) -> list[tuple[str, ...]]:
+    """One row for each recommendation."""
+    return [
+        (each.name, f"{each.batch_size:,}" if each.batch_size else "any", value_text(each.value), _interval(each.value))
+        for each in found.recommendations
+    ]
+
+
+def _interval(value: Estimate) -> str:
+    low, high = value.interval()
+    return f"{low:.3g} to {high:.3g}" if low == low else "unknown"
+
+
+def reasons(found: Advice) -> str:
+    """Why, one line each, and what to mind."""
+    lines = [f"{each.name}{f' ({each.batch_size:,})' if each.batch_size else ''}: {each.reason}"
+             for each in found.recommendations]  # fmt: skip
+    return "\n".join([*lines, *(f"caution: {caution}" for caution in found.cautions)])
+
+
+def document(found: Advice) -> dict[str, Any]:
+    """Everything for --json."""
+    levels = found.levels
+    numbers = {"largest": levels.largest, "smallest": levels.smallest, "variance": levels.variance,
+               "along": levels.along}  # fmt: skip
+    views = [
+        {"batch_size": view.batch_size, "effective": view.effective, "measured": _pair(view.measured),
+         "spread": view.spread, "overlap": _pair(view.overlap),
+         "predicted": {model: _pair(each) for model, each in view.predicted.items()}}
+        for view in levels.views
+    ]  # fmt: skip
+    about = {"optimizer": found.optimizer, "momentum": found.momentum, "learning_rate": found.learning_rate,
+             "curvature": levels.curvature, "parameters": levels.parameters, "samples": levels.population}  # fmt: skip
+    return {"about": about, "measured": {name: _pair(each) for name, each in numbers.items()}, "batches": views,
+            "advice": found.table(), "cautions": list(found.cautions), "cost": found.cost,
+            "status": found.status.name}  # fmt: skip
+
+
+def _pair(value: Estimate) -> dict[str, float]:
+    return {"value": float(value), "stderr": float(value.stderr)}
+
+
+def _write(found: Advice, folder: Path) -> None:
+    """``advice.json``, ``table.txt``, ``table.md`` and ``advice.png``."""
+    found.save(folder / "advice.json")
+    title, why = headline(found), reasons(found)
+    plain = [text_table(MEASURED, measured(found), title), text_table(ADVISED, advised(found)), why]
+    marked = [f"{title}\n", markdown_table(MEASURED, measured(found)), markdown_table(ADVISED, advised(found)), why]
+    write_atomically(folder / "table.txt", ("\n\n".join(plain) + "\n").encode())
+    write_atomically(folder / "table.md", ("\n".join(marked) + "\n").encode())
+    plot(found).figure.savefig(folder / "advice.png", dpi=150)

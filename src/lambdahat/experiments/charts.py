@@ -1,0 +1,55 @@
+"""What a figure shows, without a drawing library: the page and the image files draw the same chart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lambdahat._check import require
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve or set of points: y over x, with standard errors or a band where known.
+
+    ``style`` is "line", "points", "bars", "stems" or "step"; ``published`` marks what a paper printed.
+    """
+
+    name: str
+    x: Sequence[float | str]
+    y: Sequence[float | None]
+    error: Sequence[float | None] | None = None
+    style: str = "line"
+    published: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            len(self.x) == len(self.y), f"series {self.name!r}", "have as many x as y", f"{len(self.x)}, {len(self.y)}"
+        )
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A matrix of values over two sets of labels."""
+
+    x: Sequence[float | str]
+    y: Sequence[float | str]
+    values: Sequence[Sequence[float | None]]
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure: its series or its heat map, axes, and which figure of the paper it stands beside."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...] = ()
+    heat: Heat | None = None
+    surface: bool = False  # draw the heat map as a surface in three dimensions
+    x_log: bool = False
+    y_log: bool = False
+    source: str = ""
+    caption: str = ""
+    lines: tuple[tuple[str, float], ...] = field(default=())  # horizontal marks: label and height

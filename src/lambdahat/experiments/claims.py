@@ -1,0 +1,64 @@
+"""Claims of a paper as code: what it says, its figure, ours with an error, and whether it holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lambdahat._check import require_choice
+from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, Verdict
+from lambdahat.experiments.statistics import LEVEL, Reading, holm
+
+DIRECTIONS = ("above", "below", "within")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of a paper, and our reading of it.
+
+    It holds when the reading is significantly "above" or "below" ``bound``, or "within" ``margin`` of it; it fails when
+    the opposite is significant; else it is undecided. ``published`` is the paper's own figure, in words.
+    """
+
+    sentence: str
+    source: str
+    published: str
+    reading: Reading
+    direction: str = "above"
+    bound: float = 0.0
+    margin: float = 0.0
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        require_choice(self.direction, "direction", DIRECTIONS)
+
+    def p_values(self) -> tuple[float, float]:
+        """The p-values for the claim and against it; small ones speak for it, or against it."""
+        reading = self.reading
+        above = reading.p_above(self.bound)
+        if self.direction == "above":
+            return above, 1 - above
+        if self.direction == "below":
+            return 1 - above, above
+        low, high = reading.p_above(self.bound - self.margin), reading.p_above(self.bound + self.margin)
+        return max(low, 1 - high), min(1 - low, high)
+
+    @property
+    def ours(self) -> str:
+        """Our figure, in words."""
+        effect = self.reading.effect
+        tail = f", effect {effect:+.2g}" if math.isfinite(effect) else ""
+        seeds = f" (n = {self.reading.count}{tail})" if self.reading.count > 1 else ""
+        return f"{self.reading}{self.unit}{seeds}"
+
+
+def judge(claims: Sequence[Claim], level: float = LEVEL) -> list[Verdict]:
+    """The verdicts on one family of claims, at a level that Holm's correction keeps over the family."""
+    pairs = [claim.p_values() for claim in claims]
+    for_it, against = holm([pair[0] for pair in pairs]), holm([pair[1] for pair in pairs])
+    out = []
+    for claim, support, contrary in zip(claims, for_it, against, strict=True):
+        verdict = HOLDS if support <= level else FAILS if contrary <= level else OPEN
+        out.append(Verdict(claim.sentence, claim.source, verdict, claim.ours, claim.published))
+    return out

@@ -1,0 +1,222 @@
+"""How large a step, how large a batch: advice from measured curvature, with the reasons."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lambdahat._check import describe, require, require_choice, require_count, require_positive
+from lambdahat.problem import Problem, require_problem
+from lambdahat.randommatrix.advice_rules import (
+    ADAPTIVE,
+    GRADIENT,
+    SECOND_ORDER,
+    Recommendation,
+    Request,
+    rate_limit,
+    recommendations,
+    text,
+)
+from lambdahat.randommatrix.noise_levels import NoiseLevels, noise_levels
+from lambdahat.randommatrix.rate_limits import differ
+from lambdahat.randommatrix.stable_rates import MakeOptimizer, StableRate, largest_stable_rate
+from lambdahat.results import Estimate
+from lambdahat.storage import Result, Status
+
+OPTIMIZERS = (*GRADIENT, *ADAPTIVE, *SECOND_ORDER)
+
+
+@dataclass(frozen=True)
+class Advice(Result):
+    """What a problem's curvature says about learning rate, batch size and damping.
+
+    ``levels`` are the measured numbers, ``recommendations`` what follows from them, each with its reason, and
+    ``cautions`` what to mind. ``advice["largest stable rate"]`` is the value of the first recommendation of that name,
+    ``advice["largest stable rate", 1024]`` that for a batch size. ``cost`` counts passes over the data.
+    """
+
+    optimizer: str
+    momentum: float
+    learning_rate: float | None
+    levels: NoiseLevels
+    recommendations: tuple[Recommendation, ...]
+    cautions: tuple[str, ...] = ()
+    cost: int = 0
+    status: Status = Status.CONVERGED
+
+    @property
+    def rule(self) -> str:
+        """The optimiser with its momentum, such as "nesterov 0.9"."""
+        return f"{self.optimizer} {self.momentum:g}" if self.momentum else self.optimizer
+
+    def __getitem__(self, key: str | tuple[str, int]) -> Estimate:
+        name, size = (key, None) if isinstance(key, str) else key
+        found = [each for each in self.recommendations if each.name == name and size in (None, each.batch_size)]
+        known = ", ".join(f"{each.name!r}, {each.batch_size}" for each in self.recommendations)
+        require(bool(found), "a recommendation", f"be one of {known}", repr(key), "", KeyError)
+        return found[0].value
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row for each recommendation: name, batch_size, value, stderr, low and high (95 %), reason."""
+        rows = []
+        for each in self.recommendations:
+            low, high = each.value.interval()
+            value = {"value": float(each.value), "stderr": float(each.value.stderr), "low": low, "high": high}
+            rows.append({"name": each.name, "batch_size": each.batch_size or None, **value, "reason": each.reason})
+        return rows
+
+    def __str__(self) -> str:
+        about = self.levels
+        lines = [f"{self.rule}, {about.parameters:,} parameters, {about.population:,} samples"]
+        for each in self.recommendations:
+            at = f", batch of {each.batch_size:,}" if each.batch_size else ""
+            lines.append(f"{each.name}{at}: {text(each.value)}")
+            lines.append(f"    {each.reason}")
+        return "\n".join([*lines, *(f"caution: {caution}" for caution in self.cautions)])
+
+
+def advise(
+    problem: Problem,
+    optimizer: str = "sgd",
+    batch_size: int = 128,
+    new_batch_size: int | None = None,
+    learning_rate: float | None = None,
+    momentum: float = 0.9,
+    *,
+    batches: int = 10,
+    samples: int | None = None,
+    steps: int = 0,
+    seed: int = 0,
+) -> Advice:
+    """Learning rate, batch size and damping from the curvature at the problem's parameters, each with its reason.
+
+    ``optimizer`` is "sgd" (no momentum), "momentum" or "nesterov" (with ``momentum``), "adam", "adamw", "rmsprop",
+    "kfac" (on the Gauss–Newton matrix) or "lanczos-newton". For the first three come the largest stable rate, how it
+    scales with the batch size and where that ends; for the rest the least ε or damping δ at ``learning_rate`` (default
+    1e-3 and 1). With ``new_batch_size`` all is given for both sizes, and ``learning_rate`` is moved to the new one.
+
+    λ₁ and τ² are measured on all data (τ² and σ² on ``samples`` samples, default at most 1,024), and λ₁ of ``batches``
+    batches of each size: rates follow what the batches show, predictions are compared with it, and a disagreement
+    beyond the errors is a caution. With ``steps`` the largest stable rates are also found by training that long.
+    All holds at this point of parameter space: advice for the start of training is not advice for its end.
+    """
+    require_problem(problem)
+    request = _request(problem, optimizer, batch_size, new_batch_size, learning_rate, momentum)
+    require_count(batches, "batches", 2, cure="one batch shows no error")
+    most = 0 if optimizer in SECOND_ORDER else None
+    require_count(steps, "steps", 0, most, "largest_stable_rate takes any torch optimiser" if most == 0 else "")
+    if samples is not None:
+        require_count(samples, "samples", 2, problem.num_samples)
+    curvature = "ggn" if optimizer == "kfac" else "hessian"
+    known = curvature == "hessian" or problem.loss_function is not None
+    require(known, "problem", "be made of a model and a loss of its output for KFAC", "one function", "", TypeError)
+    levels = noise_levels(problem, curvature, request.batch_sizes, batches, samples, seed)
+    _require_positive_curvature(levels)
+    found = recommendations(levels, request)
+    trained = _trained(problem, request, levels, steps, seed) if steps else ()
+    cautions = (*_mind(levels, request), *_mind_training(levels, request, trained))
+    return Advice(
+        optimizer, request.momentum, learning_rate, levels, (*found, *map(_by_training, trained)), cautions,
+        levels.cost + sum(math.ceil(rate.cost * rate.batch_size / levels.population) for rate in trained),
+        levels.status,
+    )  # fmt: skip
+
+
+def _request(
+    problem: Problem, optimizer: str, batch_size: int, new: int | None, rate: float | None, momentum: float
+) -> Request:
+    require_choice(optimizer, "optimizer", OPTIMIZERS, "take the nearest of its kind")
+    require(problem.has_data, "problem", "be a loss over data", "one without data", "a batch of nothing has no noise")
+    total, cure = problem.num_samples, "a batch cannot hold more samples than the data"
+    sizes = [require_count(batch_size, "batch_size", 1, total, cure)]
+    if new is not None:
+        sizes.append(require_count(new, "new_batch_size", 1, total, cure))
+        require(new != batch_size, "new_batch_size", "differ from batch_size", repr(new), "or leave it out")
+    if rate is not None:
+        require_positive(rate, "learning_rate")
+    real = isinstance(momentum, int | float) and not isinstance(momentum, bool)
+    require(real, "momentum", "be a number in [0, 1)", describe(momentum), "", TypeError)
+    require(0 <= momentum < 1, "momentum", "lie in [0, 1)", repr(momentum))
+    return Request(optimizer, tuple(sizes), rate, float(momentum) if optimizer in ("momentum", "nesterov") else 0.0)
+
+
+def _require_positive_curvature(levels: NoiseLevels) -> None:
+    sure = levels.largest.interval()[0] > 0
+    require(sure, f"the largest eigenvalue of the {levels.curvature}", "be above 0 for any of these rules",
+            text(levels.largest), "measure at parameters where the loss bends upwards: train further")  # fmt: skip
+
+
+def _trained(problem: Problem, request: Request, levels: NoiseLevels, steps: int, seed: int) -> tuple[StableRate, ...]:
+    """The largest stable rate at each batch size by bisection, from where the rule has it."""
+    make = _maker(request)
+    if request.optimizer in ADAPTIVE:
+        starts = [request.rate] * len(request.batch_sizes)
+    else:
+        starts = [float(rate_limit(levels, request, size)) for size in request.batch_sizes]
+    return tuple(
+        largest_stable_rate(problem, make, size, steps=steps, start=start, seed=seed)
+        for size, start in zip(request.batch_sizes, starts, strict=True)
+    )
+
+
+def _maker(request: Request) -> MakeOptimizer:
+    kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "rmsprop": torch.optim.RMSprop}
+
+    def make(parameters: list[Tensor], rate: float) -> Optimizer:
+        if request.optimizer in kinds:
+            return kinds[request.optimizer](parameters, lr=rate)  # type: ignore[no-any-return]
+        return torch.optim.SGD(parameters, rate, momentum=request.momentum, nesterov=request.nesterov)
+
+    return make
+
+
+def _by_training(rate: StableRate) -> Recommendation:
+    reason = (
+        f"{rate.steps} steps from here at higher rates end above the first loss, or at none; {rate.cost:,} gradients"
+    )
+    return Recommendation("stable rate by training", rate.batch_size, rate, reason)
+
+
+def _mind(levels: NoiseLevels, request: Request) -> list[str]:
+    """Where predictions miss, the rate in use is too large, or the point is no minimum."""
+    found, rates = [], request.optimizer in GRADIENT
+    for view in levels.views:
+        stray = [f"{model} {text(view.predicted[model])}" for model in view.predicted if view.strays(model)]
+        if stray and math.isfinite(view.effective):
+            found.append(
+                f"λ₁ of batches of {view.batch_size:,} was measured as {text(view.measured)} but predicted otherwise "
+                f"({', '.join(stray)}): {'the measured one is used' if rates else 'mind what was measured'}"
+            )
+    if rates and request.learning_rate is not None:
+        size = request.batch_sizes[0]
+        low, high = rate_limit(levels, request, size).interval()
+        if request.learning_rate > low:
+            sure = "is above" if request.learning_rate > high else "may be above"
+            found.append(
+                f"the learning rate {request.learning_rate:g} {sure} the limit at {size:,}, {low:.3g} to {high:.3g}"
+            )
+    if float(levels.smallest) < -0.1 * float(levels.largest):
+        found.append(
+            f"the smallest eigenvalue is {text(levels.smallest)}: the loss still falls away there, and λ₁ will change"
+        )
+    return found
+
+
+def _mind_training(levels: NoiseLevels, request: Request, trained: tuple[StableRate, ...]) -> list[str]:
+    """Where training and the rule disagree, or where only training can tell."""
+    if request.optimizer in ADAPTIVE:
+        return [] if trained else ["no eigenvalue limits an adaptive method's rate: pass steps to find it by training"]
+    found = []
+    for rate in trained:
+        limit = rate_limit(levels, request, rate.batch_size)
+        if differ(rate, limit):
+            found.append(
+                f"by training, rates up to {text(rate)} are stable at {rate.batch_size:,}; by the rule, which knows "
+                f"only this point's curvature, up to {text(limit)}: trust the training for as many steps"
+            )
+    return found

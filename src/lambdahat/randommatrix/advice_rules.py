@@ -1,0 +1,266 @@
+"""From measured curvature and its noise to learning rates and damping: one function for each family of optimisers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lambdahat.randommatrix.noise_levels import NoiseLevels
+from lambdahat.randommatrix.rate_limits import allowed_excess, differ, propagated, stability_limit
+from lambdahat.results import Estimate
+from lambdahat.storage import Result
+
+GRADIENT = ("sgd", "momentum", "nesterov")
+ADAPTIVE = ("adam", "adamw", "rmsprop")
+SECOND_ORDER = ("kfac", "lanczos-newton")
+HALF_DOUBLING = (math.sqrt(0.5), math.sqrt(2.0))
+USUAL_RATE = dict.fromkeys(ADAPTIVE, 1e-3) | dict.fromkeys(SECOND_ORDER, 1.0)
+
+
+@dataclass(frozen=True)
+class Recommendation(Result):
+    """One piece of advice: ``value``, ``batch_size`` it is for (0: any) and ``reason``, with the numbers behind it."""
+
+    name: str
+    batch_size: int
+    value: Estimate
+    reason: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked: an optimiser of a family, one or two batch sizes, and the rate in use at the first, if any."""
+
+    optimizer: str
+    batch_sizes: tuple[int, ...]
+    learning_rate: float | None
+    momentum: float
+
+    @property
+    def nesterov(self) -> bool:
+        """Whether momentum is Nesterov's."""
+        return self.optimizer == "nesterov"
+
+    @property
+    def rate(self) -> float:
+        """The rate in use, or the usual one of the optimiser."""
+        return USUAL_RATE[self.optimizer] if self.learning_rate is None else self.learning_rate
+
+
+def recommendations(levels: NoiseLevels, request: Request) -> tuple[Recommendation, ...]:
+    """Everything that follows for the optimiser."""
+    if request.optimizer in GRADIENT:
+        return (*_stable_rates(levels, request), *_rate_kept(levels, request), *_scaling(levels, request))
+    if request.optimizer in ADAPTIVE:
+        return (*_damping(levels, request, "least epsilon"), *_root_rate(levels, request))
+    return tuple(_damping(levels, request, "least damping"))
+
+
+def rate_limit(levels: NoiseLevels, request: Request, batch_size: int) -> Estimate:
+    """The largest stable rate at a batch size, that of the direction with the lowest."""
+    return _binding(levels, request, batch_size).limit(request, levels.view(batch_size).effective)
+
+
+@dataclass(frozen=True)
+class _Direction:
+    """A direction of curvature λ, where batches of effective size b add noise/b to it."""
+
+    name: str
+    curvature: Estimate
+    noise: Estimate
+
+    def limit(self, request: Request, b: float) -> Estimate:
+        return propagated(
+            lambda true, noise: stability_limit(true, noise / b, request.momentum, request.nesterov),
+            self.curvature, self.noise,
+        )  # fmt: skip
+
+    def exponent(self, request: Request, b: float) -> Estimate:
+        """p in limit ∝ bᵖ, over a doubling of b about its value."""
+
+        def of(true: float, noise: float) -> float:
+            ends = (
+                stability_limit(true, noise / (b * part), request.momentum, request.nesterov) for part in HALF_DOUBLING
+            )
+            return -math.log2(next(ends) / next(ends))
+
+        return propagated(of, self.curvature, self.noise)
+
+    def reaches(self, request: Request, rate: Estimate) -> Estimate:
+        """The effective b at which the limit is ``rate``."""
+
+        def of(true: float, noise: float, wanted: float) -> float:
+            return max(noise, 0.0) / allowed_excess(wanted, true, request.momentum, request.nesterov)
+
+        return propagated(of, self.curvature, self.noise, rate)
+
+
+def _directions(levels: NoiseLevels, request: Request, batch_size: int) -> list[_Direction]:
+    """The sharpest direction, its noise as batches show it, and with momentum others, their noise from τ².
+
+    Without momentum λ₁ of a batch is the largest over all directions. Momentum multiplies noise, not curvature, and a
+    flatter, noisier direction can come first.
+    """
+    b = levels.view(batch_size).effective
+    if math.isinf(b):
+        seen = levels.expected_excess(1.0)
+    else:
+        seen = propagated(lambda excess: b * excess, levels.excess(batch_size))
+    sharpest = _Direction("the sharpest direction", levels.largest, seen)
+    return [sharpest, *(_flatter(levels) if request.momentum else [])]
+
+
+def expected_limit(levels: NoiseLevels, request: Request, b: float) -> Estimate:
+    """The largest stable rate at an effective batch, all noise from τ²."""
+    sharpest = _Direction("the sharpest direction", levels.largest, levels.expected_excess(1.0))
+    others = _flatter(levels) if request.momentum else []
+    return min((each.limit(request, b) for each in (sharpest, *others)), key=float)
+
+
+def _flatter(levels: NoiseLevels) -> list[_Direction]:
+    return [
+        _Direction(name, curvature, propagated(lambda level, true: level / true, noise, curvature))
+        for name, (curvature, noise) in levels.flatter().items()
+    ]
+
+
+def _binding(levels: NoiseLevels, request: Request, batch_size: int) -> _Direction:
+    b = levels.view(batch_size).effective
+    return min(_directions(levels, request, batch_size), key=lambda each: float(each.limit(request, b)))
+
+
+def _stable_rates(levels: NoiseLevels, request: Request) -> list[Recommendation]:
+    found = []
+    for size in request.batch_sizes:
+        view, binding = levels.view(size), _binding(levels, request, size)
+        numbers = f"λ₁ is {text(levels.largest)} of all data and {text(view.measured)} of a batch of {size:,}"
+        if binding.curvature is not levels.largest:
+            added = propagated(lambda noise, b=view.effective: noise / b, binding.noise)  # type: ignore[misc]
+            numbers += (
+                f"; {binding.name} is noisier: λ = {text(binding.curvature)}, to which a batch adds {text(added)}"
+            )
+        limit = rate_limit(levels, request, size)
+        found.append(Recommendation("largest stable rate", size, limit, f"{_formula(request)}: {numbers}"))
+    return found
+
+
+def _formula(request: Request) -> str:
+    if request.momentum == 0:
+        return "2/λ₁ of the batch (Eq. 5.34), in mean square over batches"
+    rho = f"{request.momentum:g}"
+    if request.nesterov:
+        return f"mean-square stability of Nesterov's momentum ρ = {rho}, 2(1 + ρ)/((1 + 2ρ)λ₁) with all data"
+    noise = (1 + request.momentum) / (1 - request.momentum)
+    return f"2(1 + ρ)/(λ + {noise:.3g}·(what a batch adds)) with momentum ρ = {rho}"
+
+
+def _rate_kept(levels: NoiseLevels, request: Request) -> list[Recommendation]:
+    """The rate in use, moved to the new batch size at the same share of its limit."""
+    if request.learning_rate is None or len(request.batch_sizes) < 2:
+        return []
+    old, new = request.batch_sizes
+    rate = request.learning_rate
+    limits = [rate_limit(levels, request, size) for size in (old, new)]
+    value = propagated(lambda first, last: rate * last / first, *limits)
+    share = rate / float(limits[0])
+    reason = f"{rate:g} is {share:.0%} of the limit at {old:,}, and this is as much of the limit at {new:,}"
+    return [Recommendation("learning rate", new, value, reason)]
+
+
+def _scaling(levels: NoiseLevels, request: Request) -> list[Recommendation]:
+    """The exponent of the limit in the batch size, and the batch size where the limit is half that of all data."""
+    first, last = request.batch_sizes[0], request.batch_sizes[-1]
+    if first != last:
+        limits = [rate_limit(levels, request, size) for size in (first, last)]
+        exponent = propagated(lambda a, b: math.log(b / a) / math.log(last / first), *limits)
+        about = f"from {first:,} to {last:,} the limit goes as B^p"
+    else:
+        exponent = _binding(levels, request, first).exponent(request, levels.view(first).effective)
+        about = f"at {first:,}, where noise falls as 1/b, doubling b gives 2^p times the limit"
+    found = [Recommendation("scaling exponent", 0, exponent, f"{about}: {in_words(exponent)}")]
+    return [*found, _end(levels, request)]
+
+
+def in_words(exponent: Estimate) -> str:
+    """What an exponent means, as far as its interval tells."""
+    low, high = (_word(end) for end in exponent.interval())
+    return f"{low} scaling" if low == high else f"anything from {low} to {high} scaling"
+
+
+def _word(exponent: float) -> str:
+    return "linear" if exponent > 0.75 else "square-root" if exponent > 0.25 else "hardly any"
+
+
+def _end(levels: NoiseLevels, request: Request) -> Recommendation:
+    """B* = b*/(1 + b*/N), b* the effective batch at which the limit is half that of all data."""
+    size, total = request.batch_sizes[0], levels.population
+    sharpest, *others = _directions(levels, request, size)
+    excess = levels.excess(size)
+    resolved = float(excess) > 0 and differ(levels.view(size).sharpness, levels.largest)
+    if not resolved:
+        sharpest = _Direction(sharpest.name, levels.largest, levels.expected_excess(1.0))
+    half = propagated(lambda true: stability_limit(true, 0.0, request.momentum, request.nesterov) / 2, levels.largest)
+    last = max((each.reaches(request, half) for each in (sharpest, *others)), key=float)
+    how = (
+        f"a batch of {size:,} adds {text(excess)} to λ₁" if resolved
+        else f"what a batch of {size:,} adds is not resolved, and predicted from τ² = {text(levels.along)}"
+    )  # fmt: skip
+    signal = float(levels.largest) ** 2
+    reason = (
+        f"the limit is half that of all data there, and larger batches gain little; {how}; without momentum it is "
+        f"near τ²/λ₁² = {float(levels.along) / signal:.3g}, or Pσ²/λ₁² = "
+        f"{levels.parameters * float(levels.variance) / signal:.3g} were the noise isotropic"
+    )
+    return Recommendation("end of scaling", 0, propagated(lambda b: b / (1 + b / total), last), reason)
+
+
+def _damping(levels: NoiseLevels, request: Request, name: str) -> list[Recommendation]:
+    """What keeps a step along falsely flat directions from overshooting (Eq. 5.36 of the spectral thesis, mended).
+
+    A batch's flat directions together hold the share r = 1 − |φ̂₁ᵀφ₁|² of the sharpest one, so that δ > αλ₁r/2. To first
+    order r = τ²/(bλ₁²), and Pσ²/(bλ₁²) were the noise isotropic: δ > ατ²/(2bλ₁) and αPσ²/(2bλ₁).
+    """
+    rate = request.rate
+    usual = "" if request.learning_rate is not None else " (the usual rate)"
+    found = []
+    for size in request.batch_sizes:
+        for suffix, (curvature, formula, numbers) in _mistaken(levels, size).items():
+            value = propagated(lambda level: rate * level / 2, curvature)
+            reason = f"{formula} with α = {rate:g}{usual}, λ₁ = {text(levels.largest)}, {numbers}"
+            found.append(Recommendation(name + suffix, size, value, reason))
+    return found
+
+
+def _mistaken(levels: NoiseLevels, batch_size: int) -> dict[str, tuple[Estimate, str, str]]:
+    """λ₁r, the curvature that a batch's flat directions hide, by three ways, with formula and numbers."""
+    view, order = levels.view(batch_size), levels.parameters
+    b = view.effective
+    isotropic = propagated(lambda noise, true: order * noise / (b * true), levels.variance, levels.largest)
+    seen = propagated(lambda overlap, true: true * (1 - overlap), view.overlap, levels.largest)
+    return {
+        "": (levels.expected_excess(b), "ατ²/(2bλ₁)", f"τ² = {text(levels.along)}, b = {b:.5g}"),
+        ", isotropic noise": (isotropic, "αPσ²/(2bλ₁)", f"σ² = {text(levels.variance)}, P = {order:,}, b = {b:.5g}"),
+        ", from overlap": (seen, "αλ₁(1 − |φ̂₁ᵀφ₁|²)/2", f"|φ̂₁ᵀφ₁|² = {text(view.overlap)} measured on the batches"),
+    }
+
+
+def _root_rate(levels: NoiseLevels, request: Request) -> list[Recommendation]:
+    """Square-root scaling while ε is far below √v (§5.8.1, spectral thesis): a rule, whose error nobody knows."""
+    old, new = request.batch_sizes[0], request.batch_sizes[-1]
+    noise = levels.gradient_variance
+    typical = propagated(lambda mean, var: math.sqrt(mean + var / levels.view(old).effective), levels.gradient, noise)
+    share = float(noise) / levels.view(old).effective / max(float(typical) ** 2, 1e-300)
+    found = [Recommendation("typical √v", old, typical,
+        f"root mean square of an element of the gradient of {old:,} samples, {share:.0%} of its square from noise; "
+        "with ε far above it Adam is SGD of rate α/ε, and scales as SGD does")]  # fmt: skip
+    if request.learning_rate is not None and old != new:
+        value = Estimate(request.learning_rate * math.sqrt(new / old), math.nan)
+        reason = f"α·√(B'/B), for ε far below √v = {text(typical)} (§5.8.1): a rule of thumb, not measured here"
+        found.append(Recommendation("learning rate", new, value, reason))
+    return found
+
+
+def text(estimate: Estimate) -> str:
+    """A number with its error, in short."""
+    error = float(estimate.stderr)
+    return f"{float(estimate):.4g}" + (f" ± {error:.2g}" if error > 0 else "")

@@ -1,0 +1,228 @@
+"""The bulk of a measured spectrum and the eigenvalues that stand apart from it (Figure 6.1, spectral thesis).
+
+A random probe gives one eigenvalue the weight χ²₁/P. Lanczos resolves an eigenvalue that stands alone: its residual is
+small beside the distance to its neighbours. The nodes of a continuous bulk are not resolved, and carry many eigenvalues
+each, unless the depth is so large, or P so small, that the bulk's own last eigenvalues are resolved too; then only the
+gap tells. An eigenvalue is called an outlier when the gap between it, or one further in, and the bulk is too wide for
+the bulk's own spacing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lambdahat._check import require, require_positive
+from lambdahat.results import Estimate, Spectrum
+from lambdahat.storage import Result, Status
+
+Array = NDArray[np.float64]
+
+ALONE = 0.1  # a node is resolved when its residual is below this part of the distance to its neighbours
+ONE = 10.83  # the 99.9 % quantile of χ²₁: more than one eigenvalue's weight beyond it
+FEW = 30.0  # eigenvalues that a candidate may stand for, when they are nearly equal
+GHOST = 1e-3  # of an eigenvalue's weight: one in forty weighs less
+NEAR = 4  # nodes whose distances give the spacing at the edge
+WORTH_NAMING = 0.5
+# the largest of a bulk's eigenvalues is 1.21 ± 1.27 Airy units within the edge, and its distance to the second 2.06
+MEAN_DEPTH, SPREAD = 1.2065 / 2.056, 1.268 / 2.056
+UNITS = 1.5  # how far a Gauss rule's nodes leave the edge open, in their own unit
+UNKNOWN_UNIT = 1.3  # the unit itself comes from a few nodes: measured on random matrices
+
+
+@dataclass(frozen=True)
+class BulkFit(Result):
+    """``lower`` and ``upper`` edge of the bulk, and the ``candidates`` (k,) for outliers, in descending order.
+
+    ``confidences`` (k,) are the probabilities that a candidate is no part of the bulk, ``masses`` (k,) how many
+    eigenvalues each weighs as (χ²₁ over probes for one) and ``residuals`` (k,) how near an eigenvalue is. The errors of
+    the edges are those of the limit law's edge: what one matrix's last eigenvalue fluctuates, and what the spacing of
+    the nodes leaves open. ``weight_edges`` are the outermost nodes that weigh κ/P or more, the rule of Figure 6.1.
+    The status is NO_GAP where no candidate reaches ``level``.
+    """
+
+    lower: Estimate
+    upper: Estimate
+    candidates: Array
+    confidences: Array
+    masses: Array
+    residuals: Array
+    weight_edges: tuple[float, float]
+    level: float
+    status: Status = Status.CONVERGED
+
+    @property
+    def outliers(self) -> tuple[Estimate, ...]:
+        """The candidates of at least ``level`` confidence, largest first."""
+        chosen = np.flatnonzero(self.confidences >= self.level)
+        return tuple(Estimate(float(self.candidates[i]), float(self.residuals[i])) for i in chosen)
+
+    def __str__(self) -> str:
+        apart = len(self.outliers)
+        return f"bulk from {self.lower} to {self.upper}, {apart} {'outlier' if apart == 1 else 'outliers'}"
+
+
+def fit_bulk(spectrum: Spectrum, level: float = 0.95, kappa: float = 5.0) -> BulkFit:
+    """Bulk edges and outliers of a ``lh.Spectrum``, from each probe on its own and then together.
+
+    Going inward from an end, nodes that are resolved and weigh no more than a few eigenvalues (P·w ≤ 30) are candidates
+    as long as half of the weight is further in. Candidate i is apart with confidence 1 − k·exp(−g/s), k their number, g
+    its gap to the next node and s the bulk's spacing at that edge, d/c^⅔ for c eigenvalues within d of a square-root
+    edge: spacings of independent eigenvalues are exponential, and those of random matrices have lighter tails. Who is
+    beyond one that is apart is apart too. Over several probes confidences are averaged.
+    """
+    require(isinstance(spectrum, Spectrum), "spectrum", "be a Spectrum", spectrum,
+            "take it with lh.spectrum(lh.hessian(problem))", TypeError)  # fmt: skip
+    require(0 < level < 1, "level", "lie in (0, 1)", repr(level))
+    require_positive(kappa, "kappa")
+    rows = [_Row.of(spectrum, row) for row in range(len(spectrum.nodes))]
+    fewest = min(len(row.nodes) for row in rows)
+    require(fewest > 1, "spectrum", "have two nodes or more", repr(fewest), "raise depth")
+    ends = {sign: [row.end(sign, level) for row in rows] for sign in (1, -1)}
+    found = _merged([end for sign in (1, -1) for end in ends[sign]], len(rows))
+    heavy = [row.nodes[row.weights * spectrum.dim >= kappa] for row in rows]
+    seen = [part for part in heavy if len(part)]
+    edges = tuple(float(np.mean([pick(part) for part in seen])) if seen else math.nan for pick in (np.min, np.max))
+    apart = bool((found[1] >= level).any())
+    return BulkFit(
+        _edge(ends[-1]), _edge(ends[1]), *found, (edges[0], edges[1]), level,
+        Status.CONVERGED if apart else Status.NO_GAP,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _End:
+    """What one probe says of one end: the candidates' values, residuals, masses and confidences, and the edge."""
+
+    values: Array
+    residuals: Array
+    masses: Array
+    confidences: Array
+    edge: float
+    error: float
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The nodes of one probe in ascending order."""
+
+    nodes: Array
+    weights: Array
+    residuals: Array
+    resolved: NDArray[np.bool_]
+    dim: int
+
+    @classmethod
+    def of(cls, spectrum: Spectrum, row: int) -> _Row:
+        there = np.flatnonzero(spectrum.weights[row] > 0)  # a Krylov space that ended early has nodes of weight 0
+        order = there[np.argsort(spectrum.nodes[row][there])]
+        parts = (spectrum.nodes, spectrum.weights, spectrum.residuals)
+        nodes, weights, residuals = (part[row][order] for part in parts)
+        # an unresolved node of no weight is on its way to an eigenvalue elsewhere
+        kept = _resolved(nodes, residuals) | (spectrum.dim * weights >= GHOST)
+        nodes, weights, residuals = nodes[kept], weights[kept], residuals[kept]
+        return cls(nodes, weights, residuals, _resolved(nodes, residuals), spectrum.dim)
+
+    def end(self, sign: int, level: float) -> _End:
+        """The upper end for ``sign`` 1, else the lower."""
+        inward = slice(None, None, -sign)
+        x, masses = sign * self.nodes[inward], self.dim * self.weights[inward]
+        resolved, residuals = self.resolved[inward], self.residuals[inward]
+        counts = np.where(resolved & (masses <= ONE), 1.0, masses)
+        stops = _candidates(x, masses, residuals)
+        starts, most = [0, *stops][: len(stops)], len(stops)
+        further = range(stops[-1] + 1 if stops else 0, len(x))[:NEAR]
+        near = [_spacing(x[i:], counts[i:], residuals[i]) for i in [*stops, *further]]
+        # over a few: an outlier that is not seen as one would widen the spacing that its neighbour is held to
+        spacings = [float(np.median(near[k : k + NEAR + 1])) for k in range(most)]
+        gaps = [x[stop - 1] - x[stop] for stop in stops]
+        doubts = np.minimum(most * np.exp(-np.array(gaps) / np.array(spacings)), 1.0)
+        confidences = 1.0 - np.minimum.accumulate(doubts[::-1])[::-1]
+        first = [0, *stops][int((confidences >= level).sum())]
+        edge, error = _beyond(x[first:], counts[first:], residuals[first], bool(resolved[first]))
+        groups = [slice(start, stop) for start, stop in zip(starts, stops, strict=True)]
+        values = np.array([sign * float(np.average(x[group], weights=masses[group])) for group in groups])
+        widths = np.array([float(residuals[group].max() + np.ptp(x[group])) for group in groups])
+        weights = np.array([float(masses[group].sum()) for group in groups])
+        return _End(values, widths, weights, confidences, sign * edge, error)
+
+
+def _resolved(nodes: Array, residuals: Array) -> NDArray[np.bool_]:
+    """Whether a node's residual is small beside the distance to its neighbours."""
+    gaps = np.diff(nodes, prepend=-np.inf, append=np.inf)
+    return np.asarray(residuals <= ALONE * np.minimum(gaps[:-1], gaps[1:]))
+
+
+def _candidates(x: Array, masses: Array, residuals: Array) -> list[int]:
+    """Where, going inward, candidates end: nodes, or clusters of a few, much narrower than the gap that follows.
+
+    They end with the first that is not, or that has less than half of the weight further in.
+    """
+    stops: list[int] = []
+    start, stop = 0, 1
+    while stop < len(x) and masses[:stop].sum() <= masses.sum() / 2 and masses[start:stop].sum() <= FEW:
+        width = x[start] - x[stop - 1] + residuals[start:stop].max()
+        outside = x[start - 1] - x[start] if start else math.inf
+        if width <= ALONE * min(x[stop - 1] - x[stop], outside):
+            stops.append(stop)
+            start = stop
+        stop += 1
+    return stops
+
+
+def _spacing(x: Array, counts: Array, residual: float) -> float:
+    """The distance of eigenvalues at a square-root edge below which there are nodes ``x``, descending, of ``counts``.
+
+    c eigenvalues within d of such an edge put the scale of the first spacing at d/c^⅔; the median over a few nodes. One
+    node alone, such as the null space of a matrix of low rank, is as wide as its ``residual``.
+    """
+    if len(x) == 1:
+        return residual
+    near = slice(1, 1 + NEAR)
+    between = np.cumsum((counts[:-1] + counts[1:]) / 2)[:NEAR]
+    distances = x[0] - x[near]
+    return float(np.median(distances / np.maximum(between, 1.0) ** (2 / 3)))
+
+
+def _beyond(x: Array, counts: Array, residual: float, resolved: bool) -> tuple[float, float]:
+    """The edge of a bulk whose nodes from the outermost on are ``x``, and its standard error.
+
+    Nodes of a Gauss rule approach a square-root edge as 1, 4, 9, … of a unit: the edge is one beyond the first, by
+    the unit's median over a few nodes. Beyond a resolved eigenvalue the edge lies by what that one's law says.
+    """
+    if resolved or len(x) == 1:
+        unit = residual if counts[0] > ONE else _spacing(x, counts, residual)
+        return float(x[0] + MEAN_DEPTH * unit), UNKNOWN_UNIT * SPREAD * unit
+    places = np.arange(2, 2 + NEAR) ** 2 - 1.0
+    distances = x[0] - x[1 : 1 + NEAR]
+    unit = float(np.median(distances / places[: len(distances)]))
+    return float(x[0]) + unit, UNKNOWN_UNIT * UNITS * unit
+
+
+def _edge(ends: list[_End]) -> Estimate:
+    """The mean over probes: these share the matrix, so that only their own scatter falls with their number."""
+    values = np.array([end.edge for end in ends])
+    scatter = float(values.var(ddof=1)) / len(values) if len(values) > 1 else 0.0
+    error = math.sqrt(scatter + float(np.mean([end.error**2 for end in ends])))
+    return Estimate(float(values.mean()), error, dof=NEAR)
+
+
+def _merged(ends: list[_End], probes: int) -> tuple[Array, Array, Array, Array]:
+    """Candidates, confidences, masses, residuals over all probes: nodes within their residuals are one eigenvalue."""
+    columns = np.concatenate([np.stack([e.values, e.confidences, e.masses, e.residuals]) for e in ends], axis=1)
+    columns = columns[:, np.argsort(-columns[0], kind="stable")]
+    steps = columns[0][:-1] - columns[0][1:] > columns[3][:-1] + columns[3][1:]
+    label = np.concatenate([[0], np.cumsum(steps)]) if columns.shape[1] else np.zeros(0)
+    out = []
+    for _, members in groupby(range(columns.shape[1]), key=lambda i: label[i]):
+        group = columns[:, list(members)]
+        best = int(group[3].argmin())
+        confidence = min(float(group[1].sum()) / probes, 1.0)
+        if confidence >= WORTH_NAMING:
+            out.append((group[0][best], confidence, group[2].sum() / probes, group[3][best]))
+    table = np.array(out).reshape(-1, 4)
+    return table[:, 0], table[:, 1], table[:, 2], table[:, 3]

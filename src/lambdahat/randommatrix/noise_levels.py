@@ -1,0 +1,171 @@
+"""The numbers that advice rests on: curvature of all data, its variance, and what batches of a size show of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lambdahat._progress import report
+from lambdahat.estimators.eigen import eigenpairs
+from lambdahat.estimators.traces import trace
+from lambdahat.estimators.variances import variance
+from lambdahat.operators.curvature import ggn, hessian
+from lambdahat.problem import Problem
+from lambdahat.randommatrix.batch_curvature import BatchEigenvalues, batch_eigenpairs
+from lambdahat.randommatrix.directions import DirectionalVariance, directional_variance
+from lambdahat.randommatrix.predictions import predict
+from lambdahat.randommatrix.rate_limits import differ, propagated
+from lambdahat.randommatrix.spikes import effective_batch
+from lambdahat.results import Eigenpairs, Estimate
+from lambdahat.storage import Result, Status
+
+CURVATURES = {"hessian": hessian, "ggn": ggn}
+MOST_SAMPLES = 1024
+TOL = 1e-4
+FLAT = 1e-3  # of the largest eigenvalue
+TRACE_TOL = 0.05
+TOP = 10  # eigenvectors whose couplings are measured one by one
+
+
+@dataclass(frozen=True)
+class BatchView(Result):
+    """λ₁ of batches of one size B of N: ``measured``, its mean over batches, and ``predicted`` by each model.
+
+    ``spread`` is the standard deviation between batches. ``sharpness`` is E λ₁²/E λ₁ over batches, the mean and what
+    its variance adds: a step of rate α along the sharpest direction shrinks in mean square while α is below 2 over it.
+    ``overlap`` is the mean |φ̂₁ᵀφ₁|² of a batch's sharpest direction with that of all data, ``effective`` is
+    b = B/(1 − B/N).
+    """
+
+    batch_size: int
+    effective: float
+    measured: Estimate
+    spread: float
+    sharpness: Estimate
+    overlap: Estimate
+    predicted: Mapping[str, Estimate]
+
+    def strays(self, model: str) -> bool:
+        """Whether a prediction and the measured mean differ for sure."""
+        return differ(self.measured, self.predicted[model])
+
+
+@dataclass(frozen=True)
+class NoiseLevels(Result):
+    """What was measured: λ₁ and λ_P of all data, and how much a sample's curvature differs from them.
+
+    ``variance`` is σ² per element, ``directions`` have λ_j and τ_j² = mean_i‖(H_i − H̄)φ_j‖² of the sharpest
+    eigenvectors, ``trace`` is tr H̄. Were the noise the same in all directions, τ² would be Pσ². ``gradient`` is ‖ḡ‖²/P
+    and ``gradient_variance`` σ_g², per element. ``curvature`` names H, "hessian" or "ggn". ``cost`` counts passes over
+    the data.
+    """
+
+    curvature: str
+    parameters: int
+    population: int
+    largest: Estimate
+    smallest: Estimate
+    variance: Estimate
+    directions: DirectionalVariance
+    trace: Estimate
+    gradient: Estimate
+    gradient_variance: Estimate
+    views: tuple[BatchView, ...]
+    cost: int = 0
+    status: Status = Status.CONVERGED
+
+    @property
+    def along(self) -> Estimate:
+        """τ² of the sharpest direction."""
+        return _entries(self.directions.tau2)[0]
+
+    def flatter(self) -> dict[str, tuple[Estimate, Estimate]]:
+        """λ_j and τ_j² of other directions, both above 0 for sure: known eigenvectors, and the mean of the rest.
+
+        All λ_j add up to tr H̄, and all τ_j² to P²σ². The rest counts where no eigenvalue is below 0, for else its mean
+        is no one's curvature.
+        """
+        values, noises = _entries(self.directions.eigenvalues), _entries(self.directions.tau2)
+        pairs = {f"eigenvector {j + 1}": (values[j], noises[j]) for j in range(1, len(values))}
+        left, order = self.parameters - len(values), self.parameters
+        if left > 0 and float(self.smallest) >= -FLAT * float(self.largest):
+            known, noise = sum(map(float, values)), sum(map(float, noises))
+            mean = propagated(lambda trace: (trace - known) / left, self.trace)
+            rest = propagated(lambda element: (order**2 * element - noise) / left, self.variance)
+            pairs["the mean of the rest"] = mean, rest
+        return {name: pair for name, pair in pairs.items() if all(each.interval()[0] > 0 for each in pair)}
+
+    def view(self, batch_size: int) -> BatchView:
+        """What batches of that size show."""
+        return next(view for view in self.views if view.batch_size == batch_size)
+
+    def excess(self, batch_size: int) -> Estimate:
+        """By how much the sharpness of batches exceeds λ₁ of all data, measured."""
+        return propagated(lambda seen, true: seen - true, self.view(batch_size).sharpness, self.largest)
+
+    def expected_excess(self, effective: float) -> Estimate:
+        """τ²/(bλ₁), the same from the variance over samples: E‖H_batch φ₁‖² = λ₁² + τ²/b."""
+        return propagated(lambda noise, true: noise / (effective * true), self.along, self.largest)
+
+
+def noise_levels(
+    problem: Problem, curvature: str, batch_sizes: Sequence[int], batches: int, samples: int | None, seed: int
+) -> NoiseLevels:
+    """Measure everything, on ``batches`` batches of each size and ``samples`` samples one by one."""
+    total, order = problem.num_samples, problem.num_parameters
+    count = min(total, MOST_SAMPLES) if samples is None else samples
+    known = min(TOP, order)
+    operator = CURVATURES[curvature](problem)
+    pairs = eigenpairs(operator, known, "both", TOL, seed=seed)
+    total_curvature = trace(operator, TRACE_TOL, seed=seed)
+    top = _first(pairs, known)
+    largest, smallest = (Estimate(float(pairs.values[i]), float(pairs.residuals[i])) for i in (0, -1))
+    spread = variance(problem, seed=seed, samples=count)
+    element = spread.hessian_variance if curvature == "hessian" else spread.ggn_variance
+    assert element is not None
+    along = directional_variance(problem, top, curvature, samples=count, seed=seed)
+    views, passes = [], float(pairs.cost + total_curvature.cost + spread.cost + along.cost)
+    for size in batch_sizes:
+        found = batch_eigenpairs(problem, size, batches if size < total else 1, 1, seed, curvature, top)
+        predicted = {
+            "additive": predict(top, element, size, total, "additive").largest,
+            "directional": predict(top, along, size, total, "directional").largest,
+        }
+        views.append(_view(found, predicted))
+        passes += found.cost * size / total
+        report("advice", len(views), len(batch_sizes))
+    return NoiseLevels(
+        curvature, order, total, largest, smallest, element, along, total_curvature,
+        Estimate(float(spread.gradient_mean_norm) ** 2 / order), spread.gradient_variance, tuple(views),
+        math.ceil(passes), pairs.status,
+    )  # fmt: skip
+
+
+def _first(pairs: Eigenpairs, count: int) -> Eigenpairs:
+    """The largest ``count`` of pairs in descending order."""
+    return Eigenpairs(pairs.values[:count], pairs.vectors[:, :count], pairs.residuals[:count], pairs.converged[:count],
+                      pairs.cost, pairs.status)  # fmt: skip
+
+
+def _entries(estimate: Estimate) -> list[Estimate]:
+    """Several estimates one by one."""
+    values, errors = torch.as_tensor(estimate.value).tolist(), torch.as_tensor(estimate.stderr).tolist()
+    return [Estimate(value, error) for value, error in zip(values, errors, strict=True)]
+
+
+def _view(found: BatchEigenvalues, predicted: Mapping[str, Estimate]) -> BatchView:
+    """All data has no spread; of batches, the sharpness and its error by the delta method."""
+    b = effective_batch(found.batch_size, found.population)
+    values = np.asarray(found.largest[:, 0], dtype=np.float64)
+    if math.isinf(b):
+        exact = Estimate(float(values[0]))
+        return BatchView(found.batch_size, b, exact, 0.0, exact, Estimate(1.0), predicted)
+    mean, spread = float(values.mean()), float(values.std(ddof=1))
+    sharpness = mean + spread**2 / mean
+    error = float((values**2 - sharpness * values).std(ddof=1)) / abs(mean) / math.sqrt(len(values))
+    seen = Estimate(sharpness, error, found.cost, found.status, len(values) - 1)
+    return BatchView(found.batch_size, b, found.mean(), spread, seen, found.mean("overlaps"), predicted)

@@ -1,0 +1,269 @@
+"""The HTML of the page: every text is escaped here, and what scripts read is packed so that no text can end it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from lambdahat.experiments.charts import Chart
+from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, Table, Verdict
+from lambdahat.report.plotly_charts import described, figure_of
+from lambdahat.report.sections import Card, Section
+from lambdahat.report.style import counted
+
+ASSETS = Path(__file__).parent / "assets"
+MARKS = {HOLDS: ("holds", "✓"), FAILS: ("fails", "✗"), OPEN: ("open", "?")}  # class and sign of a verdict
+
+
+def document(sections: Sequence[Section], title: str, library: str) -> str:
+    """The whole page; ``library`` is the source of plotly.js."""
+    names = _identifiers([section.title for section in sections])
+    body = "\n".join(_section(section, name) for section, name in zip(sections, names, strict=True))
+    css, script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    payloads = {name: {"charts": [figure_of(chart) for chart in section.charts], "rows": columns_of(section.rows)}
+                for section, name in zip(sections, names, strict=True)}  # fmt: skip
+    packed = "\n".join(_payload(f"data-{name}", _json(found)) for name, found in payloads.items())
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<style>{css}</style>
+</head>
+<body>
+<a class="skip" href="#main">Skip to the content</a>
+<header class="bar">
+<p class="brand">{escape(title)}</p>
+<button type="button" id="theme" aria-pressed="false">Dark theme</button>
+</header>
+<div class="frame">
+{_navigation(sections, names)}
+<main id="main" tabindex="-1">
+<h1>{escape(title)}</h1>
+<noscript><p class="note">Charts, filters and downloads need JavaScript; texts and tables do not.</p></noscript>
+{_overview(sections, names)}
+{body}
+</main>
+</div>
+<footer><p>Made by lambdahat. Everything on this page is in this file.</p></footer>
+{packed}
+{_payload("plotly", library)}
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Rows as JSON holds them: ``columns``, and ``rows`` in their order; NaN and infinities as {"number": "nan"}."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return {"columns": columns, "rows": [[_plain(row.get(column)) for column in columns] for row in rows]}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"number": str(value)}
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _payload(name: str, text: str) -> str:
+    """Compressed text that the page's script unpacks when it needs it."""
+    packed = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+    return f'<script type="text/plain" id="{name}">{packed}</script>'
+
+
+def _identifiers(titles: Sequence[str]) -> list[str]:
+    """A distinct name for every section that an address can hold."""
+    found: list[str] = []
+    for title in titles:
+        base = slug(title)
+        name, number = base, 2
+        while name in found:
+            name, number = f"{base}-{number}", number + 1
+        found.append(name)
+    return found
+
+
+def slug(text: str) -> str:
+    """A text as part of an address or a file's name."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "section"
+
+
+def _navigation(sections: Sequence[Section], names: Sequence[str]) -> str:
+    links = "".join(
+        f'<li><a href="#{name}">{escape(section.title)}</a></li>' for section, name in zip(sections, names, strict=True)
+    )
+    return f'<nav aria-label="Contents"><ul><li><a href="#overview">Overview</a></li>{links}</ul></nav>'
+
+
+def _overview(sections: Sequence[Section], names: Sequence[str]) -> str:
+    """All claims with their verdicts; where there are none, all numbers."""
+    pairs = list(zip(sections, names, strict=True))
+    judged = [(verdict, section, name) for section, name in pairs for verdict in section.verdicts]
+    numbers = [(card, section, name) for section, name in pairs for card in section.cards]
+    parts = [_claims_overview(judged)] if judged else []
+    if numbers and not judged:
+        lines = [
+            (_link(section, name), *map(escape, (card.label, card.value, card.detail, card.remedy)))
+            for card, section, name in numbers
+        ]
+        parts.append(_grid("Numbers", ("of", "quantity", "value", "interval", "remedy"), lines, sortable=True))
+    if not parts:
+        items = "".join(f"<li>{_link(section, name)}</li>" for section, name in pairs)
+        parts.append(f"<ul>{items}</ul>")
+    head = '<section id="overview" aria-labelledby="overview-h"><h2 id="overview-h">Overview</h2>'
+    return head + "".join(parts) + "</section>"
+
+
+def _link(section: Section, name: str) -> str:
+    return f'<a href="#{name}">{escape(section.title)}</a>'
+
+
+def _claims_overview(judged: list[tuple[Verdict, Section, str]]) -> str:
+    counts = [(kind, sum(verdict.verdict == kind for verdict, _, _ in judged)) for kind in (HOLDS, FAILS, OPEN)]
+    summary = "".join(f"<li><strong>{count}</strong> {_badge(kind)}</li>" for kind, count in counts)
+    papers = list(dict.fromkeys(section.paper for _, section, _ in judged if section.paper))
+    header = ("claim", "experiment", "paper", "published", "here", "verdict")
+    lines = []
+    for verdict, section, name in judged:
+        cells = (escape(verdict.claim), _link(section, name), escape(section.paper), escape(verdict.published),
+                 escape(verdict.evidence), _badge(verdict.verdict))  # fmt: skip
+        marks = f' data-paper="{escape(section.paper)}" data-verdict="{escape(verdict.verdict)}"'
+        lines.append((marks, cells))
+    return (
+        f'<ul class="counts">{summary}</ul><div class="controls" id="filters">'
+        + _choice("paper", "Paper", papers)
+        + _choice("verdict", "Verdict", [kind for kind, count in counts if count])
+        + f'<p role="status" id="shown">{counted(len(judged), "claim")}</p></div>'
+        + _frame("Claims and verdicts", _table("Claims and verdicts", header, lines, "claims", sortable=True))
+    )
+
+
+def _choice(name: str, label: str, options: Sequence[str]) -> str:
+    items = "".join(f'<option value="{escape(option)}">{escape(option)}</option>' for option in options)
+    return f'<label>{label} <select data-filter="{name}"><option value="">all</option>{items}</select></label>'
+
+
+def _badge(verdict: str) -> str:
+    kind, sign = MARKS.get(verdict, ("open", ""))
+    return f'<span class="badge {kind}"><span aria-hidden="true">{sign}</span> {escape(verdict)}</span>'
+
+
+def _section(section: Section, name: str) -> str:
+    parts = [f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{escape(section.title)}</h2>']
+    if under := " · ".join(filter(None, (section.paper, section.setting))):
+        parts.append(f'<p class="paper">{escape(under)}</p>')
+    parts += [f"<p>{escape(text)}</p>" for text in section.about.split("\n\n") if text.strip()]
+    parts += [f'<p class="note">{escape(note)}</p>' for note in section.notes]
+    if section.cards:
+        parts.append('<ul class="cards">' + "".join(map(_card, section.cards)) + "</ul>")
+    if section.verdicts:
+        lines = [
+            (*map(escape, (one.claim, one.source, one.published, one.evidence)), _badge(one.verdict))
+            for one in section.verdicts
+        ]
+        parts.append("<h3>Claims</h3>")
+        parts.append(_grid("Claims", ("claim", "source", "published", "here", "verdict"), lines, "claims"))
+    if section.charts:
+        figures = "".join(_figure(chart, name, number) for number, chart in enumerate(section.charts))
+        parts.append(f'<h3>Figures</h3><div class="figures">{figures}</div>')
+    if section.tables:
+        parts.append("<h3>Tables</h3>" + "".join(map(_table_of, section.tables)))
+    if section.assumptions:
+        items = "".join(f"<li>{escape(text)}</li>" for text in section.assumptions)
+        parts.append(f'<h3>Assumptions</h3><ul class="assumptions">{items}</ul>')
+    parts.append(_provenance(section, name))
+    return "".join(parts) + "</section>"
+
+
+def _card(card: Card) -> str:
+    parts = {"label": card.label, "value": card.value, "detail": card.detail, "remedy": card.remedy}
+    spans = (f'<span class="{kind}">{escape(text)}</span>' for kind, text in parts.items() if text)
+    return f"<li>{''.join(spans)}</li>"
+
+
+def _figure(chart: Chart, section: str, number: int) -> str:
+    """A place that the script draws in, with a description, and a table that it fills when opened."""
+    place = f"{section}-chart-{number}"
+    below = " ".join(filter(None, (chart.caption, f"Beside {chart.source}." if chart.source else "")))
+    caption = f"<p>{escape(below)}</p>" if below else ""
+    return (
+        f'<figure aria-labelledby="{place}-h"><figcaption><h4 id="{place}-h">{escape(chart.title)}</h4></figcaption>'
+        f'<div class="chart{" tall" if chart.heat else ""}" id="{place}" role="img" data-section="{section}" '
+        f'data-number="{number}" aria-label="{escape(described(chart))}"></div>{caption}'
+        f'<details class="data" data-chart="{place}"><summary>Data<span class="hidden"> of {escape(chart.title)}</span>'
+        "</summary></details></figure>"
+    )
+
+
+def _table_of(table: Table) -> str:
+    lines = [tuple(escape(str(cell)) for cell in row) for row in table.rows]
+    return f"<h4>{escape(table.title)}</h4>" + _grid(table.title, table.header, lines)
+
+
+def _grid(
+    caption: str, header: Sequence[str], lines: Sequence[Sequence[str]], kind: str = "", sortable: bool = False
+) -> str:
+    return _frame(caption, _table(caption, header, [("", line) for line in lines], kind, sortable))
+
+
+def _frame(caption: str, table: str) -> str:
+    """Wide tables scroll by themselves, with the keyboard too."""
+    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">{table}</div>'
+
+
+def _table(
+    caption: str, header: Sequence[str], lines: Sequence[tuple[str, Sequence[str]]], kind: str, sortable: bool
+) -> str:
+    """A table whose first column names its rows; cells are HTML already and carry their column's name, for phones."""
+    label = '<button type="button" class="sort">{}</button>' if sortable else "{}"
+    head = "".join(f'<th scope="col">{label.format(escape(name))}</th>' for name in header)
+    body = []
+    for marks, cells in lines:
+        first, rest = f'<th scope="row">{cells[0]}</th>', zip(header[1:], cells[1:], strict=True)
+        others = "".join(f'<td data-label="{escape(name)}">{cell}</td>' for name, cell in rest)
+        body.append(f"<tr{marks}>{first}{others}</tr>")
+    return (
+        f'<table class="{kind}"><caption class="hidden">{escape(caption)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    )
+
+
+def _provenance(section: Section, name: str) -> str:
+    """How to run it again, with what it was run, and its rows as files."""
+    parts = []
+    if section.command:
+        parts.append(
+            f'<h3>Run it again</h3><div class="command"><pre tabindex="0"><code>{escape(section.command)}</code></pre>'
+            '<button type="button" class="copy">Copy</button></div>'
+        )
+    if section.rows:
+        file = slug(section.name or section.title)
+        buttons = "".join(
+            f'<button type="button" class="download" data-section="{name}" data-kind="{kind}" data-file="{file}">'
+            f'{kind.upper()}<span class="hidden"> of the rows of {escape(section.title)}</span></button>'
+            for kind in ("csv", "json")
+        )
+        parts.append(f'<p class="downloads">{counted(len(section.rows), "row")}: {buttons}</p>')
+    if section.facts:
+        lines = [(escape(key), escape(value)) for key, value in section.facts.items()]
+        table = _grid("Configuration", ("what", "value"), lines)
+        parts.append(f"<details><summary>Configuration and versions</summary>{table}</details>")
+    return "".join(parts)

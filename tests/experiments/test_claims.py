@@ -1,0 +1,91 @@
+"""Statistics against SciPy and closed forms, and verdicts that follow from them."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from lambdahat.experiments.claims import Claim, judge
+from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN
+from lambdahat.experiments.statistics import (
+    Reading,
+    correlation,
+    holm,
+    mean_of,
+    paired_difference,
+    slope,
+    welch_difference,
+)
+
+RNG = np.random.default_rng(0)
+A, B = RNG.normal(1.0, 1.0, 12), RNG.normal(0.0, 2.0, 9)
+
+
+def test_paired_difference_is_scipys_paired_t_test():
+    other = RNG.normal(0.3, 1.0, 12)
+    found = paired_difference(dict(enumerate(A)), dict(enumerate(other)))
+    theirs = stats.ttest_rel(A, other, alternative="greater")
+    assert found.p_above(0.0) == pytest.approx(theirs.pvalue)
+    assert found.effect == pytest.approx(np.mean(A - other) / np.std(A - other, ddof=1))
+
+
+def test_pairs_that_lack_a_partner_or_diverged_are_left_out():
+    found = paired_difference({0: 1.0, 1: 5.0, 2: math.inf, 3: 2.0}, {0: 0.5, 2: 1.0, 3: 1.0})
+    assert found.count == 2
+    assert found.value == pytest.approx(0.75)
+
+
+def test_welch_difference_is_scipys():
+    found = welch_difference(A, B)
+    theirs = stats.ttest_ind(A, B, equal_var=False, alternative="greater")
+    assert found.p_above(0.0) == pytest.approx(theirs.pvalue)
+    assert found.dof == pytest.approx(theirs.df)
+
+
+def test_slope_is_that_of_a_line():
+    x = np.arange(8.0)
+    found = slope(x, 3 * x + 1)
+    assert found.value == pytest.approx(3.0)
+    assert found.stderr == pytest.approx(0.0, abs=1e-9)
+    assert math.isnan(slope([1, 2], [1, 2]).value)
+
+
+def test_correlation_is_spearmans():
+    x, y = RNG.normal(size=40), RNG.normal(size=40)
+    assert correlation(x, y).value == pytest.approx(stats.spearmanr(x, y).statistic)
+
+
+def test_holm_is_the_textbook_example():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    corrected = holm([0.01, math.nan])
+    assert corrected[0] == pytest.approx(0.01)
+    assert math.isnan(corrected[1])
+
+
+@pytest.mark.parametrize(
+    ("reading", "settings", "verdict"),
+    [
+        (Reading(2.0, 0.1), {"bound": 1.0}, HOLDS),
+        (Reading(0.5, 0.1), {"bound": 1.0}, FAILS),
+        (Reading(1.05, 0.1), {"bound": 1.0}, OPEN),
+        (Reading(2.0, 0.1), {"bound": 1.0, "direction": "below"}, FAILS),
+        (Reading(10.2, 0.1), {"bound": 10.0, "direction": "within", "margin": 1.0}, HOLDS),
+        (Reading(12.0, 0.1), {"bound": 10.0, "direction": "within", "margin": 1.0}, FAILS),
+        (Reading(10.9, 0.3), {"bound": 10.0, "direction": "within", "margin": 1.0}, OPEN),
+        (Reading(math.nan, math.nan), {"bound": 1.0}, OPEN),
+        (Reading(2.0, 0.0), {"bound": 1.0}, HOLDS),
+        (mean_of([2.0]), {"bound": 1.0}, OPEN),
+    ],
+)
+def test_verdicts(reading, settings, verdict):
+    (found,) = judge([Claim("c", "s", "p", reading, **settings)])
+    assert found.verdict == verdict
+
+
+def test_a_family_is_judged_together():
+    """Twenty claims at p = 0.02 each are no finding, though each alone would be one."""
+    score = stats.norm.isf(0.02)
+    claims = [Claim(str(i), "s", "p", Reading(score, 1.0)) for i in range(20)]
+    assert {verdict.verdict for verdict in judge(claims)} == {OPEN}
+    assert judge(claims[:1])[0].verdict == HOLDS

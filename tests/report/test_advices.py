@@ -1,0 +1,49 @@
+"""Figures of advice: their panels, labels and points, from the result alone."""
+
+import numpy as np
+import pytest
+import torch
+
+from lambdahat._rng import generator
+from lambdahat.problem import Problem
+from lambdahat.randommatrix import advise
+from lambdahat.report.figures import plot
+from lambdahat.report.style import new_axes
+from lambdahat.results import Result
+
+
+@pytest.fixture(scope="module")
+def problem():
+    rows = torch.randn(40, 3, generator=generator(0, "rows"), dtype=torch.float64)
+    start = {"theta": torch.ones(3, dtype=torch.float64)}
+    return Problem.from_function(lambda p, x: (x @ p["theta"]).square().mean(), start, rows)
+
+
+def curves(axes):
+    return {line.get_label(): line.get_xydata() for line in axes.get_lines()}
+
+
+def test_two_panels_with_the_measured_points(problem, tmp_path):
+    advice = advise(problem, "momentum", 4, 16)
+    advice.save(tmp_path / "advice")
+    left, right = plot(Result.load(tmp_path / "advice")).axes
+    assert left.get_xlabel() == right.get_xlabel() == "batch size B"
+    assert (left.get_ylabel(), right.get_ylabel()) == ("λ₁ of a batch", "learning rate")
+    whole = curves(right)["all data"]
+    assert np.allclose(whole[:, 1], 2 * 1.9 / float(advice.levels.largest))
+    (points,) = [box for box in right.containers if box.get_label() == "largest stable, from batches"]
+    assert np.allclose(points[0].get_ydata(), [float(advice["largest stable rate", size]) for size in (4, 16)])
+    rule = curves(right)["largest stable, from τ²"]
+    assert (np.diff(rule[:, 1]) > 0).all()
+    assert rule[-1, 1] <= whole[0, 1]
+
+
+@pytest.mark.parametrize(("optimizer", "label"), [("adam", "least epsilon"), ("lanczos-newton", "least damping")])
+def test_damping_falls_as_the_inverse_of_the_effective_batch(problem, optimizer, label):
+    advice = advise(problem, optimizer, 4, 16)
+    axes = plot(advice, new_axes())
+    assert axes.get_ylabel() == "damping"
+    sizes, values = curves(axes)[label].T
+    product = values * sizes / (1 - sizes / 40)
+    assert np.allclose(product, product[0])
+    assert np.isclose(np.interp(4, sizes, product), float(advice[label, 4]) * 4 / (1 - 4 / 40))

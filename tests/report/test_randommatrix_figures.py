@@ -1,0 +1,57 @@
+"""Figures of what batches show: every number in them is the result's."""
+
+import numpy as np
+import pytest
+import torch
+
+from lambdahat.randommatrix import BatchComparison, BatchEigenvalues, predict
+from lambdahat.report.figures import plot
+from lambdahat.results import Eigenpairs
+
+
+@pytest.fixture
+def pairs():
+    values = torch.tensor([3.0, -2.0], dtype=torch.float64)
+    return Eigenpairs(values, torch.eye(100, 2, dtype=torch.float64), torch.zeros(2), torch.tensor([True, True]))
+
+
+def measured(size, largest):
+    largest = np.array(largest, dtype=np.float64)[:, None]
+    return BatchEigenvalues(size, 200, 100, "hessian", largest, -largest)
+
+
+@pytest.fixture
+def comparison(pairs):
+    predictions = tuple(predict(pairs, 1e-3, size, 200) for size in (10, 40))
+    return BatchComparison(predictions, (measured(10, [3.0, 3.1, 9.0]), measured(40, [3.0, 3.0, 3.0])))
+
+
+def test_a_comparison_shows_the_prediction_and_every_batch(comparison):
+    axes = plot(comparison)
+    line, *points, full = axes.get_lines()
+    assert list(line.get_xdata()) == [10, 40]
+    assert list(line.get_ydata()) == [float(each.largest) for each in comparison.predictions]
+    assert [list(each.get_ydata()) for each in points] == [[3.0, 3.1, 9.0], [3.0, 3.0, 3.0]]
+    assert set(full.get_ydata()) == {3.0}
+    share = f"additive: {float(comparison.within('additive')):.0%} within 1 sd"
+    assert share in [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_a_prediction_shows_its_bulk_and_outliers(pairs):
+    found = predict(pairs, 1e-3, 10, 200)
+    axes = plot(found)
+    (span,) = axes.patches
+    assert span.get_x() == pytest.approx(float(found.edges[0]))
+    assert span.get_width() == pytest.approx(float(found.edges[1]) - float(found.edges[0]))
+    seen = next(line for line in axes.get_lines() if line.get_marker() == "o")
+    assert list(seen.get_xdata()) == [float(each.batch) for each in found.outliers]
+    assert list(seen.get_ydata()) == [float(each) for each in found.overlaps]
+
+
+def test_batches_show_both_ends():
+    axes = plot(measured(10, [3.0, 4.0]))
+    assert [list(line.get_ydata()) for line in axes.get_lines() if line.get_marker() == "o"] == [
+        [3.0, 4.0],
+        [-3.0, -4.0],
+    ]
+    assert axes.get_title() == "batches of 10 of 200 samples, hessian"
