@@ -98,6 +98,21 @@ def test_tolerance_is_relative_accuracy_of_the_values():
     assert costs == sorted(costs)
 
 
+@pytest.mark.parametrize("tol", [1e-2, 1e-3, 1e-4])
+def test_a_loose_tolerance_is_no_other_eigenvalue(tol):
+    """Many values near 0, as networks have: after a few steps the residuals of wrong values are already small."""
+    for seed in range(12):
+        rng = torch.Generator().manual_seed(seed)
+        values = 0.05 * torch.randn(1000, generator=rng, dtype=torch.float64)
+        values[:9] = torch.tensor([11.86, 10.14, 8.0, 6.0, 4.0, 3.0, 2.0, 1.5, 1.0])
+        values[-1] = -0.6
+        matrix = operator(torch.diag(values))
+        for which, truth in (("largest", 11.86), ("smallest", -0.6)):
+            found = eigenpairs(matrix, k=1, which=which, tol=tol, seed=seed)
+            assert float(found.values[0]) == pytest.approx(truth, abs=tol * 11.86)
+            assert found.cost <= 25
+
+
 def test_restart_respects_memory_and_still_converges():
     matrix = with_eigenvalues(4 * uniform(400) - 2)
     row = 400 * 8

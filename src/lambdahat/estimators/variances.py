@@ -55,11 +55,11 @@ def variance(problem: Problem, probes: int = PROBES, seed: int = 0, samples: int
     least = "a variance needs two samples"
     require(total >= 2, "the problem", "have two samples or more", f"{total} samples", least)
     count = total if samples is None else require_count(samples, "samples", 2, total, least)
-    _require_separable(problem)
+    require_own_losses(problem)
     whole = count == total
     exact = whole and probes >= problem.num_parameters
     rounds = problem.num_parameters if exact else probes
-    work = _PerSample(problem)
+    work = PerSample(problem)
     readings: dict[str, list[Tensor]] = {}
     for i in range(rounds):
         batches = problem.batches if whole else _subset(problem, count, seed, i)
@@ -67,7 +67,7 @@ def variance(problem: Problem, probes: int = PROBES, seed: int = 0, samples: int
         for name, derivative in work.derivatives(probe).items():
             if name == "gradient" and whole and i > 0:
                 continue
-            found = _spread(work.rows(batch, derivative) for batch in batches)
+            found = spread_of(work.rows(batch, derivative) for batch in batches)
             readings.setdefault(f"{name}_variance", []).append(found.unbiased(total) / problem.num_parameters)
             if name != "gradient":
                 readings.setdefault(f"{name}_mean", []).append(probe.double() @ found.mean)
@@ -78,7 +78,7 @@ def variance(problem: Problem, probes: int = PROBES, seed: int = 0, samples: int
     return _result(problem, estimates, math.ceil(work.products / total) + 1)
 
 
-class _Spread:
+class Spread:
     """Mean and summed squared deviation of vectors in chunks, merged without cancellation (Chan et al. 1979)."""
 
     def __init__(self, rows: Tensor) -> None:
@@ -86,7 +86,7 @@ class _Spread:
         self.mean = rows.mean(dim=0, dtype=torch.float64)
         self.deviation = (rows - self.mean.to(rows.dtype)).square().sum(dtype=torch.float64)
 
-    def merge(self, other: _Spread) -> None:
+    def merge(self, other: Spread) -> None:
         """Take in the vectors of another."""
         both, shift = self.count + other.count, other.mean - self.mean
         self.deviation = self.deviation + other.deviation + shift.square().sum() * (self.count * other.count / both)
@@ -98,11 +98,12 @@ class _Spread:
         return self.deviation / (self.count - 1) * ((population - 1) / population)
 
 
-def _spread(blocks: Iterable[Iterable[Tensor]]) -> _Spread:
-    out: _Spread | None = None
+def spread_of(blocks: Iterable[Iterable[Tensor]]) -> Spread:
+    """The spread of all vectors in blocks of chunks."""
+    out: Spread | None = None
     for chunks in blocks:
         for rows in chunks:
-            part = _Spread(rows)
+            part = Spread(rows)
             if out is None:
                 out = part
             else:
@@ -117,7 +118,7 @@ def samples_at_once(theta: Tensor) -> int:
     return int(max(1, min(CHUNK_SAMPLES, MEMORY_SHARE * free_memory(theta.device) // need)))
 
 
-class _PerSample:
+class PerSample:
     """Derivatives of each sample's loss at the problem's parameters, many samples at a time."""
 
     def __init__(self, problem: Problem) -> None:
@@ -180,7 +181,7 @@ class _PerSample:
         return pull(weighted)[0]  # type: ignore[no-any-return]
 
 
-def _require_separable(problem: Problem) -> None:
+def require_own_losses(problem: Problem) -> None:
     """The loss must be the mean of its samples' own losses, each with the same weight."""
     coupled = problem.norm == "train"
     require(not coupled, "the problem", 'have norm="eval" or "frozen"', 'norm="train"',

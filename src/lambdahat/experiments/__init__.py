@@ -10,7 +10,6 @@ from lambdahat.experiments.lanczos_generalisation import run_lanczos_opt
 from lambdahat.experiments.minibatch_damping import run_damping
 from lambdahat.experiments.minibatch_eigenvalues import run_batch_eigenvalues
 from lambdahat.experiments.minibatch_rates import run_stable_rates
-from lambdahat.experiments.regularization import run_xor, run_xord
 from lambdahat.experiments.reproduction import Reproduction, Verdict
 
 SCALED: dict[str, Callable[..., Reproduction]] = {
@@ -19,7 +18,7 @@ SCALED: dict[str, Callable[..., Reproduction]] = {
     "lanczos-opt": run_lanczos_opt,
     "stable-rates": run_stable_rates,
 }
-EXPERIMENTS: dict[str, Callable[..., Reproduction]] = {"xor": run_xor, "xord": run_xord, **SCALED}
+EXPERIMENTS: dict[str, Callable[..., Reproduction]] = {**SCALED}
 
 __all__ = [
     "EXPERIMENTS",
@@ -30,6 +29,4 @@ __all__ = [
     "run_damping",
     "run_lanczos_opt",
     "run_stable_rates",
-    "run_xor",
-    "run_xord",
 ]

@@ -102,6 +102,16 @@ class Frontier(Result):
         spread = around / (count - 1) / count
         return (spread + math.log(self.resolution) ** 2 / (12 * count)).sqrt()
 
+    def cell(self, batch_size: int) -> str:
+        """The mean at one batch size with its relative error, and how many seeds have no edge."""
+        place = self.batch_sizes.index(batch_size)
+        known, seeds = int(self._logs()[1][place].sum()), self.edges.shape[1]
+        if not known:
+            return "none found"
+        text = f"{self.at(batch_size):.3g}"
+        text += f" ± {100 * float(self.stderr()[place]):.0f} %" if known > 1 else ""
+        return text if known == seeds else f"{text} ({known} of {seeds} seeds)"
+
     def _logs(self) -> tuple[Tensor, Tensor]:
         """log edges, 0 where none was found, and where one was."""
         logs = self.edges.log()

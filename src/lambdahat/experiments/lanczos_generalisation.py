@@ -42,7 +42,7 @@ class Scale:
 SCALES = {
     "smoke": Scale("digits", 200, (1e-3, 1e-2, 1e-1), 60, 15, 5, 2, looks=3),
     "cpu": Scale("mnist", 1000, (1e-4, 1e-3, 1e-2, 1e-1, 1.0), 300, 50, 10, 3),
-    "paper": Scale("mnist", 1000, (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0), 1000, 50, 1, 10),
+    "paper": Scale("mnist", 1000, (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0), 500, 50, 1, 5),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from lambdahat.experiments.minibatch_points import MODELS, BatchCell, CurvaturePoint, bulk_width
+from lambdahat.experiments.minibatch_points import MODELS, BatchCell, CurvaturePoint
 from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, SURE, Verdict, judged, paired_gap, worst
 from lambdahat.results import Estimate, student_quantile
 
@@ -204,7 +204,7 @@ def _variance_grows(points: Points) -> Iterator[Verdict]:
 
 def _broadens(points: Points) -> Iterator[Verdict]:
     """Figures 5.2 and 5.4: the bulk of a batch's spectrum is wider than that of the full data."""
-    rows = [(point, bulk_width(point.bulk), point.batch_width) for point in points]
+    rows = [(point, point.width, point.batch_width) for point in points]
     verdicts = [judged(float(batch) - whole, float(batch.stderr)) for _, whole, batch in rows]
     evidence = ", ".join(
         f"{whole:.3g} → {float(batch):.3g} ± {float(batch.stderr):.1g} (epoch {point.epoch})"

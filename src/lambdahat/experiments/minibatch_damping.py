@@ -59,7 +59,7 @@ class DampingResult(Reproduction):
             mine = [frontier for frontier in self.frontiers if frontier.network == rule.network]
             rows = []
             for place, size in enumerate(rule.batch_sizes):
-                found = [f"{f.centre()[place]:.3g} ± {100 * float(f.stderr()[place]):.0f} %" for f in mine]
+                found = [frontier.cell(size) for frontier in mine]
                 expected = [f"{float(expected_damping(rule, f.optimizer)[place]):.3g}" for f in mine]
                 rows.append((str(size), *found, *expected))
             names = [frontier.optimizer for frontier in mine]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from lambdahat.randommatrix.batch_curvature import BatchEigenvalues
 from lambdahat.randommatrix.bulk import BulkFit, fit_bulk
@@ -20,6 +21,7 @@ from lambdahat.storage import Result
 MODELS = ("additive", "multiplicative", "directional")
 ENDS = ("largest", "smallest")
 ROUNDING = 1e-3
+KAPPA = 5.0
 
 
 @dataclass(frozen=True)
@@ -102,24 +104,31 @@ class CurvaturePoint(Result):
         return float(self.pairs.values[-1]) if self.operator == "hessian" else 0.0
 
     @property
+    def anisotropy(self) -> float:
+        """τ²/(Pσ²), the noise along φ₁ over what it would be were noise alike in all directions."""
+        along = float(torch.as_tensor(self.along.tau2.value)[0])
+        return along / (self.parameters * float(self.variance))
+
+    @property
     def indefinite(self) -> bool:
         """Whether the full data has eigenvalues below 0 by more than rounding."""
         return self.smallest < -ROUNDING * self.largest
 
     @cached_property
     def bulk(self) -> BulkFit:
-        """The bulk of the full data's spectrum."""
+        """The bulk of the full data's spectrum, and its outliers."""
         return fit_bulk(self.spectrum)
 
-    @cached_property
-    def batch_bulks(self) -> tuple[BulkFit, ...]:
-        """Those of the batches' spectra."""
-        return tuple(fit_bulk(each) for each in self.batch_spectra)
+    @property
+    def width(self) -> float:
+        """How wide the continuous region of the full data's spectrum is."""
+        low, high = continuous_region(self.spectrum)
+        return high - low
 
     @property
     def batch_width(self) -> Estimate:
-        """How wide the bulk of a batch is, over the batches."""
-        widths = np.array([bulk_width(bulk) for bulk in self.batch_bulks])
+        """How wide it is for a batch, over the batches."""
+        widths = np.array([high - low for low, high in map(continuous_region, self.batch_spectra)])
         return Estimate(float(widths.mean()), float(widths.std(ddof=1)) / math.sqrt(len(widths)), dof=len(widths) - 1)
 
     @property
@@ -149,10 +158,19 @@ def _leading(told: BatchPrediction) -> BatchPrediction:
     return replace(told, outliers=told.outliers[:1])
 
 
-def bulk_width(bulk: BulkFit) -> float:
-    """How far apart a bulk's edges are by the rule of Figure 6.1: the outermost Ritz values of weight 5/P or more."""
-    lower, upper = bulk.weight_edges
-    return upper - lower
+def continuous_region(spectrum: Spectrum) -> tuple[float, float]:
+    """The Ritz values from the heaviest outward to where the weight first drops below κ/P, κ = 5 (§5.5, Figure 6.1).
+
+    Beyond it a weight may exceed 5/P by chance: one eigenvalue's is χ²₁/P.
+    """
+    order = np.argsort(spectrum.nodes[0])
+    nodes, heavy = spectrum.nodes[0][order], spectrum.weights[0][order] * spectrum.dim >= KAPPA
+    centre = int(np.argmax(spectrum.weights[0][order]))
+    low, high = (
+        len(outward) - 1 if outward.all() else max(int(np.argmin(outward)) - 1, 0)
+        for outward in (heavy[centre::-1], heavy[centre:])
+    )
+    return float(nodes[centre - low]), float(nodes[centre + high])
 
 
 def _known(error: float) -> float:

@@ -65,8 +65,7 @@ class StableRatesResult(Reproduction):
         rows = []
         for place, size in enumerate(mine[0].batch_sizes):
             allowed = [f"{float(rule.rates('sgd')[place]):.3g}" for rule in rules]
-            rates = [f"{f.centre()[place]:.3g} ± {100 * float(f.stderr()[place]):.0f} %" for f in mine]
-            rows.append((str(size), *rates, *allowed))
+            rows.append((str(size), *(frontier.cell(size) for frontier in mine), *allowed))
         header = ("B", *(f"{f.optimizer}, {f.criterion}" for f in mine), *(f"2/λ₁, {rule.point}" for rule in rules))
         return Table(f"{network}: the largest stable rate, and the rule for SGD", header, tuple(rows))
 

@@ -89,7 +89,7 @@ def load_split(name: str) -> Split:
     return load(name) if name == "digits" else load(name, normalization="standard")
 
 
-QUICK = Effort(pairs=4, batches=4, depth=40, probes=4, samples=200)
+QUICK = Effort(pairs=4, batches=4, steps=30, depth=24, probes=4, samples=200)
 CPU = Effort(steps=30, probes=4, samples=1024)
 CONVOLUTIONS = Effort(pairs=5, tol=1e-3, steps=20, depth=40, probes=4, samples=512)
 PAPER = Effort(steps=25, probes=4, samples=2048)
@@ -100,7 +100,7 @@ FEW = (16, 64, 128, 512, 4096)
 SCALES: dict[str, tuple[Subject, ...]] = {
     "smoke": (
         Subject("softmax", "softmax", "digits", (5,), 0.1, 600, {}, (16, 128), QUICK, ONE),
-        Subject("MLP", "mlp", "digits", (0, 5), 0.1, 600, {"widths": (12,)}, (16, 128), QUICK),
+        Subject("MLP", "mlp", "digits", (0, 5), 0.1, 600, {"widths": (8,)}, (16, 128), QUICK),
     ),
     "cpu": (
         Subject("softmax", "softmax", "mnist", (0, 1, 20), 0.02, 10_000, effort=CPU, operators=ONE),

@@ -82,9 +82,9 @@ def _size_row(point: CurvaturePoint, cell: BatchCell, models: list[str]) -> tupl
 
 
 def _through_training(points: Points) -> Table:
-    header = ("network, operator", "epoch", "loss", "σ²", "λ₁", "λ_P", "P", "N")
+    header = ("network, operator", "epoch", "loss", "σ²", "τ²/(Pσ²)", "λ₁", "λ_P", "P", "N")
     rows = tuple(
-        (_name(p), str(p.epoch), f"{p.loss:.3g}", _text(p.variance), f"{p.largest:.3g}",
+        (_name(p), str(p.epoch), f"{p.loss:.3g}", _text(p.variance), f"{p.anisotropy:.3g}", f"{p.largest:.3g}",
          f"{p.smallest:.2g}", f"{p.parameters:,}", f"{p.samples:,}")
         for p in points
     )  # fmt: skip
@@ -92,16 +92,15 @@ def _through_training(points: Points) -> Table:
 
 
 def _bulks(points: Points) -> Table:
-    """Bulk and outliers of the full data and of one batch, at the last epoch (Figures 5.2, 5.4, 6.1)."""
+    """Bulk and outliers of the full data and bulks of batches, at the last epoch (Figures 5.2, 5.4, 6.1)."""
     rows = []
     for point in (group[-1] for group in _groups(points)):
-        for fit, size in ((point.bulk, point.samples), (point.batch_bulks[0], point.batch_size)):
-            edges = " … ".join(_text(edge) for edge in (fit.lower, fit.upper))
-            rule = " … ".join(f"{edge:.3g}" for edge in fit.weight_edges)
-            apart = "none surely" if not fit.outliers else str(len(fit.outliers))
-            rows.append((_name(point), str(point.epoch), f"{size:,}", edges, rule, apart))
-    header = ("network, operator", "epoch", "samples", "bulk", "weight of 5/P or more", "outliers")
-    return Table("Bulk and outliers of the full data and of one batch", header, tuple(rows))
+        edges = " … ".join(_text(edge) for edge in (point.bulk.lower, point.bulk.upper))
+        apart = ", ".join(f"{float(value):.3g}" for value in point.bulk.outliers) or "none surely"
+        rows.append((_name(point), str(point.epoch), f"{point.width:.3g}", _text(point.batch_width), edges, apart))
+    header = ("network, operator", "epoch", "width", f"width, B = {points[0].batch_size}", "fitted bulk", "outliers")
+    title = "Width of the bulk (Ritz weights of 5/P or more), of a batch's bulk; bulk fitted to the full data, outliers"
+    return Table(title, header, tuple(rows))
 
 
 def _groups(points: Points) -> list[list[CurvaturePoint]]:

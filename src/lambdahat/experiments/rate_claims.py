@@ -46,7 +46,9 @@ def _proportional(frontier: Frontier, rule: RateRule) -> Verdict:
     slope = frontier.slope(high=turning)
     expected = _slope(frontier.batch_sizes, rule.rates(frontier.optimizer), turning)
     tail = "" if few else f"; the rule itself {expected:+.2f}"
-    figures = f"threshold B = {turning:.3g}; {described(slope, sizes)}{tail}"
+    fitted, spread = frontier.turning()
+    seen = f"B = {turning:.3g} by the rule, {fitted:.3g} (± {100 * spread:.0f} %) by the edges themselves"
+    figures = f"threshold {seen}; {described(slope, sizes)}{tail}"
     claim = f"{_name(frontier)}: up to a threshold the largest stable rate is proportional to B"
     return Verdict(claim, "§5.7", OPEN if few else near(*slope, 1.0), figures)
 

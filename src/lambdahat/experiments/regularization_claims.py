@@ -1,46 +1,41 @@
-"""What the regularization thesis says of XOR and XOR detection, as code."""
+"""What the regularization thesis says of its learning rules, as code."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from scipy.stats import kendalltau
-from torch import Tensor
+from scipy.stats import spearmanr
 
-from lambdahat.experiments.reproduction import FAILS, HOLDS, Verdict, judged, paired_gap, worst
-from lambdahat.storage import Result
+from lambdahat.experiments.claims import Claim
+from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.learning_rules import LARGE, PLAIN, RULES, SELECTIVE, SMALL
+from lambdahat.experiments.published_rules import ACCURACY, NORM, PUBLISHED, TEST, TEST_ACCURACY, TRAIN, score_of
+from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
 
-SMALL = ("SGD Small", "Metric Small")
-SELECTIVE = ("Selective L2", "L2 Stopped Selective")
-PLAIN = ("SGD Large", "Metric Large", "L2", "L2 Stopped")
-LARGE = (*PLAIN, *SELECTIVE)
-RULES = ("SGD Small", "SGD Large", "Metric Small", "Metric Large", "L2", "Selective L2", "L2 Stopped",
-         "L2 Stopped Selective")  # fmt: skip
+LARGEST, RATIO, VECTORS = "λ₁", "λ₁/λ₂", "vectors"
 
 
 @dataclass(frozen=True)
-class RuleRun(Result):
-    """One rule from one regime: the final value of each quantity, seed by seed (S,)."""
+class Every(Claim):
+    """A claim of several pairs of rules at once; ``reading`` is that of the pair that speaks least for it.
 
-    activation: str
-    label: str
-    values: Mapping[str, Tensor]
+    It holds if every pair does (an intersection–union test: the largest p-value), and fails if one pair, at a level
+    divided by their number, does.
+    """
 
-    def finite(self, name: str) -> Tensor:
-        """The values of the seeds that did not diverge."""
-        values = self.values[name]
-        return values[values.isfinite()]
+    readings: tuple[Reading, ...] = ()
 
-    def mean(self, name: str) -> float:
-        """The mean over the seeds that did not diverge."""
-        return float(self.finite(name).mean())
-
-    def deviation(self, name: str) -> float:
-        """The standard deviation over them."""
-        return float(self.finite(name).std())
+    def p_values(self) -> tuple[float, float]:
+        """As of any claim."""
+        above = [reading.p_above(self.bound) for reading in self.readings]
+        if all(math.isnan(value) for value in above):
+            return math.nan, math.nan
+        # a pair with too few seeds left speaks neither way
+        support = max(1.0 if math.isnan(value) else value for value in above)
+        against = min(1.0 if math.isnan(value) else 1 - value for value in above)
+        return support, min(1.0, len(above) * against)
 
 
 @dataclass(frozen=True)
@@ -54,29 +49,22 @@ class Below:
     lower: tuple[str, ...]
     upper: tuple[str, ...]
 
-    def judge(self, runs: Mapping[str, RuleRun]) -> tuple[str, str]:
-        """Verdict and figures: those of the pair that decides it, the one that speaks most against the claim."""
-        pairs = []
-        for low, high in product(self.lower, self.upper):
-            gap, stderr = paired_gap(runs[low].values[self.quantity], runs[high].values[self.quantity])
-            pairs.append((low, high, gap, stderr))
-        verdict = worst([judged(gap, stderr) for *_, gap, stderr in pairs])
-        decisive = [pair for pair in pairs if judged(*pair[2:]) == verdict]
-        low, high, gap, stderr = min(decisive, key=lambda pair: _score(*pair[2:]))
-        figures = f"{low} {runs[low].mean(self.quantity):.3g}, {high} {runs[high].mean(self.quantity):.3g}"
-        return verdict, f"{figures}, difference {gap:+.2g} ± {stderr:.1g}"
-
-
-def _score(gap: float, stderr: float) -> float:
-    """How well a gap above 0 is supported; least where too few seeds did not diverge."""
-    if math.isnan(gap):
-        return -math.inf
-    return gap / stderr if stderr else math.copysign(math.inf, gap) if gap else 0.0
+    def claim(self, task: str, activation: str, rows: Rows) -> Claim:
+        """The paired differences upper − lower of all pairs, and the weakest of them."""
+        values = {rule: measured(rows.where(rule=rule), self.quantity) for rule in (*self.lower, *self.upper)}
+        pairs = list(product(self.lower, self.upper))
+        readings = tuple(paired_difference(values[high], values[low]) for low, high in pairs)
+        weakest = _weakest(readings, 0.0)
+        low, high = pairs[weakest]
+        printed = [PUBLISHED[task, activation][rule].get(self.quantity) for rule in (low, high)]
+        known = "" if None in printed else f"{printed[0]:g} below {printed[1]:g}"
+        return Every(f"{activation}, {self.quantity}: {self.text}", self.source, known, readings[weakest],
+                     unit=f", {high} less {low}", readings=readings)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Reaches:
-    """The mean of ``quantity`` is at least ``least`` for every rule named."""
+    """The mean of ``quantity`` over seeds is above ``least`` for every rule named."""
 
     text: str
     source: str
@@ -85,83 +73,157 @@ class Reaches:
     rules: tuple[str, ...]
     least: float
 
-    def judge(self, runs: Mapping[str, RuleRun]) -> tuple[str, str]:
-        """Verdict and figures of the lowest."""
-        lowest = min(self.rules, key=lambda rule: runs[rule].mean(self.quantity))
-        mean = runs[lowest].mean(self.quantity)
-        return (HOLDS if mean >= self.least else FAILS), f"lowest: {lowest} {mean:.3g}"
+    def claim(self, task: str, activation: str, rows: Rows) -> Claim:
+        """The means of all rules, and the lowest in its errors."""
+        readings = tuple(
+            mean_of(list(measured(rows.where(rule=rule), self.quantity).values())) for rule in self.rules
+        )
+        weakest = _weakest(readings, self.least)
+        rule = self.rules[weakest]
+        printed = PUBLISHED[task, activation][rule].get(self.quantity)
+        return Every(f"{activation}, {self.quantity}: {self.text}", self.source,
+                     "" if printed is None else f"{printed:g}", readings[weakest], bound=self.least,
+                     unit=f", {rule}", readings=readings)  # fmt: skip
 
 
-BOTH = ("tanh", "relu")
-ACCURACY, TRAIN, TEST, NORM = "training accuracy", "training error", "test error", "norm"
-TABLES, TEXT = "Tables 5.1, 5.2", "§5.3"
+@dataclass(frozen=True)
+class Falls:
+    """Over the eight rules, a larger norm goes with worse generalisation: the mean over seeds of rank correlations."""
+
+    source: str = "Figure 5.39"
+    activations: tuple[str, ...] = ("tanh", "relu")
+
+    def claim(self, task: str, activation: str, rows: Rows) -> Claim:
+        """Spearman's correlation of norm and test score at each seed."""
+        score, sign = score_of(task)
+        found = []
+        for seed in rows.distinct("seed"):
+            part = rows.where(seed=seed, rule=RULES)
+            pairs = [(row[NORM], sign * row[score]) for row in part if math.isfinite(row[NORM] * row[score])]
+            if len(pairs) > 3 and all(len(set(column)) > 1 for column in zip(*pairs, strict=True)):
+                found.append(float(spearmanr(*zip(*pairs, strict=True)).statistic))
+        printed = PUBLISHED[task, activation].values()
+        theirs = spearmanr([row[NORM] for row in printed], [sign * row[score] for row in printed]).statistic
+        return Claim(f"{activation}: rules that end at a smaller norm generalise better (rank correlation)",
+                     self.source, f"{theirs:+.2f}, from the tables", mean_of(found), "below")  # fmt: skip
+
+
+def measured(rows: Rows, quantity: str) -> dict[int, float]:
+    """A quantity for each seed; λ₁ and λ₁/λ₂ come from the list of eigenvalues."""
+    if quantity not in (LARGEST, RATIO):
+        return rows.paired(quantity)
+    tops = {row["seed"]: row["eigenvalues"] for row in rows if row["eigenvalues"]}
+    return {seed: values[0] / (values[1] if quantity == RATIO else 1.0) for seed, values in tops.items()}
+
+
+def _weakest(readings: tuple[Reading, ...], bound: float) -> int:
+    """The reading that is least surely above a bound; one without an error, for want of seeds, least of all."""
+    values = [reading.p_above(bound) for reading in readings]
+    return max(range(len(values)), key=lambda index: math.inf if math.isnan(values[index]) else values[index])
+
+
+BOTH, TANH, RELU = ("tanh", "relu"), ("tanh",), ("relu",)
+TABLES, XORS, EIGENVALUES = "Tables 5.1, 5.2", "§5.3", "§5.7"
 NOT_METRIC = tuple(rule for rule in RULES if rule != "Metric Large")
+DECAYED = ("L2", "L2 Stopped", *SELECTIVE)
+UNDECAYED = ("SGD Large", "Metric Large")
 
-CLAIMS: dict[str, tuple[Below | Reaches, ...]] = {
+FEWER = Below("the small regime uses the fewest first-layer vectors", XORS, BOTH, VECTORS, SMALL, LARGE)
+FEWER_TOO = Below("of the large regime the selective rules do", XORS, BOTH, VECTORS, SELECTIVE, PLAIN)
+LOWEST = Below("the small regime ends at the lowest norms", XORS, BOTH, NORM, SMALL, LARGE)
+LOWEST_TOO = Below("the selective rules end at the lowest norms of the large regime", TABLES, BOTH, NORM, SELECTIVE,
+                   PLAIN)  # fmt: skip
+
+Statement = Below | Reaches | Falls
+CLAIMS: dict[str, tuple[Statement, ...]] = {
     "xor": (
-        Reaches("all rules reach a training accuracy of roughly 100 %", TEXT, ("tanh",), ACCURACY, RULES, 0.95),
-        Reaches("all rules but Metric Large reach 100 % at every seed", TEXT, ("relu",), ACCURACY, NOT_METRIC, 1.0),
-        Below("Metric Large trains worst", TEXT, ("relu",), ACCURACY, ("Metric Large",), NOT_METRIC),
-        Below("the small regime ends at the lowest norms", TEXT, BOTH, NORM, SMALL, LARGE),
-        Below("the selective rules end at the lowest norms of the large regime", TABLES, BOTH, NORM, SELECTIVE, PLAIN),
+        Reaches("all rules reach roughly 100 %", XORS, TANH, ACCURACY, RULES, 0.95),
+        Reaches("all rules but Metric Large reach 100 %", XORS, RELU, ACCURACY, NOT_METRIC, 0.99),
+        Below("Metric Large trains worst", XORS, RELU, ACCURACY, ("Metric Large",), NOT_METRIC),
+        LOWEST,
+        LOWEST_TOO,
         Below("L2 ends below L2 Stopped", TABLES, BOTH, NORM, ("L2",), ("L2 Stopped",)),
         Below("L2 Stopped ends below Metric Large", TABLES, BOTH, NORM, ("L2 Stopped",), ("Metric Large",)),
         Below("Metric Large ends below SGD Large", TABLES, BOTH, NORM, ("Metric Large",), ("SGD Large",)),
         Below("Metric Small ends below SGD Small", TABLES, BOTH, NORM, ("Metric Small",), ("SGD Small",)),
+        FEWER,
+        FEWER_TOO,
+        Below("the small regime has the smallest top eigenvalue", EIGENVALUES, TANH, LARGEST, SMALL, LARGE),
     ),
     "xord": (
-        Below("the small regime has the lowest test errors", TEXT, BOTH, TEST, SMALL, LARGE),
-        Below("the selective rules follow", TEXT, ("tanh",), TEST, SELECTIVE, PLAIN),
-        Below("L2 and L2 Stopped generalise worst", TEXT, ("tanh",), TEST,
-              (*SMALL, *SELECTIVE, "SGD Large", "Metric Large"), ("L2", "L2 Stopped")),
-        Below("Metric Large generalises worst", TEXT, ("relu",), TEST, NOT_METRIC, ("Metric Large",)),
-        Below("Metric Small generalises better than SGD Small", TEXT, BOTH, TEST, ("Metric Small",), ("SGD Small",)),
-        Below("only the small regime and the selective rules keep a training error", TEXT, ("tanh",), TRAIN,
+        Below("the small regime has the lowest test errors", XORS, BOTH, TEST, SMALL, LARGE),
+        Below("the selective rules follow", XORS, TANH, TEST, SELECTIVE, PLAIN),
+        Below("L2 and L2 Stopped generalise worst", XORS, TANH, TEST, (*SMALL, *SELECTIVE, *UNDECAYED),
+              ("L2", "L2 Stopped")),
+        Below("Metric Large generalises worst", XORS, RELU, TEST, NOT_METRIC, ("Metric Large",)),
+        Below("Metric Small generalises better than SGD Small", XORS, BOTH, TEST, ("Metric Small",), ("SGD Small",)),
+        Below("only the small regime and the selective rules keep one", XORS, TANH, TRAIN,
               ("SGD Large", "Metric Large", "L2 Stopped"), (*SMALL, *SELECTIVE)),
-        Below("the small regime fits the training data best", TEXT, ("relu",), TRAIN, SMALL, LARGE),
-        Below("Metric Large fits the training data worst", TEXT, ("relu",), TRAIN, NOT_METRIC, ("Metric Large",)),
-        Below("the small regime ends at the lowest norms", TEXT, BOTH, NORM, SMALL, LARGE),
-        Below("the selective rules end at the lowest norms of the large regime", TABLES, BOTH, NORM, SELECTIVE, PLAIN),
+        Below("the small regime fits the training data best", XORS, RELU, TRAIN, SMALL, LARGE),
+        Below("Metric Large fits the training data worst", XORS, RELU, TRAIN, NOT_METRIC, ("Metric Large",)),
+        LOWEST,
+        LOWEST_TOO,
+        FEWER,
+        FEWER_TOO,
+        Falls(),
+    ),
+    "mnist": (
+        Below("Metric Large trains worst", "§5.4", TANH, ACCURACY, ("Metric Large",), NOT_METRIC),
+        Below("L2 for too long trains worse than L2 Stopped", "§5.4", BOTH, ACCURACY, ("L2",), ("L2 Stopped",)),
+        Below("Metric trains worse than SGD from the small regime", "§5.4", BOTH, ACCURACY, ("Metric Small",),
+              ("SGD Small",)),
+        Below("SGD generalises worse from the large regime than from the small", "§5.4", BOTH, TEST_ACCURACY,
+              ("SGD Large",), ("SGD Small",)),
+        Below("Metric generalises worse than SGD from the small regime", "§5.4", BOTH, TEST_ACCURACY,
+              ("Metric Small",), ("SGD Small",)),
+        Below("SGD, Metric and L2 from the large regime generalise worse than L2 Stopped Selective", "§5.4", BOTH,
+              TEST_ACCURACY, (*UNDECAYED, "L2"), ("L2 Stopped Selective",)),
+        Below("L2 generalises worse than L2 Stopped", "§5.4", BOTH, TEST_ACCURACY, ("L2",), ("L2 Stopped",)),
+        Below("SGD, Metric and L2 from the large regime generalise worse than Selective L2", "§5.4", TANH,
+              TEST_ACCURACY, (*UNDECAYED, "L2"), ("Selective L2",)),
+        Below("SGD and Metric from the large regime keep the largest norms", "§5.4", BOTH, NORM, (*SMALL, *DECAYED),
+              UNDECAYED),
+        Below("Metric Large and Selective L2 have the largest top eigenvalues", EIGENVALUES, TANH, LARGEST,
+              ("SGD Small", "SGD Large", "L2", "L2 Stopped"), ("Metric Large", "Selective L2")),
+        Falls(),
+    ),
+    "synthetic": (
+        Below("Metric trains worse than SGD from the small regime", "§5.5", BOTH, TRAIN, ("SGD Small",),
+              ("Metric Small",)),
+        Below("Metric trains worse than SGD from the large regime", "§5.5", BOTH, TRAIN, ("SGD Large",),
+              ("Metric Large",)),
+        Below("L2 trains worse than SGD, both from the large regime", "§5.5", BOTH, TRAIN, ("SGD Large",), ("L2",)),
+        Below("SGD from the small regime has the lowest test error", "§5.5", BOTH, TEST, ("SGD Small",), LARGE),
+        Below("SGD from the large regime has the highest test error", "§5.5", BOTH, TEST, (*SMALL, *DECAYED),
+              ("SGD Large",)),
+        Below("the selective rules generalise better than L2", "§5.5", BOTH, TEST, SELECTIVE, ("L2",)),
+        Below("L2 Stopped Selective ends below L2", "§5.5", RELU, NORM, ("L2 Stopped Selective",), ("L2",)),
+        Below("L2 ends below L2 Stopped", "§5.5", RELU, NORM, ("L2",), ("L2 Stopped",)),
+        Reaches("one eigenvalue dominates, as there is one output", EIGENVALUES, RELU, RATIO,
+                (*SMALL, *UNDECAYED), 2.0),
+        Falls(),
+    ),
+    "cifar10": (
+        Reaches("all rules but SGD Large train to over 80 %", "§5.6", RELU, ACCURACY,
+                tuple(rule for rule in RULES if rule != "SGD Large"), 0.8),
+        Reaches("all rules train to over 80 %", "§5.6", TANH, ACCURACY, RULES, 0.8),
+        Below("SGD and Metric from the large regime generalise worst", "§5.6", BOTH, TEST_ACCURACY, UNDECAYED,
+              (*SMALL, *DECAYED)),
+        Below("the regularised generalise worse than SGD from the small regime", "§5.6", RELU, TEST_ACCURACY, DECAYED,
+              ("SGD Small",)),
+        Below("the regularised end below SGD from the small regime", "§5.6", BOTH, NORM, DECAYED, ("SGD Small",)),
+        Below("regularisation raises the top eigenvalue of the large regime", EIGENVALUES, RELU, LARGEST,
+              ("SGD Large",), ("L2", "Selective L2")),
+        Falls(),
     ),
 }  # fmt: skip
 
 
-def judge(task: str, runs: Sequence[RuleRun]) -> tuple[Verdict, ...]:
-    """The verdict on every claim, for each activation that it is made of."""
-    found = []
-    for claim in CLAIMS[task]:
-        for activation in claim.activations:
-            verdict, evidence = claim.judge({run.label: run for run in runs if run.activation == activation})
-            found.append(Verdict(f"{activation}, {claim.quantity}: {claim.text}", claim.source, verdict, evidence))
-    return tuple(found)
+def claims_of(task: str, rows: Rows) -> list[Claim]:
+    """Every claim on a data set, for each activation that it is made of."""
+    return [
+        statement.claim(task, activation, rows.where(activation=activation))
+        for statement in CLAIMS[task]
+        for activation in statement.activations
+    ]
 
-
-def agreement(task: str, runs: Iterable[RuleRun]) -> dict[tuple[str, str], float]:
-    """Kendall's τ between our means and the thesis's over its eight rule–regime pairs: 1 for the same order."""
-    runs, out = list(runs), {}
-    for (name, activation), published in PUBLISHED.items():
-        rows = [run for run in runs if name == task and run.activation == activation and run.label in published]
-        for quantity in next(iter(published.values())) if rows else ():
-            pairs = [(run.mean(quantity), published[run.label][quantity]) for run in rows]
-            out[activation, quantity] = float(kendalltau(*zip(*pairs, strict=True)).statistic)
-    return out
-
-
-def _table(quantities: Sequence[str], *columns: Sequence[float]) -> dict[str, dict[str, float]]:
-    rows = zip(RULES, zip(*columns, strict=True), strict=True)
-    return {rule: dict(zip(quantities, values, strict=True)) for rule, values in rows}
-
-
-# Means of Tables 5.1 (tanh) and 5.2 (ReLU), in the order of RULES.
-PUBLISHED = {
-    ("xor", "tanh"): _table((ACCURACY, NORM), (1, 1, 1, 1, 1, 0.975, 1, 1),
-                            (7.18, 27.08, 6.83, 24.12, 18.44, 16.41, 20.7, 15.23)),
-    ("xor", "relu"): _table((ACCURACY, NORM), (1, 1, 1, 0.95, 1, 1, 1, 1),
-                            (5.0, 24.49, 4.84, 22.16, 16.77, 14.85, 18.8, 12.63)),
-    ("xord", "tanh"): _table((TRAIN, TEST, NORM), (0.74, 0.0001, 1.675, 0.0004, 1.0, 0.75, 0.0025, 0.62),
-                             (17.64, 60.8, 16.9, 43.36, 73.3, 19.31, 78.53, 28.33),
-                             (12.18, 90.88, 11.59, 95.05, 92.41, 34.61, 89.72, 47.09)),
-    ("xord", "relu"): _table((TRAIN, TEST, NORM), (0, 17.87, 0.2, 38.65, 21.28, 22.3, 19.26, 22.79),
-                             (6.6, 8.56, 5.5, 10.32, 8.3, 8.8, 8.37, 8.54),
-                             (8.35, 31.89, 7.3, 25.53, 21.52, 18.39, 26.21, 16.49)),
-}  # fmt: skip

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from lambdahat._progress import report
 from lambdahat.optim.products import BatchProduct
 from lambdahat.optim.regularizers import Rule
 
@@ -32,21 +32,21 @@ class Stack:
     the sum of all losses is each network's own, and so is its product Hθ.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[Member], device: torch.device | str = "cpu") -> None:
         self.members, self.seeds = list(members), len(members[0].models)
-        self.template = members[0].models[0]
+        self.template = copy.deepcopy(members[0].models[0]).to(device)
         models = [model for member in members for model in member.models]
         self.names = [name for name, _ in self.template.named_parameters()]
         by_name = [dict(model.named_parameters()) for model in models]
         self.stacked = [
-            torch.stack([named[name].detach() for named in by_name]).requires_grad_() for name in self.names
+            torch.stack([named[name].detach() for named in by_name]).to(device).requires_grad_() for name in self.names
         ]
-        rates = torch.tensor([member.learning_rate for member in members for _ in member.models])
+        rates = torch.tensor([member.learning_rate for member in members for _ in member.models], device=device)
         self.rates = [rates.view(-1, *[1] * (tensor.ndim - 1)) for tensor in self.stacked]
         self.curved = any(member.rule is not None and member.rule.needs_product for member in members)
 
     def outputs(self, x: Tensor) -> Tensor:
-        """The networks on the inputs (S, n, d) of their seeds: (R·S, n, outputs)."""
+        """The networks on the inputs (S, n, …) of their seeds: (R·S, n, outputs)."""
 
         def one(parameters: list[Tensor], inputs: Tensor) -> Tensor:
             return functional_call(self.template, dict(zip(self.names, parameters, strict=True)), (inputs,))  # type: ignore[no-any-return]
@@ -56,7 +56,7 @@ class Stack:
         return found
 
     def step(self, x: Tensor, y: Tensor, losses: Losses, number: int) -> None:
-        """One step on the batch x (S, B, d), y (S, B); ``losses`` gives (R·S,) from outputs and targets."""
+        """One step on the batch x (S, B, …), y (S, B); ``losses`` gives (R·S,) from outputs and targets."""
         loss = losses(self.outputs(x), y.expand(len(self.members), *y.shape).flatten(0, 1)).sum()
         graph = torch.autograd.grad(loss, self.stacked, create_graph=self.curved)
         held = [tensor.detach() for tensor in self.stacked]
@@ -85,10 +85,10 @@ class Stack:
         squares = torch.stack([tensor.detach().flatten(1).double().square().sum(1) for tensor in self.stacked])
         return self.per_member(squares.sum(0).sqrt())
 
-
-def train(stack: Stack, batches: Iterable[tuple[Tensor, Tensor]], losses: Losses, steps: int, task: str) -> None:
-    """Every batch in turn."""
-    for number, (x, y) in enumerate(batches):
-        stack.step(x, y, losses, number)
-        if number % 100 == 0 or number == steps - 1:
-            report(task, number + 1, steps)
+    def network(self, member: int, seed: int) -> nn.Module:
+        """One of the networks, as a model of its own."""
+        model = copy.deepcopy(self.template)
+        with torch.no_grad():
+            for parameter, tensor in zip(model.parameters(), self.stacked, strict=True):
+                parameter.copy_(tensor[member * self.seeds + seed])
+        return model

@@ -13,7 +13,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +123,12 @@ def stores_in(folder: str | Path) -> list[Store]:
 
 def versions() -> dict[str, str]:
     """What the rows were made with."""
+    try:
+        own = version("lambdahat")
+    except PackageNotFoundError:  # run from its source folder
+        own = "not installed"
     return {
-        "lambdahat": version("lambdahat"),
+        "lambdahat": own,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),

@@ -12,6 +12,8 @@ from lambdahat._progress import report
 from lambdahat.krylov.lanczos import Krylov, random_vector
 from lambdahat.operators.base import LinearOperator
 
+SURE = 1e-5  # a looser tolerance must hold for some more steps: a start that hardly sees φ₁ converges to λ₂ first
+CONFIRMING = 8
 ROUNDING = 8.0  # the residual that rounding leaves, in roundings of the spectral scale
 
 
@@ -66,12 +68,14 @@ def thick_restart_lanczos(
 
     Thick-restart Lanczos (Wu and Simon 2000), which is Krylov–Schur for symmetric matrices: at most ``capacity`` + 1
     vectors are stored. Stops when min(r, r²/gap) ≤ max(tol·max|θ|, rounding) for all wanted pairs, or when
-    ``max_matvecs`` products are spent. After an invariant subspace it goes on from a random vector, until one such
+    ``max_matvecs`` products are spent; with ``tol`` above 1e-5 the values must then stay for eight more products, or a
+    third as many as they took, unless they reach 1e-5 before. After an invariant subspace it goes on from a random vector, until one such
     start finds nothing better: this is how repeated eigenvalues are found. ``repeated`` asks for such a start in any
     case.
     """
     state = Krylov(operator, random_vector(operator, seed, task, 0), capacity)
     starts, look, cuda = 0, 0, operator.device.type == "cuda"
+    settled = _Settled(wanted, k, tol)
     while True:
         state.extend()
         report(task, state.products, max_matvecs)
@@ -81,7 +85,7 @@ def thick_restart_lanczos(
             continue
         pairs = _Projection.of(state, wanted, k)
         doubt = broke or repeated or state.origin > 0
-        if state.products >= max_matvecs or pairs.finished(tol, doubt):
+        if state.products >= max_matvecs or (pairs.finished(tol, doubt) and (doubt or settled.confirms(pairs))):
             return pairs.extract()
         again = broke or (doubt and pairs.exhausted(tol))
         if again or state.size == capacity:
@@ -177,6 +181,24 @@ class _Projection:
             newer = origin + self.wanted.select(self.values[origin:], len(newer) + spare)
         keep = torch.cat([older, newer])
         self.state.restart(self.values[keep], self.weights[:, keep], couplings[keep], len(older))
+
+
+class _Settled:
+    """Whether values that look converged at a loose tolerance have stayed where they are for some more products."""
+
+    def __init__(self, wanted: Wanted, k: int, tol: float) -> None:
+        self._wanted, self._k, self._tol = wanted, k, tol
+        self._values: Tensor | None = None
+        self._since = 0
+
+    def confirms(self, pairs: _Projection) -> bool:
+        """To be asked whenever the pairs look finished."""
+        if pairs.state.size == pairs.state.operator.dim or pairs.accurate(min(self._tol, SURE)):
+            return True
+        values, products = self._wanted.best(pairs.values, self._k), pairs.state.products
+        if self._values is None or bool(((values - self._values).abs() > pairs.target(self._tol)).any()):
+            self._values, self._since = values, products
+        return products - self._since >= max(CONFIRMING, self._since // 3)
 
 
 def value_errors(values: Tensor, residuals: Tensor) -> Tensor:

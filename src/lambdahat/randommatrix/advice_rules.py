@@ -135,7 +135,7 @@ def _stable_rates(levels: NoiseLevels, request: Request) -> list[Recommendation]
         view, binding = levels.view(size), _binding(levels, request, size)
         numbers = f"λ₁ is {text(levels.largest)} of all data and {text(view.measured)} of a batch of {size:,}"
         if binding.curvature is not levels.largest:
-            added = propagated(lambda noise, b=view.effective: noise / b, binding.noise)  # type: ignore[misc]
+            added = propagated(lambda noise, b=view.effective: noise / b, binding.noise)
             numbers += (
                 f"; {binding.name} is noisier: λ = {text(binding.curvature)}, to which a batch adds {text(added)}"
             )

@@ -23,7 +23,7 @@ from lambdahat._check import require, require_choice, require_count
 from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.batches import Batch
-from lambdahat.estimators.variances import _PerSample, _require_separable, _spread
+from lambdahat.estimators.variances import PerSample, require_own_losses, spread_of
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Eigenpairs, Estimate
 from lambdahat.storage import Result
@@ -87,11 +87,11 @@ def directional_variance(
     require_choice(operator, "operator", OPERATORS)
     require_count(probes, "probes")
     _require_pairs(problem, eigenpairs)
-    _require_separable(problem)
+    require_own_losses(problem)
     total = problem.num_samples
     count = total if samples is None else require_count(samples, "samples", 2, total)
     batches = _drawn(problem, count, seed)
-    work = _PerSample(problem)
+    work = PerSample(problem)
     known = operator in work.derivatives(problem.vector)
     require(known, "operator", 'be "hessian" for a problem made of one function', repr(operator))
     products = _products(work, batches, operator)
@@ -119,7 +119,7 @@ def directional_variance(
 Products = Callable[[Tensor], Iterable[Tensor]]
 
 
-def _products(work: _PerSample, batches: Iterable[Batch], operator: str) -> Products:
+def _products(work: PerSample, batches: Iterable[Batch], operator: str) -> Products:
     """M_i v of every sample, in blocks (chunk, P)."""
 
     def of(vector: Tensor) -> Iterable[Tensor]:
@@ -167,7 +167,7 @@ def _bulk_variance(products: Products, problem: Problem, vectors: Tensor, probes
         probe = _outside(probe.to(basis.device)[None], basis)[0]
         probe = (probe / torch.linalg.vector_norm(probe)).to(vectors.dtype)
         outside = ([_outside(rows.double(), basis)] for rows in products(probe))
-        readings.append(float(_spread(outside).unbiased(problem.num_samples)) / order)
+        readings.append(float(spread_of(outside).unbiased(problem.num_samples)) / order)
     values = torch.tensor(readings, dtype=torch.float64)
     error = float(values.std()) / math.sqrt(probes) if probes > 1 else math.nan
     return Estimate(float(values.mean()), error, dof=max(probes - 1, 1))
