@@ -3,16 +3,16 @@
 Each part prints a table and, with ``--json FOLDER``, writes it there. Parts: ``figures`` (3.1 to 3.3), ``parameters``
 (Table 3.1a), ``models`` (3.1b), ``clusters`` (Table 3.2), ``large`` (the two synthetic graphs of §3.7.1.1: minutes to
 make), ``real`` (Email, NetScience and the small graphs of Newman), ``heatmap`` (Figure 3.4 on the graphs at hand),
-``speed`` (eigsh, eigh, networkx), ``scaling`` (time over edges) and ``reading`` (ten million edges). Random graphs are
+``speed`` (eigsh, eigh, networkx), ``scaling`` (time over edges) and ``reading`` (millions of edges). Random graphs are
 made by networkx.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +27,8 @@ from scipy.sparse.linalg import eigsh
 from timing import _cell
 
 from lambdahat import graphs
-from lambdahat.graphs.block_moments import SINGLE_NODES, components, eigenvalues, probed_moments
+from lambdahat.graphs.block_moments import EXACT_NODES, SINGLE_NODES, components, eigenvalues, probed_moments
+from lambdahat.graphs.walks import walk_partition
 from lambdahat.maxent import fit
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "graphs"
@@ -96,8 +97,8 @@ def parameters(args: argparse.Namespace) -> Iterator[Row]:
             ]
             values = np.array([float(f) for f in found])
             spread = float(values.std(ddof=1))
-            yield {"model": model, "n": size, "truth": truth(size), "mean": float(values.mean()), "spread": spread,
-                   "error of the mean": spread / repeats**0.5,
+            yield {"model": model, "n": size, "graphs": repeats, "truth": truth(size),
+                   "mean": float(values.mean()), "spread": spread, "error of the mean": spread / repeats**0.5,
                    "predicted spread": float(np.mean([f.stderr for f in found])),
                    "off": float(abs(values.mean() - truth(size))), "thesis": PRINTED[model, size],
                    "thesis off": abs(PRINTED[model, size] - truth(size))}  # fmt: skip
@@ -146,9 +147,10 @@ def clusters(args: argparse.Namespace) -> Iterator[Row]:
                 default.append(float(graphs.clusters(one, 80, seed=seed)) / count - 1)
                 if seed < args.lanczos:
                     lanczos.append(float(graphs.smoothed_lanczos_clusters(one, 80, 100, seed=seed)) / count - 1)
-            yield {"links out of a node": outside, "clusters": count, "ours, 100 probes": _mean_abs(ours),
-                   "worst": float(np.abs(ours).max()), "ours, default": _mean_abs(default),
-                   "smoothed Lanczos": _mean_abs(lanczos), "thesis EGS": EGS[count],
+            yield {"links out of a node": outside, "clusters": count, "graphs": repeats,
+                   "ours, 100 probes": _mean_abs(ours), "worst": float(np.abs(ours).max()),
+                   "ours, default": _mean_abs(default), "smoothed Lanczos": _mean_abs(lanczos),
+                   "graphs of it": len(lanczos), "thesis EGS": EGS[count],
                    "thesis Lanczos": LANCZOS[count]}  # fmt: skip
 
 
@@ -200,10 +202,10 @@ def real(args: argparse.Namespace) -> Iterator[Row]:
         angles = np.arccos(np.clip(1 - values, -1, 1))
         low = np.flatnonzero(values[1:] <= 1)
         widest = int(low[np.argmax(np.diff(angles)[low])]) + 1
-        for probes in (None, 100):
+        for probes in (None, 100) if len(one) <= EXACT_NODES else (100,):
             found = graphs.clusters(one, 100, probes, args.seed)
             yield {"graph": name, "nodes": len(one), "isolated": int((one.degrees == 0).sum()),
-                   "probes": probes or ("exact" if len(one) <= 1000 else 100), "found": float(found),
+                   "probes": probes or "exact", "found": float(found),
                    "stderr": float(found.stderr), "eigenvalues below λ*": int((values <= found.cut).sum()),
                    "widest gap of the eigenvalues after": widest, "components": found.components}  # fmt: skip
 
@@ -273,18 +275,40 @@ def scaling(args: argparse.Namespace) -> Iterator[Row]:
             first = rng.integers(0, nodes, 5 * nodes)
             away = rng.integers(1, 500 if kind == "near" else nodes, 5 * nodes)
             one = graphs.graph(np.stack([first, (first + away) % nodes], axis=1))
+            del first, away
             where = components(one)
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             times = [_seconds(lambda one=one, where=where: probed_moments(one, 50, 16, 0, where)) for _ in range(3)]
-            grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+            moments = _peak(lambda one=one, where=where: probed_moments(one, 50, 16, 0, where))[1]
+            walk = _peak(lambda one=one: walk_partition(one, 0))[1]
             edges.append(one.num_edges)
             seconds.append(min(times))
-            width = 4 if nodes >= SINGLE_NODES else 8
+            block = 16 * (4 if nodes >= SINGLE_NODES else 8) * len(one)
             yield {"neighbours": kind, "nodes": len(one), "edges": one.num_edges, "seconds": seconds[-1],
-                   "peak grew by, in blocks of 16 probes": grown / (16 * width * len(one))}  # fmt: skip
-            gc.collect()
+                   "graph, MiB": _size(one), "peak of moments, MiB": moments, "peak of the walk, MiB": walk,
+                   "a block of 16 vectors, MiB": block / 2**20}  # fmt: skip
         slope = float(np.polyfit(np.log(edges), np.log(seconds), 1)[0])
         yield {"neighbours": kind, "nodes": "exponent", "seconds": slope}
+
+
+def _peak(call: Callable[[], Any]) -> tuple[Any, float]:
+    """What the call returns, and by how many MiB the memory of the process rose meanwhile (Linux only)."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed before goes back, so that its use anew shows
+    Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back to what is held now
+    before = _memory("VmRSS")
+    found = call()
+    return found, _memory("VmHWM") - before
+
+
+def _memory(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+def _size(one: graphs.Graph) -> float:
+    """The graph itself in MiB."""
+    kept = one.adjacency
+    return float(kept.data.nbytes + kept.indices.nbytes + kept.indptr.nbytes) / 2**20
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -294,24 +318,26 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def reading(args: argparse.Namespace) -> Iterator[Row]:
-    """Ten million edges from a text file: seconds, and how far the peak of memory is above the graph itself."""
-    rows = 200_000 if args.quick else 10_000_000
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "edges.txt"
-        rng = np.random.default_rng(0)
-        with path.open("w") as stream:
-            for _ in range(0, rows, 200_000):
-                pairs = rng.integers(0, rows // 5, (200_000, 2)).tolist()
-                stream.write("".join(f"{u}\t{v}\n" for u, v in pairs))
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        start = time.perf_counter()
-        one = graphs.graph(path)
-        seconds = time.perf_counter() - start
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        kept = one.adjacency
-        size = (kept.data.nbytes + kept.indices.nbytes + kept.indptr.nbytes) / 1024
-        yield {"edges listed": rows, "edges": one.num_edges, "seconds": seconds, "graph, MiB": size / 1024,
-               "peak grew by, MiB": peak / 1024, "file, MiB": path.stat().st_size / 2**20}  # fmt: skip
+    """Edges from text, ten million plain, two million with weights, names: seconds, and memory beside the graph's."""
+    for kind, rows in (("plain", 10_000_000), ("weights", 2_000_000), ("names", 2_000_000)):
+        count = rows // 50 if args.quick else rows
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "edges.txt"
+            _write_edges(path, kind, count)
+            start = time.perf_counter()
+            one, peak = _peak(lambda path=path: graphs.graph(path))
+            yield {"edges listed": count, "kind": kind, "edges": one.num_edges,
+                   "seconds": time.perf_counter() - start, "graph, MiB": _size(one), "peak grew by, MiB": peak,
+                   "times the graph": peak / _size(one), "file, MiB": path.stat().st_size / 2**20}  # fmt: skip
+
+
+def _write_edges(path: Path, kind: str, count: int) -> None:
+    rng = np.random.default_rng(0)
+    line = {"plain": "{}\t{}\n", "weights": "{}\t{}\t{}.5\n", "names": "node{}\tnode{}\n"}[kind]
+    with path.open("w") as stream:
+        for first in range(0, count, 100_000):
+            pairs = rng.integers(0, count // 5, (min(100_000, count - first), 2)).tolist()
+            stream.write("".join(line.format(u, v, u % 7) for u, v in pairs))
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {

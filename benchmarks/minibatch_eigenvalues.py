@@ -26,7 +26,7 @@ from timing import set_tf32
 from lambdahat._progress import progress
 from lambdahat.cli.tables import markdown_table
 from lambdahat.data.splits import Split, image_split
-from lambdahat.experiments.minibatch_eigenvalues import BatchEigenvaluesResult, concluded, measure_networks
+from lambdahat.experiments.minibatch.eigenvalues import BatchEigenvaluesResult, concluded, measure_networks
 from lambdahat.experiments.reproduction import Table, Verdict
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"

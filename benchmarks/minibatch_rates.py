@@ -24,14 +24,14 @@ import numpy as np
 from timing import set_tf32
 
 from lambdahat._progress import progress
-from lambdahat.cli.reproduce import CLAIMS_HEADER
 from lambdahat.cli.tables import markdown_table
 from lambdahat.data.splits import Split, image_split
 from lambdahat.experiments import Reproduction, run_damping, run_lanczos_opt, run_stable_rates
-from lambdahat.experiments.minibatch_rates import SCALES
+from lambdahat.experiments.minibatch.rates import SCALES
 from lambdahat.experiments.reproduction import Table
 from lambdahat.storage import Result
 
+CLAIMS_HEADER = ("verdict", "claim", "source", "here")
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 

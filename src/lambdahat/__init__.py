@@ -56,6 +56,7 @@ from lambdahat.singular import llc
 if TYPE_CHECKING:
     from lambdahat import data, experiments, graphs, models, optim, randommatrix, training
     from lambdahat.report.figures import plot
+    from lambdahat.report.page import page
 
 __version__ = "0.1.0"
 
@@ -105,6 +106,7 @@ __all__ = [
     "moments",
     "operator",
     "optim",
+    "page",
     "plot",
     "power_iteration",
     "progress",
@@ -127,7 +129,7 @@ __all__ = [
 ]
 
 _MODULES = ("data", "experiments", "graphs", "models", "optim", "randommatrix", "training")
-_LATER = {"plot": "lambdahat.report.figures"} | dict.fromkeys(_MODULES, "")
+_LATER = {"page": "lambdahat.report.page", "plot": "lambdahat.report.figures"} | dict.fromkeys(_MODULES, "")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,85 +1,115 @@
-"""``lambdahat reproduce``: its tables, its files, its errors."""
+"""``lambdahat reproduce`` and ``lambdahat report``: tables, files, the page, errors."""
 
 import json
-from functools import partial
 
 import pytest
 from typer.testing import CliRunner
 
-from lambdahat.cli import reproduce
 from lambdahat.cli.app import app
-from lambdahat.experiments import EXPERIMENTS, SCALED, run_xor, run_xord
-from lambdahat.experiments.regularization import RegularizationResult
+from lambdahat.experiments import registry
+from lambdahat.experiments.store import Store
+from tests.experiments.toys import Config, toy
 
 
 def call(*arguments):
-    return CliRunner().invoke(app, ["reproduce", *(str(argument) for argument in arguments)])
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(autouse=True)
-def brief(monkeypatch, tmp_path):
-    """The same experiments, in a moment."""
+def one_experiment(monkeypatch, tmp_path):
+    """A toy in place of the literature."""
     monkeypatch.chdir(tmp_path)
-    quick = {"xor": partial(run_xor, seeds=2, epochs=2), "xord": partial(run_xord, seeds=2, epochs=1)}
-    monkeypatch.setattr(reproduce, "EXPERIMENTS", quick)
-    assert set(quick) <= set(EXPERIMENTS)
+    use(monkeypatch, toy())
 
 
-@pytest.mark.parametrize("name", ["xor", "xord"])
-def test_tables_claims_and_assumptions_are_printed(name):
-    result = call(name)
+def use(monkeypatch, experiment):
+    monkeypatch.setattr(registry, "PLACES", {"toy": ("nowhere", "TOY")})
+    monkeypatch.setattr(registry, "find", lambda name: experiment)
+    monkeypatch.setattr(registry, "every", lambda: [experiment])
+
+
+def test_tables_claims_and_assumptions_are_printed():
+    result = call("reproduce", "toy", "--scale", "cpu")
     assert result.exit_code == 0, result.output
-    assert f"{name.upper()}, tanh: mean ± sd over 2 seeds [thesis]" in result.stdout
-    assert "L2 Stopped Selective" in result.stdout
-    assert "Kendall's τ" in result.stdout
-    assert "verdict" in result.stdout
-    assert "Assumed where the text is silent:" in result.stdout
+    assert "A toy (no paper)" in result.stdout
+    assert "the fast rate is above one" in result.stdout
+    assert "holds" in result.stdout
+    assert "Assumed where the text is silent:\n- nothing" in result.stdout
+    assert "say nothing about the paper" not in result.stdout
 
 
-def test_everything_is_written(tmp_path):
-    result = call("xor", "--out", "run")
-    assert result.exit_code == 0, result.output
-    names = {path.suffix for path in (tmp_path / "run").iterdir()}
-    assert names == {".json", ".npz", ".png", ".txt", ".md"}
-    assert RegularizationResult.load(tmp_path / "run" / "xor.json").seeds == 2
-    assert result.stdout.strip().endswith("written to run")
+def test_the_smoke_scale_says_what_it_is_worth():
+    assert "its verdicts say nothing about the paper" in call("reproduce", "toy", "--scale", "smoke").stdout
+
+
+def test_rows_tables_and_page_are_written(tmp_path):
+    result = call("reproduce", "toy", "--scale", "smoke", "--out", "run")
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "toy-smoke.sqlite", "toy-smoke.txt", "toy-smoke.md", "report.html",
+    }  # fmt: skip
+    assert len(Store("run", "toy", "smoke").rows()) == 12
+    assert "open run/report.html" in result.stdout
+    assert "A toy" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_second_run_resumes_and_a_fresh_one_does_not(monkeypatch):
+    experiment, calls = toy(), []
+    inner = experiment.run
+    object.__setattr__(experiment, "run", lambda cell, device: calls.append(cell) or inner(cell, device))
+    use(monkeypatch, experiment)
+    for options in ([], [], ["--fresh"]):
+        assert call("reproduce", "toy", "--scale", "smoke", "--quiet", *options).exit_code == 0
+    assert len(calls) == 8
 
 
 def test_json_is_all_there_is_on_standard_output():
-    document = json.loads(call("xord", "--json", "--seed", 3).stdout)
-    assert (document["experiment"], document["seed"]) == ("xord", 3)
-    assert document["tables"][0]["rows"][0]["rule"] == "SGD Small"
-    assert {"claim", "source", "verdict", "evidence"} == set(document["claims"][0])
+    (document,) = json.loads(call("reproduce", "--all", "--scale", "smoke", "--json").stdout)
+    assert (document["experiment"], document["scale"]) == ("toy", "smoke")
+    assert document["claims"][0]["claim"] == "the fast rate is above one"
+    assert document["tables"][0]["rows"][0]["rate"] == "0.5"
+    assert document["about"]["torch"]
 
 
 def test_quiet_prints_nothing():
-    assert call("xor", "--quiet").output == ""
+    assert call("reproduce", "toy", "--scale", "smoke", "--quiet").output == ""
 
 
-def test_an_unknown_experiment_lists_them():
-    result = call("mnist")
-    assert result.exit_code == 2
-    assert result.stderr.strip() == "error: EXPERIMENT must be one of xor, xord, got 'mnist'"
+def test_the_list_counts_cells():
+    lines = call("reproduce", "--list").stdout.splitlines()
+    assert lines[-1].split()[-3:] == ["4", "8", "16"]
 
 
-def test_a_scale_is_for_experiments_that_have_them():
-    result = call("xor", "--scale", "cpu")
-    assert result.exit_code == 2
-    assert result.stderr.strip() == "error: --scale must be left out for 'xor', got 'cpu'; pass --full for more seeds"
+def test_a_cell_that_raises_is_said_and_the_rest_is_kept(monkeypatch):
+    use(monkeypatch, toy(smoke=Config(2, broken=1)))
+    result = call("reproduce", "toy", "--scale", "smoke")
+    assert result.exit_code == 1
+    assert "RuntimeError: this cell is broken" in result.stderr
+    assert "2 cells raised" in result.stderr
+    assert len(Store("reproductions", "toy", "smoke").rows()) == 6
+
+
+def test_report_builds_the_page_from_the_store_alone(tmp_path, monkeypatch):
+    experiment = toy()
+    use(monkeypatch, experiment)
+    call("reproduce", "toy", "--scale", "smoke", "--out", "run", "--quiet")
+    object.__setattr__(experiment, "run", lambda cell, device: pytest.fail("nothing is to be run"))
+    result = call("report", "run", "--out", "page.html")
+    assert result.exit_code == 0, result.output
+    assert "the fast rate is above one" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(
-    ("options", "scale"),
-    [([], "cpu"), (["--scale", "smoke"], "smoke"), (["--full"], "paper"), (["--full", "--scale", "smoke"], "paper")],
+    ("arguments", "message"),
+    [
+        (["reproduce", "mnist"], "EXPERIMENT must be one of toy, got 'mnist'; --list describes them"),
+        (["reproduce"], "EXPERIMENTS must be some names or --all, got none; --list describes them"),
+        (["reproduce", "toy", "--all"], "EXPERIMENTS must be some names or --all, got both; --list describes them"),
+        (["reproduce", "toy", "--scale", "big"], "scale must be one of 'smoke', 'cpu', 'paper', got 'big'"),
+        (["reproduce", "toy", "--only", "x=1"], "only must match a cell, got 'x=1'; cells read like"),
+        (["report", "nowhere"], "FOLDERS must be folders with stored rows or results, got 'nowhere'"),
+    ],
 )
-def test_the_scale_reaches_the_experiment(monkeypatch, options, scale):
-    seen = []
-
-    def run(**given):
-        seen.append(given)
-        return run_xor(seeds=2, epochs=1)
-
-    name = next(iter(SCALED))
-    monkeypatch.setattr(reproduce, "EXPERIMENTS", {name: run})
-    assert call(name, *options, "--seed", 5, "--quiet").exit_code == 0
-    assert seen == [{"scale": scale, "seed": 5}]
+def test_misuse_is_one_line(arguments, message):
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.strip().startswith(f"error: {message}")

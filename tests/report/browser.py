@@ -87,9 +87,7 @@ class Browser:
     def size(self, width: int, height: int = 900) -> None:
         """Another window."""
         mobile = width < 600
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
-        )
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression, awaited."""
@@ -100,7 +98,7 @@ class Browser:
     def until(self, condition: str) -> None:
         """Wait for a condition."""
         end = time.monotonic() + PATIENCE
-        while not self.evaluate(condition):
+        while not self.evaluate(f"Boolean({condition})"):
             assert time.monotonic() < end, f"never came: {condition}"
             time.sleep(0.05)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lambdahat.experiments.minibatch_eigenvalues import BatchEigenvaluesResult
+from lambdahat.experiments.minibatch.eigenvalues import BatchEigenvaluesResult
 from lambdahat.report.figures import plot
 from lambdahat.report.style import new_axes
 from tests.experiments.minibatch_made import cell, point
@@ -41,7 +41,7 @@ def test_a_column_for_each_network(result):
     np.testing.assert_allclose(drawn(overlaps)["directional"], [0.6] * 3)
     variances = next(axes for axes in figure.axes if axes.get_ylabel() == "σ² per element")
     assert variances.get_xlabel() == "epoch"
-    assert any(axes.get_xlabel() == "eigenvalue λ; shaded: the bulk, weight of 5/P or more" for axes in figure.axes)
+    assert any(axes.get_xlabel() == "eigenvalue λ; shaded: the bulk, weights of 5/P or more" for axes in figure.axes)
 
 
 def test_given_axes_get_the_first_network(result):

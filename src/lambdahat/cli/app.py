@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lambdahat.cli.exits import EXIT_CODES, exit_codes
+from lambdahat.cli.exits import EXIT_CODES, OK, exit_codes
 from lambdahat.cli.graph_commands import graph_commands
 from lambdahat.cli.options import Json, Out, Quiet, Seed
 
@@ -349,19 +349,53 @@ def verify(
 
 @app.command(epilog=EXIT_CODES)
 def reproduce(
-    experiment: Annotated[str, typer.Argument(help="A published experiment; a name that is not known lists them all.")],
-    full: Annotated[bool, typer.Option("--full", help="More seeds, and longer.")] = False,
-    scale: Annotated[str | None, typer.Option(help="smoke, cpu or paper, for experiments that have these.")] = None,
-    seed: Seed = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for the result, its tables and its figure.")] = None,
+    experiments: Annotated[
+        list[str] | None, typer.Argument(help="Published experiments by name; --list describes them all.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All experiments.")] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List the experiments and how many cells each scale has.")
+    ] = False,
+    scale: Annotated[
+        str, typer.Option(help="smoke: seconds; cpu: at most 15 minutes on two cores; paper: for a GPU.")
+    ] = "cpu",
+    jobs: Annotated[int, typer.Option(min=1, help="Cells that run at once.")] = 1,
+    backend: Annotated[str, typer.Option(help="Where cells run: loky (this machine), dask or ray.")] = "loky",
+    address: Annotated[
+        str | None, typer.Option(help="Of a dask or ray cluster.", show_default="a new one here")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help='Only cells whose settings hold these words: "alpha=0.1 seed=3".')
+    ] = None,
+    device: Annotated[str, typer.Option(help='"cpu" or "cuda".')] = "cpu",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Throw away finished cells; else a run resumes.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the rows, the tables and the page.")] = Path("reproductions"),
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a published experiment, and say which of its claims hold here."""
-    from lambdahat.cli.reproduce import run_reproduce
+    """Run published experiments, and say which of their claims hold here."""
+    from lambdahat.cli.reproduce import Choices, asked_for, list_experiments, run_reproduce
+
+    with exit_codes(f"finished cells are kept in {out}, and the same command goes on"):
+        if listed:
+            list_experiments()
+            raise typer.Exit(OK)
+        choices = Choices(out, scale, jobs, backend, address, only, device, fresh)
+        code = run_reproduce(asked_for(experiments, everything), choices, as_json, quiet)
+    raise typer.Exit(code)
+
+
+@app.command(epilog=EXIT_CODES)
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders with the rows of experiments, or with saved results.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    quiet: Quiet = False,
+) -> None:
+    """Build the page from what experiments and measurements have stored: one HTML file that opens offline."""
+    from lambdahat.cli.reproduce import run_report
 
     with exit_codes():
-        code = run_reproduce(experiment, full, seed, out, as_json, quiet, scale)
+        code = run_report(folders, out, quiet)
     raise typer.Exit(code)
 
 

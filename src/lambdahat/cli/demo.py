@@ -1,53 +1,49 @@
-"""``lambdahat demo``: from an untrained network to its curvature and learning coefficient, on bundled data."""
+"""``lambdahat demo``: the NGD paper in miniature, from untrained networks to a table of claims and the page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
-from lambdahat._progress import report
-from lambdahat._rng import generator
-from lambdahat.cli.exits import code_of, say
-from lambdahat.cli.measurements import bars, headline, write_figures, write_tables
-from lambdahat.cli.tables import HEADER, NOTE, print_table, remedies, rows_of, statuses
-from lambdahat.data import digits_split
-from lambdahat.estimators.landscapes import landscape
-from lambdahat.measurements import Measurement
-from lambdahat.measuring import measure
-from lambdahat.models import mlp
-from lambdahat.problem import Problem
-from lambdahat.results import Eigenpairs, Landscape
+from lambdahat.cli.measurements import bars
+from lambdahat.cli.reproduce import claims_table, say_errors, show, write_tables
+from lambdahat.experiments.experiment import Experiment
+from lambdahat.experiments.ngd_digits import EXPERIMENT
+from lambdahat.experiments.sweeps import sweep
+from lambdahat.report.chart_figures import draw
+from lambdahat.report.page import page_of_stores
 
-WHAT = ("trace", "frobenius", "spectral_norm", "eigenpairs", "spectrum", "diagonal", "llc")
-SAMPLING = {"max_gradients": 8000}  # so that the demonstration stays quick
-SIZES = (64, 64, 32, 10)
-EPOCHS, BATCH, RATE = 30, 128, 0.01
+SCALE = "cpu"
 
 
 def run_demo(out: Path, seed: int, quiet: bool) -> int:
-    """Train, measure, write and print; the exit code."""
-    train, held_out = digits_split(seed)
+    """Train, measure, judge, write and print; 0 whatever the verdicts, 1 where a cell raised."""
+    experiment = seeded(EXPERIMENT, seed)
     with bars(quiet), one_thread():
-        model = train_network(train, seed)
-        problem = Problem(model, "cross_entropy", train)
-        measurement = measure(problem, WHAT, depth=80, top=10, seed=seed, sampling=SAMPLING, folder=out)
-        lines = landscapes(problem, measurement["eigenpairs"], held_out)
-    measurement = Measurement({**measurement.results, **lines}, measurement.about)
-    measurement.save(out)
-    write_tables(measurement, out)
-    write_figures(measurement, out)
+        store = sweep(experiment, out, scale=SCALE, resume=False, command=f"lambdahat demo --seed {seed}")
+    code = say_errors(store)
+    rows = store.rows()
+    if len(rows) == 0:
+        return code
+    tables = [*experiment.tables(rows), claims_table(experiment, store)]
+    write_tables(experiment, tables, out / "table")
+    for number, chart in enumerate(experiment.charts(rows), 1):
+        draw(chart).figure.savefig(out / f"figure-{number:02d}.png", dpi=110)
+    page = page_of_stores(out, out / "report.html", title="Demonstration")
     if not quiet:
-        print_table(HEADER, rows_of(measurement), headline(measurement))
-        print(NOTE)
-        print(f"accuracy {accuracy(model, train):.1%} in training, {accuracy(model, held_out):.1%} held out")
-        print(f"figures, tables and results are in {out}")
-    for line in remedies(measurement):
-        say(line)
-    return code_of(statuses(measurement))
+        show(experiment, SCALE, tables)
+        print(f"rows, tables and figures are in {out}; open {page}")
+    return code
+
+
+def seeded(experiment: Experiment, seed: int) -> Experiment:
+    """The experiment with other seeds at the demonstration's scale."""
+    config = replace(experiment.scales[SCALE], first=seed)
+    return replace(experiment, scales={**experiment.scales, SCALE: config})
 
 
 @contextmanager
@@ -59,35 +55,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def train_network(data: tuple[Tensor, Tensor], seed: int) -> nn.Module:
-    """A perceptron trained by Adam, the rate falling linearly to 0."""
-    x, y = data
-    model = mlp(SIZES, seed=seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-    rng = generator(seed, "demo batches")
-    for epoch in range(EPOCHS):
-        optimizer.param_groups[0]["lr"] = RATE * (1 - epoch / EPOCHS)
-        for rows in torch.randperm(len(x), generator=rng).split(BATCH):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-            optimizer.step()
-        report("train", epoch + 1, EPOCHS)
-    return model
-
-
-def landscapes(problem: Problem, pairs: Eigenpairs, held_out: tuple[Tensor, Tensor]) -> dict[str, Landscape]:
-    """The loss along the sharpest direction, and in the plane of the two sharpest."""
-    first, second = pairs.vectors[:, 0], pairs.vectors[:, 1]
-    names = ("the first eigenvector", "the second eigenvector")
-    return {
-        "landscape": landscape(problem, first, 1.0, 41, held_out, labels=names[:1]),
-        "plane": landscape(problem, [first, second], 1.0, 17, held_out, labels=names),
-    }
-
-
-def accuracy(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
-    """Share of samples whose largest logit is the label's."""
-    with torch.no_grad():
-        return float((model(data[0]).argmax(1) == data[1]).double().mean())

@@ -14,7 +14,6 @@ graph_commands = typer.Typer(help="The spectrum of a graph: its density, cluster
                              no_args_is_help=True)  # fmt: skip
 READING = "How files are read"
 GraphFiles = Annotated[list[Path], typer.Argument(help="Edge lists (SNAP, CSV), .gml, .mtx or .npz, also packed.")]
-GraphFile = Annotated[Path, typer.Argument(help="An edge list (SNAP, CSV), .gml, .mtx or .npz, also packed.")]
 Format = Annotated[
     str | None, typer.Option(rich_help_panel=READING, help="edges, gml, mtx or npz.", show_default="by suffix")
 ]
@@ -108,13 +107,18 @@ def graph_compare(
 
 @graph_commands.command("fit", epilog=EXIT_CODES)
 def graph_fit(
-    file: GraphFile,
+    files: GraphFiles,
     model: Annotated[
         str | None,
         typer.Option(help="erdos_renyi, watts_strogatz or barabasi_albert.", show_default="all, the nearest first"),
     ] = None,
-    moments: MomentCount = 30,
-    draws: Annotated[int, typer.Option(min=2, help="Random graphs for each parameter tried.")] = 5,
+    moments: Annotated[
+        int | None, typer.Option(min=8, help="Chebyshev moments.", show_default="20 with --model, else 30")
+    ] = None,
+    draws: Annotated[
+        int | None,
+        typer.Option(min=2, help="Random graphs for each parameter tried.", show_default="10 with --model, else 5"),
+    ] = None,
     size: Annotated[
         int | None, typer.Option(min=4, help="Nodes of the random graphs.", show_default="the graph's, at most 1,000")
     ] = None,
@@ -133,5 +137,5 @@ def graph_fit(
 
     with exit_codes():
         reading = Reading(format, not unweighted, loops, duplicates, directed)
-        code = run_fit(file, reading, model, moments, draws, size, seed, Shown(out, as_json, quiet))
+        code = run_fit(files, reading, model, moments, draws, size, seed, Shown(out, as_json, quiet))
     raise typer.Exit(code)

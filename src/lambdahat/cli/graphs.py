@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,19 @@ class Reading:
     duplicates: str = "max"
     directed: str = "max"
 
-    def graph(self, file: Path) -> Graph:
-        """The graph of a file."""
-        return graph(file, format=self.format, weighted=self.weighted, loops=self.loops, duplicates=self.duplicates,
-                     directed=self.directed)  # fmt: skip
+    def graphs(self, files: Sequence[Path], quiet: bool) -> Iterator[Graph]:
+        """One graph after the other, named by its file, with a number where two files have one name."""
+        seen: set[str] = set()
+        for file in files:
+            with bars(quiet):
+                one = graph(file, format=self.format, weighted=self.weighted, loops=self.loops,
+                            duplicates=self.duplicates, directed=self.directed)  # fmt: skip
+            name, number = one.name, 1
+            while name in seen:
+                number += 1
+                name = f"{one.name}-{number}"
+            seen.add(name)
+            yield graph(one, loops="keep", name=name)
 
 
 @dataclass(frozen=True)
@@ -76,9 +85,8 @@ def run_spectrum(
 ) -> int:
     """The entropic spectrum of every file."""
     documents, rows, statuses = [], [], []
-    for file in files:
+    for one in reading.graphs(files, shown.quiet):
         with bars(shown.quiet):
-            one = reading.graph(file)
             found = spectrum(one, moments, probes, seed)
         shown.write(f"spectrum-{one.name}", found)
         statuses.append(found.status)
@@ -111,9 +119,8 @@ def run_clusters(
 ) -> int:
     """The number of clusters of every file."""
     documents, rows, found = [], [], []
-    for file in files:
+    for one in reading.graphs(files, shown.quiet):
         with bars(shown.quiet):
-            one = reading.graph(file)
             result = clusters(one, moments, probes, seed, cut, labels)
         shown.write(f"clusters-{one.name}", result)
         found.append((one.name, result))
@@ -137,8 +144,9 @@ def run_compare(
     files: Sequence[Path], reading: Reading, moments: int, probes: int | None, seed: int, shown: Shown
 ) -> int:
     """The divergences between the files' spectra."""
+    compared = list(reading.graphs(files, shown.quiet))
     with bars(shown.quiet):
-        found = similarity([reading.graph(file) for file in files], moments, probes, seed)
+        found = similarity(compared, moments, probes, seed)
     shown.write("similarity", found)
     order = found.order()
     header = ("", *(found.names[i] for i in order))
@@ -150,34 +158,29 @@ def run_compare(
 
 
 def run_fit(
-    file: Path, reading: Reading, model: str | None, moments: int, draws: int, size: int | None, seed: int, shown: Shown
+    files: Sequence[Path],
+    reading: Reading,
+    model: str | None,
+    moments: int | None,
+    draws: int | None,
+    size: int | None,
+    seed: int,
+    shown: Shown,
 ) -> int:
-    """The nearest parameter of one random model, or of all and which is nearest."""
-    with bars(shown.quiet):
-        one = reading.graph(file)
-        found: ModelFit | ModelChoice
-        if model is None:
-            found = which_model(one, moments, draws, size, seed)
-        else:
-            found = fit_model(one, model, moments, draws, size, seed=seed)
-    shown.write(f"fit-{one.name}", found)
-    fits = found.fits if isinstance(found, ModelChoice) else (found,)
-    rows = [
-        (
-            fit.model,
-            f"{fit.parameter} = {value_text(fit)}",
-            f"{fit.divergence:.4g}",
-            f"{fit.typical:.2g}",
-            f"{fit.size:,}",
-            f"{fit.cost:,}",
-        )
-        for fit in fits
-    ]
-    shown.show(
-        [_fit_document(fit) for fit in fits],
-        ("model", "parameter", "divergence", "typical", "nodes", "graphs drawn"),
-        rows,
-    )
+    """The nearest parameter of one random model to every file, or of all models and which is nearest."""
+    given: dict[str, Any] = {"moments": moments, "draws": draws, "size": size, "seed": seed}
+    given = {name: value for name, value in given.items() if value is not None}
+    documents, rows = [], []
+    for one in reading.graphs(files, shown.quiet):
+        with bars(shown.quiet):
+            found = which_model(one, **given) if model is None else fit_model(one, model, **given)
+        shown.write(f"fit-{one.name}", found)
+        for fit in found.fits if isinstance(found, ModelChoice) else (found,):
+            documents.append({"name": one.name, **_fit_document(fit)})
+            rows.append((one.name, fit.model, f"{fit.parameter} = {value_text(fit)}", f"{fit.divergence:.4g}",
+                         f"{fit.typical:.2g}", f"{fit.size:,}", f"{fit.cost:,}"))  # fmt: skip
+    header = ("graph", "model", "parameter", "divergence", "typical", "nodes", "graphs drawn")
+    shown.show(documents, header, rows)
     return OK
 
 

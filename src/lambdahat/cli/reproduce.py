@@ -1,84 +1,151 @@
-"""``lambdahat reproduce``."""
+"""``lambdahat reproduce`` and ``lambdahat report``: sweeps of published experiments, their claims, and the page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lambdahat.cli.exits import OK, InputError
+from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
-from lambdahat.experiments import EXPERIMENTS, SCALED
-from lambdahat.experiments.reproduction import Reproduction, Table
-from lambdahat.report.figures import plot
+from lambdahat.experiments import registry
+from lambdahat.experiments.claims import judge
+from lambdahat.experiments.experiment import SCALES, Experiment, label_of
+from lambdahat.experiments.reproduction import Table
+from lambdahat.experiments.store import Store, stores_in
+from lambdahat.experiments.sweeps import sweep
+from lambdahat.report.page import page_of_folders, page_of_stores
 from lambdahat.results import write_atomically
 
-CLAIMS_HEADER = ("verdict", "claim", "source", "here")
+CLAIMS_HEADER = ("verdict", "claim", "source", "published", "here")
 
 
-def run_reproduce(
-    name: str, full: bool, seed: int, out: Path | None, as_json: bool, quiet: bool, scale: str | None = None
-) -> int:
-    """Run one experiment, print and write; 0 whatever the verdicts, for a claim that does not hold is a finding."""
-    if name not in EXPERIMENTS:
-        raise InputError(f"EXPERIMENT must be one of {', '.join(EXPERIMENTS)}, got {name!r}")
-    with bars(quiet):
-        found = EXPERIMENTS[name](seed=seed, **_size(name, full, scale))
-    tables = [*found.tables(), claims(found)]
-    if out is not None:
-        write(found, tables, out)
+@dataclass(frozen=True)
+class Choices:
+    """What the command line says of a sweep."""
+
+    out: Path
+    scale: str = "cpu"
+    jobs: int = 1
+    backend: str = "loky"
+    address: str | None = None
+    only: str | None = None
+    device: str = "cpu"
+    fresh: bool = False
+
+
+def asked_for(names: list[str] | None, everything: bool) -> list[str]:
+    """The experiments that a command names."""
+    if everything and not names:
+        return list(registry.PLACES)
+    if not names or everything:
+        raise InputError("EXPERIMENTS must be some names or --all, got " + ("both" if names else "none")
+                         + "; --list describes them")  # fmt: skip
+    return list(dict.fromkeys(names))
+
+
+def list_experiments() -> None:
+    """A line for each experiment."""
+    rows = []
+    for experiment in registry.every():
+        counts = [f"{len(experiment.grid(scale)):,}" for scale in SCALES]
+        rows.append((experiment.name, experiment.paper, experiment.title, *counts))
+    print_table(("experiment", "paper", "what", *(f"cells, {scale}" for scale in SCALES)), rows, "Experiments")
+
+
+def run_reproduce(names: list[str], choices: Choices, as_json: bool, quiet: bool) -> int:
+    """Run experiments, print and write; 0 whatever the verdicts, for a claim that does not hold is a finding.
+
+    1 where a cell raised: its error is in the store, and the next run tries it again.
+    """
+    experiments = [_found(name) for name in names]
+    documents, code = [], OK
+    for experiment in experiments:
+        with bars(quiet):
+            store = sweep(
+                experiment, choices.out, scale=choices.scale, jobs=choices.jobs, backend=choices.backend,
+                address=choices.address, only=choices.only, device=choices.device, resume=not choices.fresh,
+                command=" ".join(["lambdahat", *sys.argv[1:]]),
+            )  # fmt: skip
+        code = max(code, _say_errors(store))
+        if len(store.rows()) == 0:
+            continue
+        tables = [*experiment.tables(store.rows()), claims_table(experiment, store)]
+        write_tables(experiment, tables, choices.out / f"{experiment.name}-{choices.scale}")
+        documents.append(document(experiment, store, tables))
+        if not (as_json or quiet):
+            show(experiment, choices.scale, tables)
+    if any(len(store.rows()) for store in stores_in(choices.out)):
+        page = page_of_stores(choices.out, choices.out / "report.html")
+        if not (as_json or quiet):
+            print(f"written to {choices.out}; open {page}")
     if as_json:
-        print_json(document(found))
-    elif not quiet:
-        for table in tables:
-            print_table(table.header, table.rows, table.title)
-            print()
-        print(assumed(found))
-        if out is not None:
-            print(f"written to {out}")
+        print_json(documents)
+    return code
+
+
+def run_report(folders: list[Path], out: Path, quiet: bool) -> int:
+    """The page from what is stored alone."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"FOLDERS must be folders with stored rows or results, got {str(folder)!r}")
+    page = page_of_folders(folders, out)
+    if not quiet:
+        print(f"written to {page}")
     return OK
 
 
-def _size(name: str, full: bool, scale: str | None) -> dict[str, Any]:
-    """How large a run: an experiment knows either --full or --scale, of which --full is the largest."""
-    if name in SCALED:
-        return {"scale": "paper" if full else scale or "cpu"}
-    if scale is not None:
-        raise InputError(f"--scale must be left out for {name!r}, got {scale!r}; pass --full for more seeds")
-    return {"full": full}
+def _found(name: str) -> Experiment:
+    if name not in registry.PLACES:
+        raise InputError(f"EXPERIMENT must be one of {', '.join(registry.PLACES)}, got {name!r}; --list describes them")
+    return registry.find(name)
 
 
-def claims(found: Reproduction) -> Table:
+def _say_errors(store: Store) -> int:
+    errors = store.errors()
+    for cell, error in errors:
+        say(f"{store.experiment}, {label_of(cell)}: {error.strip().splitlines()[-1]}")
+    if errors:
+        say(f"{len(errors)} cells raised; their tracebacks are in {store.path}, and the next run tries them again")
+    return NOT_CONVERGED if errors else OK
+
+
+def claims_table(experiment: Experiment, store: Store) -> Table:
     """The verdicts as a table."""
-    rows = tuple((verdict.verdict, verdict.claim, verdict.source, verdict.evidence) for verdict in found.verdicts)
+    verdicts = judge(experiment.claims(store.rows()))
+    rows = tuple((v.verdict, v.claim, v.source, v.published, v.evidence) for v in verdicts)
     return Table("Claims", CLAIMS_HEADER, rows)
 
 
-def assumed(found: Reproduction) -> str:
+def assumed(experiment: Experiment) -> str:
     """What the text leaves open, one line each."""
-    return "\n".join(["Assumed where the text is silent:", *(f"- {text}" for text in found.assumptions)])
+    return "\n".join(["Assumed where the text is silent:", *(f"- {text}" for text in experiment.assumptions)])
 
 
-def document(found: Reproduction) -> dict[str, Any]:
-    """The same for --json."""
-    tables = [{"title": table.title, "rows": list(_records(table))} for table in found.tables()]
-    verdicts = [vars(verdict) for verdict in found.verdicts]
-    return {"experiment": found.name, "seed": found.seed, "tables": tables, "claims": verdicts,
-            "assumptions": list(found.assumptions)}  # fmt: skip
+def show(experiment: Experiment, scale: str, tables: list[Table]) -> None:
+    """Tables and assumptions on standard output."""
+    print(f"{experiment.title} ({experiment.paper})\n")
+    if scale == "smoke":
+        print("The scale smoke shows that all of it runs; its verdicts say nothing about the paper.\n")
+    for table in tables:
+        print_table(table.header, table.rows, table.title)
+        print()
+    print(assumed(experiment), end="\n\n")
 
 
-def _records(table: Table) -> Iterator[dict[str, str]]:
-    for row in table.rows:
-        yield dict(zip(table.header, row, strict=True))
-
-
-def write(found: Reproduction, tables: list[Table], folder: Path) -> None:
-    """``<name>.json``, ``table.txt``, ``table.md`` and ``<name>.png``."""
-    found.save(folder / f"{found.name}.json")
+def write_tables(experiment: Experiment, tables: list[Table], path: Path) -> None:
+    """The same as text and as Markdown."""
     texts = [text_table(table.header, table.rows, table.title) for table in tables]
     marked = [f"**{table.title}**\n\n{markdown_table(table.header, table.rows)}" for table in tables]
-    write_atomically(folder / "table.txt", ("\n\n".join([*texts, assumed(found)]) + "\n").encode())
-    write_atomically(folder / "table.md", ("\n".join([*marked, assumed(found)]) + "\n").encode())
-    drawn = plot(found)
-    getattr(drawn, "figure", drawn).savefig(folder / f"{found.name}.png", dpi=150)
+    for suffix, parts in ((".txt", texts), (".md", marked)):
+        text = "\n\n".join([*parts, assumed(experiment)]) + "\n"
+        write_atomically(path.with_name(path.name + suffix), text.encode())
+
+
+def document(experiment: Experiment, store: Store, tables: list[Table]) -> dict[str, Any]:
+    """The same for --json."""
+    named = [{"title": t.title, "rows": [dict(zip(t.header, row, strict=True)) for row in t.rows]} for t in tables]
+    return {"experiment": experiment.name, "scale": store.scale, "about": store.about(), "tables": named[:-1],
+            "claims": named[-1]["rows"], "assumptions": list(experiment.assumptions)}  # fmt: skip

@@ -10,9 +10,10 @@ from lambdahat._check import require
 
 @dataclass(frozen=True)
 class Series:
-    """One curve or set of points: y over x, with standard errors or a band where known.
+    """One curve or set of points: y over x, with ``error`` its half-width of uncertainty, a band on lines.
 
-    ``style`` is "line", "points", "bars", "stems" or "step"; ``published`` marks what a paper printed.
+    ``style`` is "line", "points", "bars", "stems" or "step"; ``published`` marks what a paper printed, and takes the
+    colour of ours where its name begins with the name of ours.
     """
 
     name: str
@@ -30,7 +31,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Heat:
-    """A matrix of values over two sets of labels."""
+    """A matrix of values over two sets of labels: ``values[i][j]`` lies at ``y[i]`` and ``x[j]``."""
 
     x: Sequence[float | str]
     y: Sequence[float | str]

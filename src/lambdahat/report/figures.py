@@ -11,10 +11,10 @@ import numpy as np
 from torch import Tensor
 
 from lambdahat._check import require
-from lambdahat.experiments.lanczos_generalisation import LanczosResult
-from lambdahat.experiments.minibatch_damping import DampingResult
-from lambdahat.experiments.minibatch_eigenvalues import BatchEigenvaluesResult
-from lambdahat.experiments.minibatch_rates import StableRatesResult
+from lambdahat.experiments.minibatch.lanczos import LanczosResult
+from lambdahat.experiments.minibatch.damping import DampingResult
+from lambdahat.experiments.minibatch.eigenvalues import BatchEigenvaluesResult
+from lambdahat.experiments.minibatch.rates import StableRatesResult
 from lambdahat.experiments.regularization import RegularizationResult
 from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
 from lambdahat.measurements import Measurement

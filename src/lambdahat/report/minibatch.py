@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lambdahat.experiments.minibatch_eigenvalues import BatchEigenvaluesResult
-from lambdahat.experiments.minibatch_points import MODELS, CurvaturePoint
+from lambdahat.experiments.minibatch.eigenvalues import BatchEigenvaluesResult
+from lambdahat.experiments.minibatch.points import MODELS, CurvaturePoint, continuous_region
 from lambdahat.report.spectra import pooled
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, VERMILION, new_figure, tidy
 
@@ -100,17 +100,17 @@ def draw_bulk(points: Sequence[CurvaturePoint], axes: Axes) -> None:
     """Ritz values of the full data and of one batch at the last epoch, with the bulk of each (Figures 5.2, 6.1)."""
     point = _last(points, "hessian")
     shown = (
-        (point.batch_spectra[0], point.batch_bulks[0], AMBER, f"B = {point.batch_size}"),
-        (point.spectrum, point.bulk, BLUE, "full data"),
+        (point.batch_spectra[0], AMBER, f"B = {point.batch_size}"),
+        (point.spectrum, BLUE, "full data"),
     )
     axes.set_yscale("log")
-    for spectrum, bulk, colour, label in shown:
+    for spectrum, colour, label in shown:
         nodes, weights = pooled(spectrum)
         kept = weights > 1e-3 / spectrum.dim
         axes.vlines(nodes[kept], 1e-3 / spectrum.dim, weights[kept], color=colour, linewidth=1, label=label)
-        axes.axvspan(*bulk.weight_edges, color=colour, alpha=0.12, linewidth=0)
+        axes.axvspan(*continuous_region(spectrum), color=colour, alpha=0.12, linewidth=0)
     axes.axhline(1.0 / point.parameters, color=GREY, linewidth=0.8, linestyle="--", label="one eigenvalue, 1/P")
-    axes.set_xlabel("eigenvalue λ; shaded: the bulk, weight of 5/P or more")
+    axes.set_xlabel("eigenvalue λ; shaded: the bulk, weights of 5/P or more")
     axes.set_ylabel("share of eigenvalues")
     axes.legend(frameon=False, fontsize="x-small", loc="upper right")
 

@@ -44,6 +44,13 @@ def page_of_stores(
     return write_page(_sections_of_stores(listed, find), path, title)
 
 
+def page_of_folders(folders: Iterable[str | Path], path: str | Path, title: str = "Measurements") -> Path:
+    """Write the page of all stores and all saved results in ``folders``."""
+    listed = list(folders)
+    results = [section_of_result(name, found) for folder in listed for name, found in named_results(folder).items()]
+    return write_page([*_sections_of_stores(listed, None), *results], path, title)
+
+
 def write_page(sections: Sequence[Section], path: str | Path, title: str) -> Path:
     """Write the page of given sections."""
     require(len(sections) > 0, "the page", "have something to show", "no results",

@@ -143,7 +143,8 @@ def _claims_overview(judged: list[tuple[Verdict, Section, str]]) -> str:
     header = ("claim", "experiment", "paper", "published", "here", "verdict")
     lines = []
     for verdict, section, name in judged:
-        cells = (escape(verdict.claim), _link(section, name), escape(section.paper), escape(verdict.published),
+        scale = f" ({escape(section.setting)})" if section.setting else ""
+        cells = (escape(verdict.claim), _link(section, name) + scale, escape(section.paper), escape(verdict.published),
                  escape(verdict.evidence), _badge(verdict.verdict))  # fmt: skip
         marks = f' data-paper="{escape(section.paper)}" data-verdict="{escape(verdict.verdict)}"'
         lines.append((marks, cells))

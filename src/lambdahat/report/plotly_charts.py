@@ -219,7 +219,7 @@ def _layout(chart: Chart) -> dict[str, Any]:
     if chart.heat is not None and chart.surface:
         scene = {"xaxis": {"title": {"text": _text(chart.x_label)}}, "yaxis": {"title": {"text": _text(chart.y_label)}},
                  "zaxis": {"title": {"text": _text(chart.heat.name)}, "type": "log" if chart.y_log else "linear"},
-                 "aspectmode": "cube", "camera": {"eye": {"x": 1.5, "y": 1.5, "z": 0.9}}}  # fmt: skip
+                 "aspectmode": "cube", "camera": {"eye": {"x": 1.9, "y": 1.9, "z": 1.1}}}  # fmt: skip
         return {"scene": scene, "height": 440}
     heat = chart.heat
     across = heat.x if heat is not None else [x for series in chart.series for x in series.x]

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lambdahat.experiments.frontiers import Frontier
-from lambdahat.experiments.lanczos_generalisation import LanczosResult
-from lambdahat.experiments.minibatch_damping import DampingResult, expected_damping
-from lambdahat.experiments.minibatch_rates import StableRatesResult
-from lambdahat.experiments.rate_rules import HELD
-from lambdahat.experiments.scaling_runs import ScalingRuns
+from lambdahat.experiments.minibatch.frontiers import Frontier
+from lambdahat.experiments.minibatch.lanczos import LanczosResult
+from lambdahat.experiments.minibatch.damping import DampingResult, expected_damping
+from lambdahat.experiments.minibatch.rates import StableRatesResult
+from lambdahat.experiments.minibatch.rate_rules import HELD
+from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, SKY, VERMILION, new_figure, tidy
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lambdahat.experiments.regularization import RegularizationResult
-from lambdahat.experiments.regularization_claims import PUBLISHED
+from lambdahat.experiments.published_rules import PUBLISHED
 from lambdahat.report.style import BLUE, VERMILION, new_figure, tidy
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lambdahat._check import describe
 from lambdahat.experiments.charts import Chart, Series
-from lambdahat.experiments.regularization import RegularizationResult
 from lambdahat.experiments.reproduction import Table
 from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
 from lambdahat.randommatrix import Advice
@@ -29,7 +28,6 @@ from lambdahat.report.run_charts import (
     choice_charts,
     cluster_charts,
     graph_charts,
-    regularization_charts,
     run_charts,
     similarity_charts,
 )
@@ -125,7 +123,6 @@ CHARTS: dict[type, Callable[[Any], list[Chart]]] = {
     Trajectory: trajectory_charts,
     Verification: verification_charts,
     Run: run_charts,
-    RegularizationResult: regularization_charts,
     GraphSpectrum: graph_charts,
     Clusters: cluster_charts,
     Similarity: similarity_charts,

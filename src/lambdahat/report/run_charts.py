@@ -1,4 +1,4 @@
-"""Charts of training runs, of graphs, of advice and of reproductions."""
+"""Charts of training runs, of graphs and of advice."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 
 from lambdahat.experiments.charts import Chart, Heat, Series
-from lambdahat.experiments.regularization import RegularizationResult
-from lambdahat.experiments.regularization_claims import PUBLISHED
 from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
 from lambdahat.randommatrix import Advice
-from lambdahat.report.reproductions import SHOWN
 from lambdahat.report.spectral_charts import PER_UNIT, listed
 from lambdahat.report.style import counted, value_text
 from lambdahat.report.tracks import WIDE, tracked_panels
@@ -114,22 +111,3 @@ def advice_charts(advice: Advice) -> list[Chart]:
 def _points(name: str, found: dict[int, Estimate]) -> Series:
     half = [(each.interval()[1] - each.interval()[0]) / 2 for each in found.values()]
     return Series(name, list(found), [float(each) for each in found.values()], half, "points")
-
-
-def regularization_charts(result: RegularizationResult) -> list[Chart]:
-    """A chart for each quantity that the thesis compares: mean and deviation over the seeds, and the thesis's mean."""
-    quantities = [name for name in SHOWN if name in result.runs[0].values]
-    charts = []
-    for quantity in quantities:
-        series = []
-        for activation in dict.fromkeys(run.activation for run in result.runs):
-            runs = [run for run in result.runs if run.activation == activation]
-            labels = [run.label for run in runs]
-            means, spread = ([getattr(run, part)(quantity) for run in runs] for part in ("mean", "deviation"))
-            series.append(Series(activation, labels, means, spread, "points"))
-            printed = [PUBLISHED[result.name, activation].get(label, {}).get(quantity) for label in labels]
-            if any(value is not None for value in printed):
-                series.append(Series(f"{activation}, thesis", labels, printed, style="points", published=True))
-        charts.append(Chart(quantity.capitalize(), "rule", quantity, tuple(series), y_log="accuracy" not in quantity,
-                            caption=f"Mean ± standard deviation over {result.seeds} seeds."))  # fmt: skip
-    return charts

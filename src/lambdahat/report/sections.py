@@ -61,6 +61,8 @@ def section_of_store(store: Store, experiment: Experiment | None) -> Section:
     """The section of one experiment at one scale, from its store alone; without ``experiment`` its rows only."""
     rows, about, failed = store.rows(), store.about(), store.errors()
     notes = [f"{counted(len(failed), 'cell')} raised; the last error: {failed[-1][1].strip()}"] if failed else []
+    if store.scale == "smoke":
+        notes.append("Smoke scale: sizes are tiny and show that the code runs; verdicts say nothing about the paper.")
     done = len(store.finished())
     total = done if experiment is None else len(experiment.grid(store.scale))
     if done < total:

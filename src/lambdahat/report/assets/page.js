@@ -43,7 +43,7 @@
     const token = typeof value === "string" && /color$/.test(key || "") && value.startsWith("@");
     return token ? colour(value) : value;
   }
-  function layoutOf(figure, size) {
+  function layoutOf(place, figure, size) {
     const layout = coloured(figure.layout);
     const look = { gridcolor: colour("@rule"), linecolor: colour("@rule"), zerolinecolor: colour("@rule") };
     for (const axis of [layout.xaxis, layout.yaxis, layout.scene?.xaxis, layout.scene?.yaxis, layout.scene?.zaxis])
@@ -52,7 +52,7 @@
     return {
       ...layout, ...size, autosize: true, uirevision: "kept", hovermode: "closest",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family, size: layout.scene ? 11 : 12, color: colour("@ink") },
+      font: { family, size: !layout.scene ? 12 : place.clientWidth < 500 ? 9 : 11, color: colour("@ink") },
       margin: layout.scene ? { l: 0, r: 0, t: 0, b: 0 } : { l: 56, r: 12, t: HOVERS ? 30 : 10, b: 44 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("@muted"), activecolor: colour("@accent") },
       legend: { orientation: "h", x: 0, y: 0, yref: "container", yanchor: "bottom", bgcolor: "rgba(0,0,0,0)" },
@@ -68,7 +68,7 @@
   function paint(place, size = {}) {
     const figure = figures.get(place);
     place.classList.add("drawn");
-    return Plotly.react(place, coloured(figure.data), layoutOf(figure, size), config(!figure.layout.scene));
+    return Plotly.react(place, coloured(figure.data), layoutOf(place, figure, size), config(!figure.layout.scene));
   }
   async function draw(place) {
     const [found] = await Promise.all([data(place.dataset.section), plotly()]);
@@ -127,9 +127,11 @@
   all(".sort").forEach((one) => one.addEventListener("click", () => sort(one.closest("th"))));
 
   // Downloads
-  const word = (value) => (value && typeof value === "object" && "number" in value ? value.number : value);
+  // {"number": "nan"} stands for what JSON cannot hold: a word in CSV, null in JSON
+  const special = (value) => value && typeof value === "object" && "number" in value;
+  const finite = (value) => (special(value) ? null : Array.isArray(value) ? value.map(finite) : value);
   function csvCell(value) {
-    const plain = word(value);
+    const plain = special(value) ? value.number : finite(value);
     const text = plain === null || plain === undefined ? "" : typeof plain === "object" ? JSON.stringify(plain) : String(plain);
     return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   }
@@ -137,7 +139,6 @@
     return [columns, ...rows].map((row) => row.map(csvCell).join(",")).join("\n") + "\n";
   }
   function asJson({ columns, rows }) {
-    const finite = (value) => (value && typeof value === "object" && "number" in value ? null : value);
     const records = rows.map((row) => Object.fromEntries(columns.map((name, place) => [name, finite(row[place])])));
     return JSON.stringify(records, null, 1);
   }

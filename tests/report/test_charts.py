@@ -1,0 +1,130 @@
+"""Charts as plotly and matplotlib draw them: the numbers are those of the chart, and gaps stay gaps."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from lambdahat.experiments.charts import Chart, Heat, Series
+from lambdahat.report.chart_figures import draw
+from lambdahat.report.plotly_charts import described, figure_of, table_of
+
+NAN = math.nan
+LINES = Chart(
+    "Loss", "epoch", "loss",
+    (Series("SGD", [1, 2, 3, 4], [4.0, None, 2.0, 1.0], [0.5, 0.5, NAN, 0.25]),
+     Series("NGD", [1, 2], [3.0, 1.5], style="points"),
+     Series("SGD, paper", [2], [2.5], style="points", published=True),
+     Series("other", [2], [2.5], style="points", published=True)),
+    y_log=True, lines=(("chance", 2.3),),
+)  # fmt: skip
+OURS = Series("tanh", ["a", "b"], [1.0, 2.0], [0.1, 0.2], "bars")
+BARS = Chart("Norms", "rule", "norm", (OURS, Series("tanh (thesis)", ["a", "b"], [1.5, NAN], None, "bars", True)))
+CELLS = Chart("Cells", "α", "ε", heat=Heat([0.1, 1.0, 10.0], ["low", "high"], [[1, 2, 3], [4, NAN, 6]], "λ̂"))
+OFFSETS = [float(x) for x in np.linspace(-1, 1, 9)]
+FIELD = Heat(OFFSETS, OFFSETS, [[x * x + 2 * y for x in OFFSETS] for y in OFFSETS], "loss")
+STEMS = Chart("Stems", "λ", "share", (Series("Ritz", [0.0, 2.0], [0.9, 0.1], style="stems"),), y_log=True)
+STEPS = Chart("Steps", "step", "rate", (Series("rate", [0, 1, 2], [1.0, 0.5, 0.1], [0.1, 0.1, 0.1], "step"),))
+ALL = {"lines": LINES, "bars": BARS, "cells": CELLS, "stems": STEMS, "steps": STEPS,
+       "contours": Chart("Field", "x", "y", heat=FIELD),
+       "surface": Chart("Field", "x", "y", heat=FIELD, surface=True)}  # fmt: skip
+
+
+@pytest.mark.parametrize("chart", ALL.values(), ids=ALL)
+def test_a_figure_is_json_without_nan(chart):
+    json.dumps(figure_of(chart), allow_nan=False)
+
+
+def traces(chart):
+    return {trace["name"]: trace for trace in figure_of(chart)["data"] if trace.get("showlegend", True)}
+
+
+def test_a_line_has_its_numbers_its_gaps_and_a_band_in_two_parts():
+    sgd = traces(LINES)["SGD"]
+    assert (sgd["x"], sgd["y"], sgd["mode"]) == ([1, 2, 3, 4], [4, None, 2, 1], "lines+markers")
+    (band,) = [trace for trace in figure_of(LINES)["data"] if trace.get("fill") == "toself"]
+    assert band["legendgroup"] == sgd["legendgroup"]  # switched off together
+    assert band["x"] == [1, 1, None, 3, 4, 4, 3]
+    assert band["y"] == [3.5, 4.5, None, 2, 0.75, 1.25, 2]
+
+
+def test_a_band_on_a_logarithmic_axis_stays_above_zero():
+    low = Chart("", "x", "y", (Series("s", [1, 2], [1.0, 2.0], [5.0, 0.5]),), y_log=True)
+    assert figure_of(low)["data"][0]["y"] == [0.1, 1.5, 2.5, 6]
+
+
+def test_published_points_are_hollow_in_the_colour_of_what_they_stand_beside():
+    found = traces(LINES)
+    assert found["SGD, paper"]["marker"] == {"color": "@s0", "size": 9, "symbol": "diamond-open"}
+    assert found["NGD"]["marker"]["color"] == "@s1"
+    assert found["other"]["marker"]["color"] == "@ink"
+    assert traces(BARS)["tanh (thesis)"]["marker"]["color"] == "@s0/0.0"
+
+
+def test_a_mark_on_a_logarithmic_axis_is_where_plotly_wants_it():
+    layout = figure_of(LINES)["layout"]
+    assert layout["shapes"][0]["y0"] == 2.3
+    assert layout["annotations"][0]["y"] == pytest.approx(math.log10(2.3))
+    assert layout["yaxis"]["type"] == "log"
+
+
+def test_errors_of_bars_and_names_of_cells():
+    assert traces(BARS)["tanh"]["error_y"]["array"] == [0.1, 0.2]
+    assert figure_of(BARS)["layout"]["xaxis"]["type"] == "category"
+    (cells,) = figure_of(CELLS)["data"]
+    assert (cells["type"], cells["x"], cells["z"]) == ("heatmap", [0.1, 1, 10], [[1, 2, 3], [4, None, 6]])
+    assert figure_of(CELLS)["layout"]["xaxis"]["type"] == "category"
+
+
+def test_a_fine_grid_is_contours_or_a_surface():
+    kinds = [figure_of(ALL[name])["data"][0] for name in ("contours", "surface")]
+    assert [trace["type"] for trace in kinds] == ["contour", "surface"]
+    assert all(trace["z"][0][-1] == pytest.approx(1 - 2) for trace in kinds)  # x = 1, y = −1
+
+
+def test_names_are_no_markup():
+    hostile = Chart("", "<b>x</b>", "y", (Series('<a href="http://x">', [1], [1.0]),))
+    found = figure_of(hostile)
+    assert found["data"][0]["name"] == '&lt;a href="http://x"&gt;'
+    assert found["layout"]["xaxis"]["title"]["text"] == "&lt;b&gt;x&lt;/b&gt;"
+
+
+def test_tables_and_words_hold_the_numbers():
+    table = table_of(LINES)
+    assert table["header"] == ["series", "epoch", "loss", "±"]
+    assert table["rows"][0] == ["SGD", 1, 4, 0.5]
+    assert table["rows"][2] == ["SGD", 3, 2, None]
+    assert table_of(CELLS) == {"header": ["ε \\ α", "0.1", "1", "10"], "rows": [["low", 1, 2, 3], ["high", 4, None, 6]]}
+    words = described(LINES)
+    assert words.startswith("loss over epoch. SGD: 4 at 1 to 1 at 4, between 1 and 4; NGD: 3 at 1 to 1.5 at 2")
+    assert words.endswith("a line at 2.3 marks chance.")
+    assert described(CELLS) == "Map of λ̂ over α and ε: between 1 and 6."
+    assert "no values" in described(Chart("", "x", "y", (Series("s", [1], [NAN]),)))
+
+
+def test_an_unknown_style_is_refused():
+    chart = Chart("", "x", "y", (Series("s", [1], [1.0], style="pie"),))
+    for make in (figure_of, draw):
+        with pytest.raises(ValueError, match=r"the style of series 's' must be one of 'line', .*got 'pie'"):
+            make(chart)
+
+
+@pytest.mark.parametrize("chart", ALL.values(), ids=ALL)
+def test_matplotlib_draws_the_same(chart, tmp_path):
+    axes = draw(chart)
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == (chart.title, chart.x_label, chart.y_label)
+    axes.figure.savefig(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 4000
+
+
+def test_matplotlib_has_the_numbers():
+    axes = draw(LINES)
+    (line,) = [one for one in axes.get_lines() if one.get_label() == "SGD"]
+    assert np.array_equal(line.get_ydata(), [4.0, NAN, 2.0, 1.0], equal_nan=True)
+    assert axes.get_yscale() == "log"
+    bars = draw(BARS)
+    assert [patch.get_height() for patch in bars.patches[:3]] == [1.0, 2.0, 1.5]
+    assert [label.get_text() for label in bars.get_xticklabels()] == ["a", "b"]
+    assert draw(STEMS).collections[0].get_segments()[1][1].tolist() == [2.0, 0.1]
+    assert draw(LINES, axes) is axes

@@ -1,0 +1,222 @@
+"""The page in a real browser, headless: it loads without complaint, its charts are drawn, its controls work."""
+
+import base64
+import csv
+import dataclasses
+import io
+import json
+
+import pytest
+
+from lambdahat.report.page import page, write_page
+from tests.report.browser import CHROMIUM, Browser
+from tests.report.pages import HOSTILE, an_experiment, experiments
+from tests.report.test_chains import a_coefficient
+from tests.report.test_figures import RESULTS
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
+DRAWN = "[...document.querySelectorAll('.chart')].every((one) => one.querySelector('.main-svg, canvas'))"
+CAPTURE = """
+window.files = [];
+URL.createObjectURL = (blob) => (window.files.push(blob.arrayBuffer()), '#');
+HTMLAnchorElement.prototype.click = function () { window.named = this.download; };
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return write_page(experiments(), tmp_path_factory.mktemp("page") / "report.html", "A title")
+
+
+def overflow(browser):
+    return browser.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+
+def draw_all(browser):
+    """Bring every chart near the screen, one after another as a reader would."""
+    count = browser.evaluate("document.querySelectorAll('.chart').length")
+    for number in range(count):
+        browser.evaluate(f"document.querySelectorAll('.chart')[{number}].scrollIntoView()")
+        browser.until(f"document.querySelectorAll('.chart')[{number}].querySelector('.main-svg')")
+    assert browser.evaluate(DRAWN)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_loads_and_draws_without_complaint_and_fits(browser, written, width):
+    browser.open(written, width)
+    draw_all(browser)
+    assert overflow(browser) == 0
+    assert browser.complaints() == []
+    assert browser.evaluate("document.querySelectorAll('.chart .scatterlayer .trace').length") >= 3 * 3
+
+
+def test_charts_far_down_wait(browser, written):
+    browser.open(written, 1280, 400)
+    browser.until("typeof Plotly === 'object'")
+    browser.evaluate("new Promise((done) => setTimeout(done, 300))")
+    assert browser.evaluate("document.querySelectorAll('.chart.drawn').length") < 6
+
+
+@pytest.mark.slow
+def test_results_of_every_kind_are_drawn(browser, tmp_path):
+    path = page({**RESULTS, "llc": a_coefficient()}, tmp_path / "page.html")
+    for width in (390, 1280):
+        browser.open(path, width)
+        draw_all(browser)
+        assert overflow(browser) == 0
+    assert browser.complaints() == []
+
+
+def paper_and_ink(browser):
+    return browser.evaluate(
+        "[getComputedStyle(document.body).backgroundColor,"
+        " getComputedStyle(document.querySelector('.chart .xtick text')).fill]"
+    )
+
+
+def test_the_theme_follows_the_system_and_the_button(browser, written):
+    looks = {}
+    for dark in (False, True):
+        browser.open(written, 1280, dark=dark)
+        browser.evaluate("localStorage.clear(); document.querySelector('.chart').scrollIntoView()")
+        browser.until("document.querySelector('.chart .xtick text')")
+        looks[dark] = paper_and_ink(browser)
+    assert looks[False] == ["rgb(255, 255, 255)", "rgb(27, 31, 36)"]
+    assert looks[True] == ["rgb(20, 23, 27)", "rgb(230, 233, 237)"]
+    assert browser.evaluate("document.getElementById('theme').getAttribute('aria-pressed')") == "true"
+    browser.evaluate("document.getElementById('theme').click()")
+    browser.until("getComputedStyle(document.querySelector('.chart .xtick text')).fill === 'rgb(27, 31, 36)'")
+    assert paper_and_ink(browser) == looks[False]
+    assert browser.evaluate("document.getElementById('theme').getAttribute('aria-pressed')") == "false"
+    browser.open(written, 1280, dark=True)  # it is remembered
+    assert browser.evaluate("document.documentElement.dataset.theme") == "light"
+    browser.evaluate("localStorage.clear()")
+
+
+def shown(browser):
+    rows = "[...document.querySelectorAll('#overview tbody tr')]"
+    return browser.evaluate(f"{rows}.filter((row) => row.offsetParent).map((row) => row.cells[0].textContent)")
+
+
+def choose(browser, name, value):
+    browser.evaluate(
+        f"(() => {{ const one = document.querySelector('[data-filter={name}]');"
+        f" one.value = {value!r}; one.dispatchEvent(new Event('change')); }})()"
+    )
+
+
+def test_claims_are_filtered_and_sorted(browser, written):
+    browser.open(written, 1280)
+    assert len(shown(browser)) == 6
+    choose(browser, "paper", "Another paper")
+    assert shown(browser) == ["claim 2", "a second claim", "claim 3", "a second claim"]
+    choose(browser, "verdict", "holds")
+    assert shown(browser) == ["claim 3"]
+    assert browser.evaluate("document.getElementById('shown').textContent") == "1 of 6 claims"
+    choose(browser, "paper", "")
+    choose(browser, "verdict", "")
+    assert len(shown(browser)) == 6
+    for way, first in (("ascending", "a second claim"), ("descending", "claim 3")):
+        browser.evaluate("document.querySelector('#overview .sort').click()")
+        assert shown(browser)[0] == first
+        assert browser.evaluate("document.querySelector('#overview th').getAttribute('aria-sort')") == way
+
+
+def downloaded(browser, kind):
+    browser.evaluate(CAPTURE)
+    browser.evaluate(f"document.querySelector('.download[data-kind={kind}]').click()")
+    browser.until("window.files.length === 1 && window.named")
+    coded = browser.evaluate("window.files[0].then((bytes) => btoa(String.fromCharCode(...new Uint8Array(bytes))))")
+    return browser.evaluate("window.named"), base64.b64decode(coded).decode()
+
+
+def test_rows_are_downloaded(browser, written):
+    browser.open(written, 1280)
+    name, text = downloaded(browser, "csv")
+    assert name == "experiment-1-cpu.csv"
+    rows = list(csv.reader(io.StringIO(text, newline="")))
+    assert rows[0] == ["seed", "loss", "name", "extra"]
+    assert rows[1] == ["0", "0.5", 'a,"b"\nc', ""]
+    assert rows[2][:3] == ["1", "nan", ""]
+    browser.open(written, 1280)
+    name, text = downloaded(browser, "json")
+    assert name == "experiment-1-cpu.json"
+    first, second = json.loads(text)
+    assert first == {"seed": 0, "loss": 0.5, "name": 'a,"b"\nc', "extra": None}
+    assert second == {"seed": 1, "loss": None, "name": None, "extra": [1, 2.5, None]}
+
+
+def test_a_name_in_the_legend_hides_its_curve_and_band(browser, written):
+    browser.open(written, 1280)
+    browser.evaluate("document.querySelector('.chart').scrollIntoView()")
+    browser.until("document.querySelector('.chart .legendtoggle')")
+    seen = "document.querySelector('.chart')._fullData.map((trace) => [trace.name, trace.visible])"
+    assert browser.evaluate(seen)[:2] == [["SGD", True], ["SGD", True]]
+    x, y = browser.evaluate(
+        "(() => { const box = document.querySelector('.chart .legendtoggle').getBoundingClientRect();"
+        " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+    )
+    for kind in ("mousePressed", "mouseReleased"):
+        browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+    browser.until(f"{seen}[0][1] === 'legendonly'")
+    assert browser.evaluate(seen)[:4] == [
+        ["SGD", "legendonly"], ["SGD", "legendonly"], ["NGD", True], ["NGD", True],
+    ]  # fmt: skip
+
+
+def test_the_numbers_of_a_chart_are_a_table(browser, written):
+    browser.open(written, 1280)
+    browser.evaluate("document.querySelector('details.data').open = true")
+    browser.until("document.querySelector('details.data tbody tr')")
+    table = "document.querySelector('details.data table')"
+    assert browser.evaluate(f"[...{table}.rows[0].cells].map((cell) => cell.textContent)") == [
+        "series", "epoch", "loss", "±",
+    ]  # fmt: skip
+    assert browser.evaluate(f"[...{table}.rows[1].cells].map((cell) => cell.textContent)") == ["SGD", "0", "1", "0.02"]
+    assert browser.evaluate(f"{table}.rows.length") == 1 + 50 + 50 + 1
+    assert browser.evaluate(f"{table}.rows[0].cells[0].scope + {table}.rows[1].cells[0].scope") == "colrow"
+
+
+def test_the_keyboard_reaches_the_content_first(browser, written):
+    browser.open(written, 1280)
+    for kind in ("rawKeyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+    assert browser.evaluate("document.activeElement.className") == "skip"
+    assert browser.evaluate("document.activeElement.getBoundingClientRect().left") >= 0
+    for kind in ("keyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13,
+                     text="\r")  # fmt: skip
+    browser.until("document.activeElement.id === 'main'")
+
+
+def test_paper_has_every_chart_in_light_colours(browser, written):
+    browser.open(written, 1280, dark=True)
+    browser.until("typeof Plotly === 'object'")
+    browser.evaluate("new Promise((done) => setTimeout(done, 500))")
+
+    browser.evaluate(
+        "addEventListener('beforeprint', () => { window.printed = [document.documentElement.dataset.theme,"
+        f" {DRAWN}, getComputedStyle(document.body).backgroundColor]; }})"
+    )
+    assert browser.pdf().startswith(b"%PDF")
+    assert browser.evaluate("window.printed") == ["light", True, "rgb(255, 255, 255)"]
+    assert browser.evaluate("document.documentElement.dataset.theme") is None
+    assert browser.complaints() == []
+
+
+def test_hostile_names_run_nothing(browser, tmp_path):
+    section = dataclasses.replace(an_experiment(1), title=HOSTILE, about=HOSTILE, command=HOSTILE, facts={"a": HOSTILE})
+    hostile = [dataclasses.replace(chart, title=HOSTILE, x_label=HOSTILE) for chart in section.charts]
+    section = dataclasses.replace(section, charts=tuple(hostile))
+    browser.open(write_page([section], tmp_path / "page.html", HOSTILE), 390)
+    draw_all(browser)
+    assert browser.evaluate("document.title") == HOSTILE
+    assert browser.evaluate("document.querySelectorAll('img, a[href^=http]').length") == 0
+    assert overflow(browser) == 0
+    assert browser.complaints() == []
