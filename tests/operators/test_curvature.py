@@ -215,6 +215,26 @@ def test_memory_budget_decides_what_is_kept(make: type) -> None:
     assert relative(some @ v, kept @ v) < 1e-12
 
 
+@pytest.mark.parametrize("fails", [2, 3, 5])
+def test_memory_that_runs_out_costs_the_graphs_not_the_product(monkeypatch: pytest.MonkeyPatch, fails: int) -> None:
+    """Whichever build fails, while graphs are kept or in a product, the matrix is the same."""
+    problem = network("mlp")
+    right = hessian(problem).dense()
+    budget, builds, build = 2 * hessian(problem).graph_bytes, [], linearise.hessian_reverse
+
+    def short_of_memory(*arguments: object) -> object:
+        builds.append(1)
+        if len(builds) == fails:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return build(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(linearise, "hessian_reverse", short_of_memory)
+    operator = hessian(problem, mode="reverse", memory=budget)
+    assert relative(operator.dense(), right) < 1e-12
+    assert len(builds) > fails
+    assert operator.kept_batches == 0
+
+
 def test_kept_products_do_not_run_the_model_again() -> None:
     problem = network("mlp")
     operator = hessian(problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from lambdahat.operators import linearise
 from lambdahat.problem import Problem
 
 GRAPH_FRACTION = 0.4
+CROWDED = 0.25  # share of a GPU's memory in use from which graphs that nobody holds are looked for
 BLOCK = 16
 CUDA_GRAPH_BYTES = 1 << 30
 FINITE = "products by finite differences, good to about ε^(2/3), for autograd cannot differentiate the model twice: "
@@ -34,7 +36,8 @@ class Products:
         self.problem, self.leaves, self.modes, self.dtype = problem, leaves, dict(modes), dtype
         self.device = problem.device
         self.stream = torch.cuda.Stream(problem.device) if problem.device.type == "cuda" else None
-        budget = GRAPH_FRACTION * free_memory(problem.device) if memory is None else memory
+        self.cache: list[linearise.Product] = []
+        budget = GRAPH_FRACTION * _room(problem.device) if memory is None else memory
         with linearise.twice_differentiable():
             self._prepare(budget)
 
@@ -45,7 +48,6 @@ class Products:
         self.kept = min(count, int(budget // max(self.graph_bytes, 1)))
         if self.kept < count and len(self.modes) > 1:
             self.mode = self._fastest_unkept()
-        self.cache: list[linearise.Product] = []
         self._fill(first)
         self.vmaps = True
         self.replay: Callable[[Tensor], Tensor] | None = None
@@ -103,6 +105,16 @@ class Products:
             yield (self.cache[i] if i < len(self.cache) else self._build(batch)), weight
 
     def _build(self, batch: Batch) -> linearise.Product:
+        """The product of one batch; where memory runs out, once more without what was kept of the others."""
+        try:
+            return self._built(batch)
+        except torch.OutOfMemoryError:
+            self.cache.clear()
+            self.kept, self.tried_replay, self.replay = 0, True, None
+        _collect(self.device)
+        return self._built(batch)
+
+    def _built(self, batch: Batch) -> linearise.Product:
         build = self.modes[self.mode]
         if self.stream is None:
             return build(self.problem, self.leaves, batch)
@@ -167,7 +179,10 @@ class Products:
         for i, batch in enumerate(self.problem.batches):
             if i >= self.kept:
                 break
-            self.cache.append(first if i == 0 else self._build(batch))
+            product = first if i == 0 else self._build(batch)
+            if self.kept == 0:  # memory ran out
+                break
+            self.cache.append(product)
 
     def _block(self) -> int:
         """Columns that go through vmap together: as many as keep their activations within the budget."""
@@ -202,3 +217,18 @@ class Products:
             return result.clone()
 
         return replay
+
+
+def _room(device: torch.device) -> int:
+    """What is free on a device, without the graphs of operators that nobody holds: they wait in reference cycles."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        if torch.cuda.memory_allocated(device) > CROWDED * total:
+            _collect(device)
+    return free_memory(device)
+
+
+def _collect(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
