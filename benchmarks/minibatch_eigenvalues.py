@@ -56,7 +56,7 @@ def read_split(path: Path) -> Split:
 
 def write_rows(found: BatchEigenvaluesResult, path: Path) -> None:
     """One row for every batch, as CSV."""
-    rows = list(found.rows())
+    rows = [row for row in found.rows() if row["part"] == "batch"]
     names = list(dict.fromkeys(name for row in rows for name in row))
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, names)

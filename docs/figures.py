@@ -412,8 +412,8 @@ def maximum_entropy() -> Any:
 def classical_entropy() -> Any:
     """Figure 2.1 of the spectral thesis on other matrices, from the stored results of benchmarks/logdet.py."""
     rows = json.loads((RESULTS / "logdet-moments.json").read_text(encoding="utf-8"))["rows"]
-    names = [name for name in dict.fromkeys(row["matrix"] for row in rows) if name != "bcsstk16"]
-    figure = new_figure(8.4, 5.6)
+    names = list(dict.fromkeys(row["matrix"] for row in rows))
+    figure = new_figure(11.4, 5.6)
     for column, name in enumerate(names, start=1):
         part = [row for row in rows if row["matrix"] == name]
         for line, quantity in enumerate(("entropy", "error")):
@@ -423,7 +423,8 @@ def classical_entropy() -> Any:
                 axes.plot([row["moments"] for row in part], values, color=colour, marker="o", markersize=3, label=label)
             axes.set_ylabel("entropy" if quantity == "entropy" else "relative error of log det")
             if quantity == "error":
-                axes.set_yscale("log")
+                exact = [row["ours, exact moments: error"] for row in part]
+                axes.semilogy([row["moments"] for row in part], exact, color=BLUE, linestyle=":", linewidth=1)
                 axes.set_xlabel("moments")
             else:
                 axes.set_title(name, fontsize="medium")
@@ -436,6 +437,26 @@ def graph_clusters() -> Any:
     sizes = np.random.default_rng(0).integers(20, 41, 60)
     made = networkx.random_partition_graph([int(size) for size in sizes], 0.5, 1.0 / sizes.sum(), seed=0)
     return lh.plot(graphs.clusters(graphs.graph(made, name="60 planted clusters"), 80))
+
+
+def graph_spectra() -> Any:
+    """Figures 3.1 and 3.3 of the spectral thesis: entropic spectra of random graphs over all of their eigenvalues."""
+    figure, nodes = new_figure(8.4, 3.4), 2000
+    random = {
+        "Erdős–Rényi, np = 5": networkx.fast_gnp_random_graph(nodes, 5 / nodes, seed=0),
+        "Barabási–Albert, r = 5": networkx.barabasi_albert_graph(nodes, 5, seed=0),
+    }
+    places = np.linspace(1e-3, 1.999, 2000)
+    for column, (name, made) in enumerate(random.items(), start=1):
+        graph, axes = graphs.graph(made), tidy(figure.add_subplot(1, 2, column))
+        values = torch.linalg.eigvalsh(graph.normalized_laplacian().dense()).numpy()
+        axes.hist(values, 80, (0, 2), density=True, color=GREY, alpha=0.4, label="all eigenvalues")
+        for moments, colour in ((3, AMBER), (30, VERMILION), (100, BLUE)):
+            density = graphs.spectrum(graph, moments, probes=100).density
+            axes.plot(places, density.evaluate(places), color=colour, linewidth=1.2, label=f"{moments} moments")
+        axes.set(xlabel="λ", title=f"{name}, n = {nodes:,}", ylim=(0, 2.2))
+    axes.legend(frameon=False, fontsize="small")
+    return axes
 
 
 def graph_similarity() -> Any:
@@ -520,6 +541,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "verification": verification,
     "regularizers": regularizers,
     "graph-clusters": graph_clusters,
+    "graph-spectra": graph_spectra,
     "graph-similarity": graph_similarity,
     "batch-and-step": lambda: runpy.run_path(str(Path(__file__).with_name("advice_figures.py")))["batch_and_step"](),
     "noisy-quadratic": lambda: runpy.run_path(str(Path(__file__).with_name("bulk_figures.py")))["noisy_quadratic"](),

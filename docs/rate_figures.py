@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import lambdahat as lh
-from lambdahat.experiments.lanczos_generalisation import Scale, lanczos_opt_of
-from lambdahat.experiments.minibatch_rates import stable_rates_of
-from lambdahat.experiments.rate_subjects import Subject
+from lambdahat.experiments.minibatch.lanczos import Scale, lanczos_opt_of
+from lambdahat.experiments.minibatch.rate_subjects import Subject
+from lambdahat.experiments.minibatch.rates import stable_rates_of
 from lambdahat.report.style import new_axes
 
 

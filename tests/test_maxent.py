@@ -259,6 +259,36 @@ def test_moments_of_atoms_are_said_not_to_match():
     assert np.allclose(shares, 1 / 3, atol=1e-3)
 
 
+@pytest.mark.parametrize("place", [-1.0, 1.0])
+def test_an_atom_at_an_end_has_a_distribution(place):
+    """The grid there is finer than the digits of λ."""
+    found = maxent.fit(of_samples(np.array([place]), 20), bounds=(2.0, 4.0))
+    end = 3.0 + place
+    assert found.integrate(2.0, 4.0) == pytest.approx(1.0, abs=1e-12)
+    assert np.allclose(found.quantile([0.1, 0.5, 0.9]), end, atol=1e-6)
+    assert found.integrate(max(2.0, end - 1e-3), min(4.0, end + 1e-3)) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_cumulative_mass_is_that_of_the_density():
+    """Against the integral of an exponential, the density of maximum entropy with one moment."""
+    rate, high = 3.0, 2.0
+    mean = 1 / rate - high / math.expm1(rate * high)
+    found = maxent.fit([1.0, mean - 1.0], "power", (0.0, high), tol=1e-12)
+    exact = np.expm1(-rate * found.grid) / math.expm1(-rate * high)
+    assert np.allclose(found.cumulative(found.grid), exact, atol=1e-11)
+
+
+def test_a_given_penalty_is_the_one_taken():
+    """The minimum of F + ½v‖α‖² has the mismatch vα, wherever plain Newton would have stopped."""
+    values = of_samples(RNG.beta(2, 3, 500) * 2 - 1, 12)
+    for penalty in (1e-2, 3e-5, 1e-7):
+        found = maxent.fit(values, penalty=penalty)
+        assert found.penalty == penalty
+        assert np.allclose(-found.residuals[1:], penalty * found.coefficients[1:], atol=1e-9)
+    assert maxent.fit(values, penalty=0).penalty == 0
+    assert maxent.fit(values, penalty=1e-12).symmetric_kl(maxent.fit(values)) < 1e-6
+
+
 def test_density_on_a_grid_has_the_same_readings():
     grid = np.linspace(-6, 6, 4001)
     found = Density(grid, stats.norm.pdf(grid), np.zeros_like(grid))
@@ -295,6 +325,10 @@ MISUSES = {
     "NaN": (lambda: maxent.fit([1.0, math.nan]), "moments must be finite"),
     "basis unknown": (lambda: maxent.fit([1.0, 0.0], "hermite"), "basis must be one of"),
     "bounds backwards": (lambda: maxent.fit([1.0, 0.0], bounds=(1.0, 0.0)), "bounds must be two finite numbers"),
+    "bounds of one number": (lambda: maxent.fit([1.0, 0.0], bounds=3), "bounds must be two finite numbers"),
+    "no bounds": (lambda: maxent.fit([1.0, 0.0], bounds=None), "bounds must be two finite numbers"),
+    "bounds of words": (lambda: maxent.fit([1.0, 0.0], bounds=("a", "b")), "bounds must be two finite numbers"),
+    "a negative penalty": (lambda: maxent.fit([1.0, 0.0], penalty=-1.0), "penalty must be a finite number above 0"),
     "errors of another length": (lambda: maxent.fit([1.0, 0.0], stderr=[0.1]), "stderr must be 2 numbers"),
     "a prior that is 0": (lambda: maxent.fit([1.0, 0.0], prior=lambda x: np.maximum(x, 0)), "prior must be element-"),
     "no tolerance": (lambda: maxent.fit([1.0, 0.0], tol=0.0), "tol must be a finite number above 0"),
@@ -318,3 +352,16 @@ def test_misuse_names_the_argument(misuse):
     call, text = MISUSES[misuse]
     with pytest.raises(ValueError, match=text):
         call()
+
+
+@pytest.mark.parametrize("moments", ["abc", None, [1.0, 1j], [[1.0], [0.0, 1.0]]])
+def test_moments_that_are_no_numbers_are_refused(moments):
+    with pytest.raises(TypeError, match="moments must be a 1-D array of real numbers"):
+        maxent.fit(moments)
+
+
+@pytest.mark.parametrize("reading", ["kl", "symmetric_kl"])
+def test_a_divergence_to_no_density_is_refused(reading):
+    for found in (maxent.fit([1.0, 0.0]), Density(np.arange(3.0), np.full(3, 0.5), np.zeros(3))):
+        with pytest.raises(TypeError, match="other must be a Density, got 3"):
+            getattr(found, reading)(3)

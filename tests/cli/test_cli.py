@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import lambdahat
 from lambdahat.cli.app import app
 from lambdahat.cli.forecast import forecast
+from lambdahat.experiments.store import Store
 from lambdahat.measurements import Measurement
 from lambdahat.measuring import Settings
 from lambdahat.operators import hessian
@@ -471,19 +472,17 @@ def test_landscape_refuses(project, arguments, message):
     assert message in one_line_error(call("landscape", f"{project}:make_problem", *arguments))
 
 
-def test_demo_writes_figures_tables_and_results(tmp_path, monkeypatch):
+def test_demo_writes_rows_tables_figures_and_the_page(tmp_path, monkeypatch):
     from lambdahat.cli import demo
 
-    monkeypatch.setattr(demo, "EPOCHS", 5)
-    monkeypatch.setattr(demo, "SAMPLING", {"step_size": 1e-5, "draws": 20, "burn_in": 0, "localization": 100.0})
-    result = call("demo", "--out", "demo")
-    assert result.exit_code in (0, 1), result.output
+    monkeypatch.setattr(demo, "SCALE", "smoke")
+    monkeypatch.chdir(tmp_path)
+    result = call("demo", "--out", "demo", "--seed", "3")
+    assert result.exit_code == 0, result.output
     folder = tmp_path / "demo"
-    pictures = {path.stem for path in folder.glob("*.png")}
-    assert pictures == {"measurement", "eigenpairs", "spectrum", "diagonal", "landscape", "plane", "llc"}
-    found = Measurement.load(folder)
-    assert found["trace"].stderr == 0
-    assert "(exact)" in next(line for line in result.stdout.splitlines() if line.startswith("trace"))
-    assert (folder / "table.md").read_text().count("\n| ") > 15
-    assert "held out" in result.stdout
-    assert found["landscape"].held_out is not None
+    assert {row["seed"] for row in Store(folder, "ngd-digits", "smoke").rows()} == {3}
+    assert len(list(folder.glob("figure-*.png"))) == 8
+    assert "NGD is above SGD" in (folder / "table.md").read_text()
+    assert "Claims" in result.stdout
+    assert "report.html" in result.stdout
+    assert "NGD is above SGD at equal training loss" in (folder / "report.html").read_text()

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lambdahat.cli.app import app
-from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
+from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, ModelFit, Similarity
 from lambdahat.results import Result
 
 
@@ -88,10 +88,32 @@ def test_fit(files):
     options = ("--moments", "10", "--draws", "2", "--size", "40")
     result = call("fit", "random.txt", "--model", "erdos_renyi", *options)
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[2].split()[:3] == ["erdos_renyi", "p", "="]
+    assert result.stdout.splitlines()[2].split()[:4] == ["random", "erdos_renyi", "p", "="]
     documents = json.loads(call("fit", "random.txt", *options, "--json", "--out", "out").stdout)
     assert {one["model"] for one in documents} == {"erdos_renyi", "watts_strogatz", "barabasi_albert"}
     assert isinstance(Result.load("out/fit-random.json"), ModelChoice)
+
+
+def test_fit_takes_several_files_and_the_library_s_own_settings(files, monkeypatch):
+    seen = []
+
+    def fitted(one, *args, **given):
+        seen.append((one.name, args, given))
+        return ModelFit(0.5, 0.1, model="erdos_renyi", parameter="p")
+
+    monkeypatch.setattr("lambdahat.cli.graphs.fit_model", fitted)
+    documents = json.loads(call("fit", "random.txt", "cliques.txt", "--model", "erdos_renyi", "--json").stdout)
+    assert [one["name"] for one in documents] == ["random", "cliques"]
+    assert seen[0] == ("random", ("erdos_renyi",), {"seed": 0})
+
+
+def test_files_of_one_name_do_not_overwrite_each_other(files):
+    (files / "more").mkdir()
+    nx.write_edgelist(nx.complete_graph(5), "more/cliques.txt", data=False)
+    result = call("spectrum", "cliques.txt", "more/cliques.txt", "--moments", "20", "--out", "out")
+    assert result.exit_code == 0, result.output
+    assert [line.split()[0] for line in result.stdout.splitlines()[2:4]] == ["cliques", "cliques-2"]
+    assert [Result.load(f"out/spectrum-{name}.json").nodes for name in ("cliques", "cliques-2")] == [24, 5]
 
 
 def test_files_are_read_as_the_options_say(files):

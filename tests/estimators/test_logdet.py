@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from lambdahat._rng import generator
+from lambdahat.estimators import factorisations
 from lambdahat.estimators.determinants import logdet
 from lambdahat.estimators.gauss_limits import limit_of, rule_of
 from lambdahat.estimators.preconditioning import preconditioned
 from lambdahat.krylov import lanczos, random_vector
 from lambdahat.maxent import fit
 from lambdahat.operators import operator
-from lambdahat.operators.base import identity
+from lambdahat.operators.base import LinearOperator, identity
 from lambdahat.operators.curvature import ggn
 from lambdahat.operators.kernels import kernel_matrix
 from lambdahat.results import Status
@@ -43,6 +45,17 @@ def uneven(size: int = 150) -> scipy.sparse.csr_array:
     matrix = scipy.sparse.diags_array([-0.45 * ones[1:], ones, -0.45 * ones[1:]], offsets=[-1, 0, 1])
     scale = scipy.sparse.diags_array(np.logspace(0, 3, size))
     return (scale @ matrix @ scale).tocsr()
+
+
+class Diagonal(LinearOperator):
+    """A diagonal matrix that shows its products only."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        super().__init__(len(values), values.dtype, values.device, psd=True)
+        self.values = values
+
+    def _apply(self, block: torch.Tensor) -> torch.Tensor:
+        return self.values[:, None] * block
 
 
 def points(count: int = 150, dimensions: int = 3) -> torch.Tensor:
@@ -112,6 +125,100 @@ def test_intervals_hold_where_the_depth_does_not_suffice(method):
         low, high = found.interval()
         assert low <= exact <= high
         assert found.status is Status.QUADRATURE
+
+
+UNBOUNDED = {
+    "x⁴": torch.linspace(1e-3, 1, 500, dtype=D) ** 4,
+    "log-uniform": torch.logspace(-8, 0, 400, dtype=D),
+    "twenty small": torch.cat([torch.logspace(-8, -3, 20, dtype=D), torch.linspace(0.1, 1, 400, dtype=D)]),
+}
+
+
+@pytest.mark.parametrize("method", ["slq", "maxent", "chebyshev"])
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_intervals_hold_where_no_lower_bound_is_known(name, method):
+    """Products only, and eigenvalues far below what the depth resolves: said, and held all the same."""
+    values = UNBOUNDED[name]
+    exact = float(values.log().sum())
+    found = [logdet(Diagonal(values), method, depth=30, seed=seed) for seed in range(3)]
+    for one in found:
+        low, high = one.interval()
+        assert low <= exact <= high
+        assert one.status is Status.QUADRATURE
+
+
+def test_a_wider_bar_stays_of_use():
+    """The same x⁴ at the depth of the default: the bar is that of a power of the depth, not of the rounding."""
+    values = UNBOUNDED["x⁴"]
+    found = logdet(Diagonal(values))
+    assert abs(float(found) - float(values.log().sum())) <= 2 * float(found.stderr)
+    assert float(found.stderr) < 0.08 * abs(float(found))
+
+
+@pytest.mark.parametrize("method", ["slq", "maxent", "chebyshev"])
+def test_a_singular_matrix_is_not_said_to_be_positive(method):
+    line = np.diff(np.eye(200), axis=0)
+    path = operator(scipy.sparse.csr_array(line.T @ line), psd=True)
+    for seed in range(3):
+        assert logdet(path, method, seed=seed).status in (Status.POSITIVITY, Status.QUADRATURE)
+    shifted = logdet(path + 0.1 * identity(path), method)
+    assert shifted.status is Status.CONVERGED
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_small_matrices_are_exact(size, dtype):
+    for seed in range(6):
+        draws = torch.randn(size, size, generator=generator(seed, "small"), dtype=dtype)
+        matrix = draws @ draws.T + 0.1 * torch.eye(size, dtype=dtype)
+        exact = float(torch.logdet(matrix.double()))
+        for method in ("slq", "maxent", "chebyshev"):
+            found = logdet(operator(matrix), method, seed=seed)
+            assert float(found) == pytest.approx(exact, rel=1e-10, abs=1e-10)
+            assert found.stderr == 0.0
+
+
+def test_small_matrices_known_by_products_carry_the_rounding():
+    matrix = with_eigenvalues([1e-3, 1.0, 2.0]).float()
+    found = logdet(Products(matrix))
+    assert found.cost == 3
+    exact = float(torch.logdet(matrix.double()))
+    assert 0 < float(found.stderr) < 1e-3
+    assert abs(float(found) - exact) <= 4 * float(found.stderr)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+def test_a_whole_krylov_space_leaves_no_gap(dtype):
+    """Its residual is rounding, and a node may sit at the bound: neither is a singular solve."""
+    for seed in range(10):
+        run = lanczos(
+            operator(torch.tensor([[2.0, 1.0], [1.0, 3.0]], dtype=dtype)), torch.tensor([1.0, seed], dtype=dtype), 2
+        )
+        limit = limit_of([run], 1.0, sure=True)
+        assert limit.low == limit.value == limit.gauss
+        assert logdet(operator([[2.0, 1.0], [1.0, 3.0]]), depth=2, seed=seed).status is Status.CONVERGED
+
+
+def test_one_step_is_not_settled():
+    A = Diagonal(torch.linspace(0.1, 10, 150, dtype=D))
+    found = logdet(A, depth=1, probes=50)
+    low, high = found.interval()
+    assert low <= float(A.values.log().sum()) <= high
+    assert found.status is Status.QUADRATURE
+
+
+def test_factors_that_would_not_fit_are_refused(monkeypatch):
+    """A 3-D Laplacian fills in; a line does not."""
+    monkeypatch.setattr(factorisations, "free_memory", lambda device: 2**21)
+    with pytest.raises(ValueError, match=r"method must fit into the free memory.*'exact', which may need .*\"slq\""):
+        logdet(operator(laplacian()[0]), "exact")
+    assert logdet(operator(uneven(3000)), "exact").status.ok
+
+
+def test_the_envelope_holds_the_factor():
+    matrix = laplacian(6)[0]
+    dense = np.linalg.cholesky(matrix.toarray()[np.ix_(*[reverse_cuthill_mckee(matrix, symmetric_mode=True)] * 2)])
+    assert np.count_nonzero(np.abs(dense) > 1e-14) <= factorisations._envelope(matrix.tocsc())
 
 
 def test_gauss_and_radau_rules_hold_each_probe():
@@ -230,6 +337,21 @@ def test_no_preconditioner_is_kept_where_columns_tell_nothing():
     assert ready.cost == 20
 
 
+@pytest.mark.parametrize("make", [lambda K: 0.1 * identity(K) + K, lambda K: 2.0 * K, lambda K: K + 0.1 * identity(K)])
+def test_sums_and_multiples_keep_the_kernels_preconditioner(make):
+    A = make(kernel_matrix(points(), noise=1e-3))
+    ready = preconditioned(A, "auto", 30)
+    assert ready.name == "a Cholesky factor of rank 30"
+    whole, inner = torch.logdet(A.dense()), torch.logdet(ready.operator.dense())
+    assert ready.logdet + float(inner) == pytest.approx(float(whole), rel=1e-8, abs=1e-6)
+
+
+def test_bounds_may_be_an_array():
+    A = operator(with_eigenvalues(POSITIVE))
+    as_array, as_tuple = (logdet(A, depth=10, bounds=given) for given in (np.array([0.1, 10.0]), (0.1, 10.0)))
+    assert float(as_array) == float(as_tuple)
+
+
 def test_curvature_of_a_network():
     G = ggn(classifier((3, 4, 2)))
     shifted = G + 0.1 * identity(G)
@@ -256,6 +378,16 @@ MISUSES = {
         lambda: logdet(operator(ONE), precondition="cholesky", rank=6),
         r"rank must be an integer in \[1, 5\]",
     ),
+    "preconditioner unknown, exact": (
+        lambda: logdet(operator(ONE), "exact", precondition="ilu"),
+        "precondition must be one of 'auto'",
+    ),
+    "a negative rank, exact": (lambda: logdet(operator(ONE), "exact", rank=-3), "rank must be an integer"),
+    "bounds of a word, exact": (
+        lambda: logdet(operator(ONE), "exact", bounds="x"),
+        "bounds must be two finite numbers",
+    ),
+    "probes below 1, exact": (lambda: logdet(operator(ONE), "exact", probes=-1), "probes must be"),
     "no diagonal": (
         lambda: logdet(Products(ONE), depth=2, precondition="jacobi"),
         "precondition must be 'none' where no diagonal",

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lambdahat.estimators.probes import KINDS, Probes, column_dots, unit_blocks
+from lambdahat.estimators.probes import KINDS, Probes, column_dots, probes_for, unit_blocks
 from lambdahat.operators import Identity
 
 SIZE = 37
@@ -59,3 +59,23 @@ def test_dots_add_up_in_float64() -> None:
     ones = torch.full((2**20, 1), 1.1, dtype=torch.float32)
     exact = float(torch.tensor(1.1, dtype=torch.float32).double() * 2**20)
     assert float(column_dots(ones, torch.ones_like(ones))) == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["rademacher", "gaussian"])
+def test_probes_for_a_relative_error_suffice_and_fall_with_the_condition(kind: str) -> None:
+    """Eq. 2.34 against the exact variance of uᵀAu for diagonal A: (m₄ − 1)·tr A², m₄ = 1 or 3."""
+    for condition in (1.0, 3.0, 30.0):
+        values = torch.linspace(1.0, condition, 200, dtype=torch.float64)
+        count = probes_for(0.01, 200, kind, condition)
+        variance = (0.0 if kind == "rademacher" else 2.0) * float(values.square().sum()) / count
+        assert variance**0.5 <= 0.01 * float(values.sum())
+    counts = [probes_for(0.01, 200, kind, condition) for condition in (1.0, 3.0, 30.0, float("inf"))]
+    assert counts == sorted(counts)
+    most = (3 if kind == "rademacher" else 5) * 10_000
+    assert counts[-1] == most
+    assert counts[0] == -(-most // 200)
+
+
+def test_a_condition_below_1_is_refused() -> None:
+    with pytest.raises(ValueError, match="condition must be at least 1"):
+        probes_for(0.1, 10, condition=0.5)

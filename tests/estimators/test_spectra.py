@@ -179,6 +179,22 @@ def test_the_number_of_probes_keeps_the_error_asked_for(probe):
     assert found.stderr.max() <= 0.05
 
 
+def test_a_tolerance_of_powers_is_relative():
+    """Eq. 2.34: powers of a positive definite A, whose ends are known, and of one that is not diagonally dominant."""
+    near = operator(torch.diag(torch.linspace(1.0, 2.0, 300, dtype=torch.float64)), psd=True)
+    found = moments(near, 2, tol=0.01)
+    assert found.probes == int(np.ceil(5 / (1 + 299 / 2.0**4) / 0.01**2))
+    assert (found.stderr[1:] <= 0.01 * found.values[1:]).all()
+    hidden = operator(with_eigenvalues(POSITIVE), psd=True)
+    assert moments(hidden, 2, tol=0.1).probes == 500
+
+
+def test_one_orthogonal_probe_of_one_dimension_is_exact():
+    found = moments(operator([[3.0]]), 4, probe="orthogonal", probes=1)
+    assert found.values.tolist() == [1.0, 3.0, 9.0, 27.0, 81.0]
+    assert not found.stderr.any()
+
+
 def test_moments_estimate_the_trace_within_their_errors():
     matrix = with_eigenvalues(INDEFINITE)
     found = moments(operator(matrix), 4, probes=80)
@@ -241,6 +257,8 @@ def test_moments_survive_the_disk(tmp_path):
         (lambda A: moments(A, 3, probe="cauchy"), "probe must be one of"),
         (lambda A: moments(A, 3, probe="orthogonal", probes=1000), "no more can be orthogonal"),
         (lambda A: moments(A, 3, probes=5, tol=0.1), "tol must come without probes"),
+        (lambda A: moments(A, 3, bounds=("a", "b")), "bounds must be two finite numbers"),
+        (lambda A: moments(A, 3, bounds=7.0), "bounds must be two finite numbers"),
         (lambda A: moments(A, 3, tol=0.1), "tol must come with bounds"),
         (lambda A: moments(A, 3, probes=1), "probes must be an integer of at least 2"),
         (lambda A: moments(A, 3, "hermite"), "basis must be one of 'power', 'chebyshev', 'legendre'"),

@@ -4,10 +4,11 @@ import math
 from functools import cache
 
 import numpy as np
+import pytest
 import torch
 
 import lambdahat as lh
-from lambdahat.experiments.minibatch_points import BatchCell, CurvaturePoint
+from lambdahat.experiments.minibatch.points import BatchCell, CurvaturePoint
 from lambdahat.randommatrix.batch_curvature import BatchEigenvalues
 from lambdahat.randommatrix.directions import DirectionalVariance
 from lambdahat.randommatrix.predictions import BatchPrediction, PredictedOutlier
@@ -54,3 +55,14 @@ def point(cells, epoch=0, variance=(1.0, 0.01), top=1.0, batch_scale=1.0, networ
     )
     return CurvaturePoint(network, epoch, operator, N, 0.1, Estimate(*variance), along, pairs, tuple(cells), 128, whole,
                           (part, part))  # fmt: skip
+
+
+def assert_same_rows(found, expected, rel=1e-6):
+    """The same columns in the same order, texts equal and numbers close."""
+    for row, other in zip(found, expected, strict=True):
+        assert set(row) == set(other)
+        for name, value in other.items():
+            if isinstance(value, float | int | list):
+                assert row[name] == pytest.approx(value, rel=rel, nan_ok=True), name
+            else:
+                assert row[name] == value

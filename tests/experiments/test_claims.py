@@ -89,3 +89,10 @@ def test_a_family_is_judged_together():
     claims = [Claim(str(i), "s", "p", Reading(score, 1.0)) for i in range(20)]
     assert {verdict.verdict for verdict in judge(claims)} == {OPEN}
     assert judge(claims[:1])[0].verdict == HOLDS
+
+
+@pytest.mark.parametrize("direction", ["above", "below"])
+def test_no_difference_and_no_error_is_neither_a_rise_nor_a_fall(direction):
+    (verdict,) = judge([Claim("it changes", "Table 1", "", Reading(0.0, 0.0), direction)])
+    assert verdict.verdict == FAILS
+    assert Reading(-1.0, 0.5, 7).p_below(0.0) == pytest.approx(1 - Reading(-1.0, 0.5, 7).p_above(0.0))

@@ -8,6 +8,7 @@ import pytest
 
 from lambdahat.graphs import Clusters, cluster_labels, clusters, graph, smoothed_lanczos_clusters
 from lambdahat.graphs.block_moments import eigenvalues
+from lambdahat.graphs.walks import walk_partition
 from lambdahat.results import Result, Status
 from tests.graphs.made import cliques, planted
 
@@ -42,12 +43,52 @@ def test_the_error_bar_covers():
     assert abs(np.mean([float(f) for f in found]) - 30) < 0.02 * 30
 
 
+def test_the_error_bar_holds_where_only_the_fit_errs():
+    """Exact moments of atoms, which a density only comes near: the count below λ* is a whole number."""
+    one = graph(nx.relaxed_caveman_graph(5, 12, 0.05, seed=1))
+    found = clusters(one, 100)
+    assert int((eigenvalues(one) <= found.cut).sum()) == 5
+    assert abs(float(found) - 5) <= 3 * float(found.stderr) < 1e-3
+
+
 def test_other_gaps_tell_of_other_clusters():
     found = clusters(planted(9, seed=0, outside=1.0), 80)
     assert found.rounded == 9
     assert found.components == 1
     assert any(abs(gap.count - 1) < 0.05 for gap in found.gaps[1:])
     assert all(a.width >= b.width for a, b in zip(found.gaps, found.gaps[1:], strict=False))
+
+
+MANY_COMPONENTS = {
+    "cliques among isolated nodes": (nx.disjoint_union_all([nx.complete_graph(10)] * 8 + [nx.empty_graph(120)]), 128),
+    "pairs": (nx.disjoint_union_all([nx.path_graph(2)] * 100), 100),
+    "no edge": (nx.empty_graph(50), 50),
+    "one pair": (nx.path_graph(2), 1),
+}
+
+
+@pytest.mark.parametrize("probes", [None, 16])
+@pytest.mark.parametrize(("made", "count"), MANY_COMPONENTS.values(), ids=MANY_COMPONENTS.keys())
+def test_more_components_than_half_of_the_nodes_are_counted(made, count, probes):
+    found = clusters(graph(made), 60, probes=probes)
+    assert float(found) == pytest.approx(count, abs=1e-3)
+    assert (found.components, found.status) == (count, Status.CONVERGED)
+
+
+def test_a_graph_without_edges_has_a_label_and_a_figure_for_every_node(tmp_path):
+    found = clusters(graph(nx.empty_graph(5)), labels=True)
+    assert list(found.labels) == list(range(5))
+    assert (found.value, found.stderr, found.spectrum) == (5.0, 0.0, None)
+    assert Result.load(found.save(tmp_path / "clusters")).value == 5.0
+
+
+def test_degrees_of_freedom_are_those_of_the_probes_of_each_part():
+    one = planted(9, seed=3)
+    assert not walk_partition(one, 0).exact
+    assert clusters(one, 40).dof == math.inf  # exact moments
+    assert clusters(one, 40, probes=8).dof == 3  # 4 probes for the groups, 4 for the rest
+    assert clusters(one, 40, probes=100).dof == 24
+    assert clusters(cliques([6, 7]), 40, probes=8).dof == 7  # the part of components is known
 
 
 @pytest.mark.parametrize("made", [nx.path_graph(600), nx.grid_2d_graph(25, 24)], ids=["a path", "a grid"])

@@ -4,9 +4,10 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from lambdahat.graphs import fit_model, graph, which_model
+from lambdahat.graphs import fit_model, graph, model_fits, which_model
 from lambdahat.graphs.model_fits import _search, _search_whole
 from lambdahat.graphs.random_models import Model
+from lambdahat.maxent import fit
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,42 @@ def test_parameters_are_recovered(model, made, truth):
     assert found.divergence < 0.2
     assert (found.model, found.size) == (model, 60)
     assert found.neighbours == (8 if model == "watts_strogatz" else 0)
+
+
+@pytest.mark.parametrize("rewired", [0, 1])
+def test_the_error_does_not_collapse_at_the_end_of_the_range(rewired):
+    """Of 240 edges none or one was rewired: p is known to about 1/240, whatever the bootstrap's own graphs show."""
+    made = nx.watts_strogatz_graph(60, 8, 0.0)
+    if rewired:
+        made.remove_edge(0, 1)
+        made.add_edge(0, 30)
+    found = fit_model(graph(made), "watts_strogatz", moments=20, draws=4)
+    assert float(found) < 0.012
+    assert 0.5 / 240 < found.stderr < 5 / 240
+
+
+def test_the_error_is_never_0():
+    """Complete graphs and trees of one leaf each: every graph of the bootstrap is the same, at the end of the range."""
+    for made, model in ((nx.complete_graph(30), "erdos_renyi"), (nx.star_graph(20), "barabasi_albert")):
+        assert fit_model(graph(made), model, moments=10, draws=2).stderr > 0
+
+
+def test_spectra_of_one_fit_share_a_penalty(monkeypatch):
+    seen = []
+
+    def fitted(*args, **options):
+        density = fit(*args, **options)
+        seen.append(density.penalty)
+        return density
+
+    monkeypatch.setattr(model_fits, "fit", fitted)
+    fit_model(graph(nx.barabasi_albert_graph(60, 2, seed=2)), "watts_strogatz", moments=12, draws=2)
+    assert len(set(seen[1:])) == 1  # the first fit finds it
+
+
+def test_a_sparse_graph_is_compared_with_all_models():
+    found = which_model(graph(nx.gnm_random_graph(100, 40, seed=0)), moments=10, draws=2, size=40)
+    assert {one.model for one in found.fits} == {"erdos_renyi", "watts_strogatz", "barabasi_albert"}
 
 
 @pytest.mark.slow

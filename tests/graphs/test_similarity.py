@@ -1,12 +1,15 @@
 """Entropic spectra and the divergences between them."""
 
+from dataclasses import replace
+
 import networkx as nx
 import numpy as np
 import pytest
 
 from lambdahat.graphs import Similarity, graph, similarity, spectrum
 from lambdahat.graphs.block_moments import eigenvalues
-from lambdahat.graphs.divergences import solve_covariance
+from lambdahat.graphs.divergences import Response
+from lambdahat.maxent import fit
 from lambdahat.results import Result
 from tests.graphs.made import planted
 
@@ -70,22 +73,50 @@ def test_errors_of_divergences_are_those_of_repetition():
     assert 0.5 < values.std(ddof=1) / predicted < 2.0
 
 
-def test_covariance_solve_inverts_the_covariance():
-    density = spectrum(random_graph(200, 0.1, 0), 6).density
-    x, mass = density.grid - 1, density.weights * density.values
-    features = np.polynomial.chebyshev.chebvander(x, 6)[:, 1:]
-    centred = features - mass @ features
-    covariance = (mass[:, None] * centred).T @ centred + density.penalty * np.eye(6)
-    right = np.arange(1.0, 7.0)
-    assert np.allclose(covariance @ solve_covariance(density, right), right, rtol=1e-5)
+def test_response_is_the_derivative():
+    """dα = −(C + vI)⁻¹dμ and the moments move by C(C + vI)⁻¹dμ, against two fits of moved moments."""
+    one = spectrum(random_graph(200, 0.1, 0), 6)
+    moments, penalty = one.moments.values, 1e-3
+    density = fit(moments, bounds=one.moments.bounds, penalty=penalty)
+    response = Response.of(replace(one, density=density))
+    for k in range(1, 7):
+        step = 1e-5 * np.eye(7)[k]
+        up, down = (fit(moments + sign * step, bounds=density.bounds, penalty=penalty) for sign in (1, -1))
+        assert np.allclose((up.coefficients - down.coefficients)[1:] / 2e-5, -response.inverse[:, k - 1], rtol=1e-3)
+        assert np.allclose((up.matched - down.matched)[1:] / 2e-5, response.kept[:, k - 1], rtol=1e-3, atol=1e-5)
 
 
-def test_spectra_are_taken_as_they_are_and_names_told_apart():
+@pytest.mark.parametrize("moments", [20, 60])
+def test_readings_of_one_graph_differ_by_the_floor(moments):
+    """Probes alone tell them apart; before one penalty was taken for all, D was a hundred times the floor at times."""
+    one = random_graph(1200, 0.01, 0)
+    found = similarity([spectrum(one, moments, probes=40, seed=seed) for seed in range(5)], moments)
+    assert len({s.density.penalty for s in found.spectra}) == 1
+    pairs = np.triu_indices(5, 1)
+    divergences, floors, stderr = (part[pairs] for part in (found.divergences, found.floors, found.stderr))
+    assert 0.5 < divergences.mean() / floors.mean() < 2.5
+    assert (divergences < floors + 4 * stderr).all()
+
+
+def test_one_penalty_lets_all_match():
+    """Atoms need coefficients of thousands, which a penalty that is fine for a path would not let them have."""
+    atoms, path = graph(nx.disjoint_union_all([nx.complete_graph(4)] * 5)), graph(nx.path_graph(60))
+    found = similarity([atoms, path, random_graph(60, 0.2, 0)], 40)
+    assert len({s.density.penalty for s in found.spectra}) == 1
+    assert found.status.ok
+
+
+def test_exact_moments_have_no_floor(family):
+    assert not family.floors.any()
+
+
+def test_spectra_keep_their_moments_and_names_are_told_apart():
     one = spectrum(random_graph(60, 0.2, 0), 10)
     found = similarity([one, one, random_graph(60, 0.2, 1, "other")], 10)
     assert found.names == ("graph 1", "graph 2", "other")
     assert found.divergences[0, 1] == 0
-    assert found.spectra[0] is one
+    assert found.spectra[0].moments is one.moments
+    assert np.abs(found.spectra[0].density.residuals).max() <= 1e-3
 
 
 def test_saved_and_loaded(family, tmp_path):

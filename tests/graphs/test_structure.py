@@ -3,9 +3,10 @@
 import networkx as nx
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
-from lambdahat.graphs import graph
+from lambdahat.graphs import Graph, graph
 from tests.graphs.made import cliques
 from tests.operators.contract import OperatorContract
 
@@ -49,10 +50,55 @@ def test_an_isolated_node_is_a_component_of_eigenvalue_0():
 
 
 def test_degrees_edges_and_repr():
-    one = graph([[0.0, 2.0, 0.0], [2.0, 0.0, 3.0], [0.0, 3.0, 4.0]], loops="keep")
+    one = graph(np.array([[0.0, 2.0, 0.0], [2.0, 0.0, 3.0], [0.0, 3.0, 4.0]]), loops="keep")
     assert one.num_edges == 3
     assert np.array_equal(one.degrees, [2.0, 5.0, 7.0])
     assert repr(cliques([3, 3])) == "Graph(6 nodes, 6 edges)"
+
+
+MATRICES = {
+    "asymmetric": ([[0, 1], [0, 0]], ValueError, 'adjacency must be symmetric, .*directed="max"'),
+    "nearly symmetric": ([[0, 1, 1], [1, 0, 1], [1, 1 + 1e-6, 0]], ValueError, "adjacency must be symmetric"),
+    "negative": ([[0, -1], [-1, 0]], ValueError, "the weights must be at least 0, got -1"),
+    "NaN": ([[0, np.nan], [np.nan, 0]], ValueError, "the weights must be finite, got nan"),
+    "not square": (np.ones((2, 3)), ValueError, r"adjacency must be square, got shape \(2, 3\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("matrix", "error", "message"), MATRICES.values(), ids=MATRICES.keys())
+def test_a_matrix_of_no_graph_is_refused(matrix, error, message):
+    with pytest.raises(error, match=message):
+        Graph.of(matrix)
+    with pytest.raises(error, match=message):
+        Graph(scipy.sparse.csr_array(np.array(matrix, dtype=np.float64)))
+
+
+def test_one_direction_missing_is_found_beside_a_hub():
+    """One edge of 20,000 from a node of degree 20,000, in single precision."""
+    star = nx.to_scipy_sparse_array(nx.star_graph(20_000), dtype=np.float32, format="csr")
+    assert len(Graph(star)) == 20_001
+    star.data[7] = 0.0
+    with pytest.raises(ValueError, match="adjacency must be symmetric"):
+        Graph(star)
+
+
+@pytest.mark.parametrize("matrix", [np.eye(3), scipy.sparse.eye_array(3, dtype=np.int8, format="csr"), [[0, 1]]])
+def test_what_is_no_sparse_matrix_of_floats_is_refused(matrix):
+    with pytest.raises(TypeError, match=r"adjacency must be a csr_array of floats, .*Graph.of\(matrix\) makes it one"):
+        Graph(matrix)
+
+
+def test_of_leaves_the_matrix_alone_and_stored_zeros_out():
+    matrix = scipy.sparse.csr_array(([1.0, 1.0, 0.0, 0.0], ([0, 1, 1, 2], [1, 0, 2, 1])), shape=(3, 3))
+    assert repr(Graph.of(matrix)) == "Graph(3 nodes, 1 edge, 1 isolated)"
+    assert matrix.nnz == 4
+
+
+def test_graphs_compare_and_hash_as_objects():
+    one, other = graph([(0, 1)]), graph([(0, 1)])
+    assert one == one
+    assert one != other
+    assert len({one, other, one}) == 2
 
 
 class TestNormalizedLaplacian(OperatorContract):

@@ -51,10 +51,10 @@ def measured(found: Advice) -> list[tuple[str, str, str]]:
     """The numbers behind the advice."""
     levels = found.levels
     rows = [
-        ("λ₁", value_text(levels.largest), f"the {levels.curvature} of all data"),
-        ("λ_P", value_text(levels.smallest), f"the {levels.curvature} of all data"),
+        ("λ₁", value_text(levels.largest), f"the {levels.operator} of all data"),
+        ("λ_P", value_text(levels.smallest), f"the {levels.operator} of all data"),
         ("σ²", value_text(levels.variance), "an element, over samples"),
-        ("τ²", value_text(levels.along), "the sharpest direction, over samples"),
+        ("τ²", value_text(levels.tau2), "the sharpest direction, over samples"),
     ]
     for view in levels.views:
         size = f"batches of {view.batch_size:,}"
@@ -88,7 +88,7 @@ def document(found: Advice) -> dict[str, Any]:
     """Everything for --json."""
     levels = found.levels
     numbers = {"largest": levels.largest, "smallest": levels.smallest, "variance": levels.variance,
-               "along": levels.along}  # fmt: skip
+               "tau2": levels.tau2}  # fmt: skip
     views = [
         {"batch_size": view.batch_size, "effective": view.effective, "measured": _pair(view.measured),
          "spread": view.spread, "overlap": _pair(view.overlap),
@@ -96,7 +96,7 @@ def document(found: Advice) -> dict[str, Any]:
         for view in levels.views
     ]  # fmt: skip
     about = {"optimizer": found.optimizer, "momentum": found.momentum, "learning_rate": found.learning_rate,
-             "curvature": levels.curvature, "parameters": levels.parameters, "samples": levels.population}  # fmt: skip
+             "curvature": levels.operator, "parameters": levels.parameters, "samples": levels.population}  # fmt: skip
     return {"about": about, "measured": {name: _pair(each) for name, each in numbers.items()}, "batches": views,
             "advice": found.table(), "cautions": list(found.cautions), "cost": found.cost,
             "status": found.status.name}  # fmt: skip

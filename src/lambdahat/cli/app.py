@@ -292,19 +292,32 @@ def advise(
     factory: Factory,
     checkpoint: Checkpoint = None,
     optimizer: Annotated[str, typer.Option(help="One that is not known lists them all.")] = "sgd",
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 128,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples of a batch.", show_default="128, or all data if fewer")
+    ] = None,
     new_batch_size: Annotated[
         int | None, typer.Option(min=1, help="A batch size to move to.", show_default="none")
     ] = None,
     learning_rate: Annotated[
         float | None, typer.Option(help="In use at --batch-size.", show_default="the usual one, where one is needed")
     ] = None,
-    momentum: Annotated[float, typer.Option(help="Of momentum and nesterov.")] = 0.9,
-    batches: Annotated[int, typer.Option(min=2, help="Batches of each size to measure.")] = 10,
-    each: Annotated[
+    momentum: Annotated[
+        float | None, typer.Option(help="Of sgd, momentum and nesterov.", show_default="0, 0.9 and 0.9")
+    ] = None,
+    batches: Annotated[
+        int | None, typer.Option(min=2, help="Batches of each size to measure.", show_default="10 to 30")
+    ] = None,
+    variance_samples: Annotated[
         int | None, typer.Option(min=2, help="Samples to measure one by one.", show_default="at most 1,024")
     ] = None,
     steps: Annotated[int, typer.Option(min=0, help="Also find the largest stable rate by training so many steps.")] = 0,
+    factor: Annotated[
+        float | None,
+        typer.Option(
+            help="With --steps: a run is stable if its loss ends below so many times the first.",
+            show_default="judged by the noise of small steps",
+        ),
+    ] = None,
     samples: Samples = None,
     seed: Seed = 0,
     device: Device = None,
@@ -322,8 +335,8 @@ def advise(
         choices = Choices(checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed)
         question = {
             "optimizer": optimizer, "batch_size": batch_size, "new_batch_size": new_batch_size,
-            "learning_rate": learning_rate, "momentum": momentum, "batches": batches, "samples": each, "steps": steps,
-            "seed": seed,
+            "learning_rate": learning_rate, "momentum": momentum, "batches": batches, "samples": variance_samples,
+            "steps": steps, "factor": factor, "seed": seed,
         }  # fmt: skip
         code = run_advise(factory, choices, question, out, as_json, quiet)
     raise typer.Exit(code)
@@ -405,7 +418,7 @@ def demo(
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Train a small network on handwritten digits, measure it, and write figures and tables: under a minute."""
+    """SGD against NGD on handwritten digits: train, measure, judge the NGD paper's claims, and write a page."""
     from lambdahat.cli.demo import run_demo
 
     with exit_codes("finished results are kept"):

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.reproduce import claims_table, say_errors, show, write_tables
 from lambdahat.experiments.experiment import Experiment
-from lambdahat.experiments.ngd_digits import EXPERIMENT
+from lambdahat.experiments.ngd.digits import EXPERIMENT
 from lambdahat.experiments.sweeps import sweep
 from lambdahat.report.chart_figures import draw
 from lambdahat.report.page import page_of_stores
@@ -32,7 +33,8 @@ def run_demo(out: Path, seed: int, quiet: bool) -> int:
     tables = [*experiment.tables(rows), claims_table(experiment, store)]
     write_tables(experiment, tables, out / "table")
     for number, chart in enumerate(experiment.charts(rows), 1):
-        draw(chart).figure.savefig(out / f"figure-{number:02d}.png", dpi=110)
+        axes: Any = draw(chart)
+        axes.figure.savefig(out / f"figure-{number:02d}.png", dpi=110)
     page = page_of_stores(out, out / "report.html", title="Demonstration")
     if not quiet:
         show(experiment, SCALE, tables)

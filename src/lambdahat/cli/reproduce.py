@@ -69,7 +69,7 @@ def run_reproduce(names: list[str], choices: Choices, as_json: bool, quiet: bool
                 address=choices.address, only=choices.only, device=choices.device, resume=not choices.fresh,
                 command=" ".join(["lambdahat", *sys.argv[1:]]),
             )  # fmt: skip
-        code = max(code, _say_errors(store))
+        code = max(code, say_errors(store))
         if len(store.rows()) == 0:
             continue
         tables = [*experiment.tables(store.rows()), claims_table(experiment, store)]
@@ -103,7 +103,8 @@ def _found(name: str) -> Experiment:
     return registry.find(name)
 
 
-def _say_errors(store: Store) -> int:
+def say_errors(store: Store) -> int:
+    """A line for each cell that raised, on standard error, and the exit code."""
     errors = store.errors()
     for cell, error in errors:
         say(f"{store.experiment}, {label_of(cell)}: {error.strip().splitlines()[-1]}")

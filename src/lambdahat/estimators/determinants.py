@@ -134,9 +134,9 @@ def _chebyshev(
 ) -> Estimate:
     """Σ_k c_kμ_k with log λ = c_0 + Σ_k c_kT_k, c_k = 2(−1)^{k+1}ρᵏ/k, ρ = (√b − √a)/(√b + √a) on [a, b].
 
-    What is left out is at most 2Σ_{k>m}ρᵏ/k an eigenvalue where [a, b] holds the spectrum. Where no positive lower end
-    is known, a is a guess, moments are those on [0, b], and the Gauss rules of the density with these moments say what
-    is left out.
+    What is left out is at most 2Σ_{k>m}ρᵏ/k an eigenvalue where [a, b] holds the spectrum. Where a is only where the
+    spectrum seems to begin, or that is more than the noise, the Gauss rules of the density with the same moments, those
+    on an interval that does hold it, say what is left out.
     """
     inner = ready.operator
     ends = _interval(ready, bounds, seed)
@@ -148,10 +148,9 @@ def _chebyshev(
     series = _moved(series, (ends.guess, ends.interval[1]), ends.interval)
     change, stderr = _steadied(inner, found, series[1:], np.append(found.values, found.values[-2:]))
     value = float(series @ found.values)
-    if ends.sure:
-        unsure = 2.0 * (-math.log1p(-rho) - float((rho**orders / orders).sum()))
-    else:
-        unsure = _limit(fit(found), len(found), ends).distance(value)
+    rest = 2.0 * (-math.log1p(-rho) - float((rho**orders / orders).sum()))
+    bound = rest if ends.guess == ends.interval[0] else math.inf
+    unsure = bound if bound <= stderr else min(bound, _limit(fit(found), len(found), ends).distance(value))
     cost = found.cost + ends.cost
     estimate = Estimate(inner.dim * (value + change), inner.dim * stderr, cost, ends.status, dof=float(probes - 1))
     return _with_bias(estimate, inner.dim * unsure)
@@ -217,7 +216,7 @@ def _measured(inner: LinearOperator, bounds: tuple[float, float], depth: int | N
 class _Ends:
     """An ``interval`` that holds the spectrum, the products spent on it, and whether its lower end is ``sure``.
 
-    Where it is not, that is 0, and ``guess`` where the spectrum may begin; else both are the same.
+    Where it is not, that is 0. ``guess`` is where the spectrum seems to begin.
     """
 
     interval: tuple[float, float]
@@ -235,13 +234,13 @@ def _interval(ready: Preconditioned, bounds: tuple[float, float] | None, seed: i
     ends, known = spectral_ends(inner, seed), inner.known_bounds()
     _require_positive(ends.low, ready)
     high = min(known[1], ends.high + ends.high_residual + 0.01 * (ends.high - ends.low) + 1e-3 * ends.high)
+    settled = ends.low_residual < 0.5 * ends.low
+    seen = ends.low - ends.low_residual if settled else 0.0
     if known[0] > 0:
         low = min(known[0], 0.9 * high)  # an interval too short for the rounding of the dtype holds nothing
-        return _Ends((low, high), low, True, cost=ends.cost)
-    settled = ends.low_residual < 0.5 * ends.low
-    guess = ends.low - ends.low_residual if settled else 0.1 * ends.low
+        return _Ends((low, high), max(low, min(seen, 0.9 * high)), True, cost=ends.cost)
     status = Status.CONVERGED if ends.low_residual < ends.low else Status.POSITIVITY
-    return _Ends((0.0, high), guess, False, status, ends.cost)
+    return _Ends((0.0, high), seen or 0.1 * ends.low, False, status, ends.cost)
 
 
 def _with_bias(estimate: Estimate, bound: float) -> Estimate:

@@ -55,7 +55,9 @@ def limit_of(runs: list[Lanczos], low: float, sure: bool) -> Limit:
     if last <= SMALL and 2 * last <= before and gap <= 1 and (sure or all(bounded_away(run) for run in runs)):
         reach = min(gap, max(2 * geometric, doubled, likely))
         return Limit(gauss, gauss - min(geometric, reach / 2), gauss - reach, gauss)
-    reach = gap if sure else min(gap, 2 * max(geometric, doubled, likely))
+    if sure:
+        return Limit(gauss, gauss - min(geometric, gap / 2), gauss - gap, gauss)
+    reach = min(gap, 2 * max(geometric, doubled, likely))
     return Limit(gauss, gauss - min(doubled, 2 * likely, reach / 2), gauss - reach, gauss)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdahat._check import require, require_choice, require_count
+from lambdahat._check import require, require_choice, require_count, require_interval
 from lambdahat._progress import report
 from lambdahat.batches import free_memory
 from lambdahat.estimators.probes import FOURTH_MOMENTS, Probes, block_sizes, probes_for
@@ -79,18 +79,18 @@ def moments(
     ``probe`` is "sphere" (as is "gaussian": each probe is divided by its own zᵀz, which makes the moments those of a
     positive measure), "rademacher" or "orthogonal": probes on the sphere that are orthogonal to each other, whose
     variance falls like that of a sample without replacement, to 0 for P of them. There are ``probes`` of them (50), or
-    as many as bound the standard error of every polynomial moment by ``tol`` (Lemma 1, spectral thesis).
+    as many as bound the standard error of every moment by ``tol`` (Lemma 1, spectral thesis), and of powers of A itself
+    by the share ``tol`` of the moment, where A is positive semi-definite (Eq. 2.34).
     """
     require_symmetric(operator, "moments")
     require_count(count, "count", least=1)
     require_choice(basis, "basis", BASES)
     require_choice(probe, "probe", tuple(FOURTH_MOMENTS))
-    probes = _number_of_probes(operator, probes, probe, tol, bounded=basis != "power" or bounds is not None)
+    powers = count if basis == "power" and bounds is None else 0
+    probes = _number_of_probes(operator, probes, probe, tol, powers)
     cost = probes * ((count + 1) // 2)
     if bounds is not None:
-        pair = isinstance(bounds, tuple | list) and len(bounds) == 2
-        fine = pair and all(math.isfinite(b) for b in bounds) and bounds[0] < bounds[1]
-        require(fine, "bounds", "be two finite numbers (low, high) with low < high", repr(bounds))
+        bounds = require_interval(bounds, "bounds")
     elif basis == "power":
         bounds = (-1.0, 1.0)
     else:
@@ -102,7 +102,9 @@ def moments(
         _require_bounds(readings, bounds, operator)
     if basis == "legendre":
         readings = readings @ legendre_in_chebyshev(count).T
-    covariance = np.cov(readings, rowvar=False).reshape(count + 1, count + 1) / probes
+    covariance = np.zeros((count + 1, count + 1))
+    if probe != "orthogonal" or probes < operator.dim:  # else they are a basis, and the moments exact
+        covariance = np.cov(readings, rowvar=False).reshape(covariance.shape) / probes
     if probe == "orthogonal":
         covariance *= (operator.dim - probes) / operator.dim
     stderr = np.sqrt(np.diag(covariance).clip(0.0))
@@ -192,19 +194,25 @@ def _trace_of(operator: LinearOperator, runs: list[Lanczos], function: Callable[
     return dataclasses.replace(full, status=Status.QUADRATURE if unsettled else Status.CONVERGED)
 
 
-def _number_of_probes(
-    operator: LinearOperator, probes: int | None, probe: str, tol: float | None, bounded: bool
-) -> int:
-    """As many as asked for, or as the tolerance asks for."""
+def _number_of_probes(operator: LinearOperator, probes: int | None, probe: str, tol: float | None, powers: int) -> int:
+    """As many as asked for, or as the tolerance asks for: of ``powers`` of A itself, of the moments' own size."""
     if tol is not None:
         require(probes is None, "tol", "come without probes, whose number it sets", f"{tol!r} and {probes!r} probes")
-        require(bounded, "tol", "come with bounds that map A to [-1, 1]", "power moments of A itself", "pass bounds")
-        probes = probes_for(tol, operator.dim, probe)
+        fine = operator.psd or not powers
+        require(fine, "tol", "come with bounds that map A to [-1, 1]", "power moments of an A that may be indefinite",
+                "pass bounds, or declare A positive semi-definite")  # fmt: skip
+        probes = probes_for(tol, operator.dim, probe, _condition(operator, powers) if powers else None)
     probes = DEFAULT_PROBES if probes is None else probes
     if probe != "orthogonal":
         return require_count(probes, "probes", 2, cure="the standard error comes from their spread")
     probes = min(probes, operator.dim) if tol is not None else probes
     return require_count(probes, "probes", min(2, operator.dim), operator.dim, "no more can be orthogonal")
+
+
+def _condition(operator: LinearOperator, power: int) -> float:
+    """The most that the condition number of Aᵖ can be, by what is known of both ends of the spectrum of A."""
+    low, high = operator.known_bounds()
+    return math.exp(min(power * math.log(high / low), 300.0)) if 0 < low and high < math.inf else math.inf
 
 
 def _starts(operator: LinearOperator, probe: str, probes: int, seed: int) -> Iterator[Tensor]:

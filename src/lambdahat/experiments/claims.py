@@ -40,7 +40,8 @@ class Claim:
         if self.direction == "above":
             return above, 1 - above
         if self.direction == "below":
-            return 1 - above, above
+            below = reading.p_below(self.bound)
+            return below, 1 - below
         low, high = reading.p_above(self.bound - self.margin), reading.p_above(self.bound + self.margin)
         return max(low, 1 - high), min(1 - low, high)
 

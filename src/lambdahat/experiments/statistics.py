@@ -32,6 +32,10 @@ class Reading:
         score = (self.value - threshold) / self.stderr
         return float(stats.t.sf(score, self.dof) if math.isfinite(self.dof) else stats.norm.sf(score))
 
+    def p_below(self, threshold: float) -> float:
+        """The same for "not below"; a value that is the threshold, with no error, is neither above nor below it."""
+        return Reading(-self.value, self.stderr, self.dof).p_above(-threshold)
+
     def __str__(self) -> str:
         return f"{self.value:.4g} ± {self.stderr:.2g}" if self.stderr > 0 else f"{self.value:.4g}"
 

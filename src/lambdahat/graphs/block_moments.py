@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -65,8 +66,8 @@ def probed_moments(graph: Graph, count: int, probes: int, seed: int, partition: 
 
     With Q of the partition, tr φ(L) = tr QᵀφQ + tr (I − QQᵀ)φ(I − QQᵀ). The second part is read off Gaussian probes
     without their share in Q. For components the first is known: L is 0 there. For any other partition it is read off
-    a quarter of the probes, Qs with random signs s: between clusters that few edges join φ is small, and so is their
-    error. Both parts are positive measures of known mass, so the moments are those of a positive measure.
+    a quarter of the probes (at least 4), Qs with random signs s: between clusters that few edges join φ is small, and
+    so is their error. Both parts are positive measures of known mass, so the moments are those of a positive measure.
 
     The recurrence runs on D^{−1/2}WD^{−1/2} = −(L − I), and T_{2k} = 2T_k² − 1, T_{2k+1} = 2T_kT_{k+1} − T_1 give two
     moments a product.
@@ -78,7 +79,7 @@ def probed_moments(graph: Graph, count: int, probes: int, seed: int, partition: 
     frame = _Frame(graph, partition, dtype)
     signs = np.where(np.arange(count + 1) % 2, -1.0, 1.0)
     share, n = partition.count / len(graph), len(graph)
-    first = 0 if partition.exact else probes // 4
+    first = coarse_probes(partition, probes)
     values, covariance = np.zeros(count + 1), np.zeros((count + 1, count + 1))
     if partition.exact:
         values += share * signs
@@ -92,6 +93,19 @@ def probed_moments(graph: Graph, count: int, probes: int, seed: int, partition: 
             covariance += weight**2 * np.cov(readings, rowvar=False) / total
     stderr = np.sqrt(np.diag(covariance).clip(0.0))
     return Moments(values, stderr, covariance, "chebyshev", BOUNDS, probes, probes * ((count + 1) // 2))
+
+
+def coarse_probes(partition: Partition, probes: int) -> int:
+    """How many of the probes read the part of the groups themselves: a quarter, and at least 4 to know their spread."""
+    return 0 if partition.exact else max(4, probes // 4)
+
+
+def degrees_of_freedom(moments: Moments, partition: Partition) -> float:
+    """With which the moments' errors are known: those of the part read off the fewest probes; infinite for exact."""
+    if not moments.stderr.any():
+        return math.inf
+    first = coarse_probes(partition, moments.probes)
+    return float(min(count for count in (first, moments.probes - first) if count) - 1)
 
 
 class _Frame:

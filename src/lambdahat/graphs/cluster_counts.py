@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lambdahat._check import require, require_count
-from lambdahat.graphs.block_moments import DEFAULT_PROBES, EXACT_NODES, components
+from lambdahat._check import describe, require, require_count
+from lambdahat.graphs.block_moments import EXACT_NODES, components, degrees_of_freedom
 from lambdahat.graphs.labelling import cluster_labels
 from lambdahat.graphs.spectra import GraphSpectrum, graph_moments, require_graph
 from lambdahat.graphs.structure import Graph
@@ -49,7 +50,8 @@ class Clusters(Estimate):
 
     ``cut`` is λ*, ``gaps`` are all gaps found, the widest first: that one gave the count, the others tell of finer
     or coarser clusters. ``components`` is the exact number of connected components, isolated nodes included.
-    ``labels`` (n,) are the nodes' clusters where they were asked for.
+    ``labels`` (n,) are the nodes' clusters where they were asked for. A graph without edges has no ``spectrum``: its
+    eigenvalues are all 0, and each node is a cluster.
     """
 
     cut: float = math.nan
@@ -86,15 +88,21 @@ def clusters(
     """
     require_graph(graph)
     require_count(moments, "moments", least=8)
+    real = isinstance(cut, numbers.Real) and not isinstance(cut, bool)
+    require(cut is None or real, "cut", "be a number in (0, 2), or None", describe(cut), error=TypeError)
     require(cut is None or 0 < cut < 2, "cut", "lie in (0, 2), where the spectrum does", repr(cut))
+    count = int(graph.components.max()) + 1
+    if count == len(graph):  # all eigenvalues are 0: there is no density to look for a gap in
+        return Clusters(float(count), 0.0, cut=float(cut or 1.0), components=count,
+                        labels=graph.components.astype(np.int64) if labels else None)  # fmt: skip
     small = probes is None and len(graph) <= EXACT_NODES
     partition = components(graph) if small else walk_partition(graph, seed)
     found = graph_moments(graph, moments, probes, seed, partition)
     density = fit(found, tol=TOLERANCE)
     spectrum = GraphSpectrum(density, found, len(graph), graph.num_edges, graph.name)
-    gaps = find_gaps(density, len(graph))
-    base = Clusters(math.nan, math.nan, found.cost, Status.NO_GAP, (probes or DEFAULT_PROBES) - 1.0, gaps=gaps,
-                    components=int(graph.components.max()) + 1, spectrum=spectrum)  # fmt: skip
+    gaps = find_gaps(density, len(graph), count)
+    base = Clusters(math.nan, math.nan, found.cost, Status.NO_GAP, degrees_of_freedom(found, partition), gaps=gaps,
+                    components=count, spectrum=spectrum)  # fmt: skip
     if cut is None and (not gaps or gaps[0].width < CELLS * math.pi / moments):
         return base
     place = gaps[0].cut if cut is None else float(cut)
@@ -107,8 +115,8 @@ def clusters(
     return replace(result, labels=cluster_labels(graph, max(1, result.rounded), seed))
 
 
-def find_gaps(density: MaxentDensity, nodes: int) -> tuple[Gap, ...]:
-    """The gaps below λ = 1, and below half of the eigenvalues, the widest first."""
+def find_gaps(density: MaxentDensity, nodes: int, components: int) -> tuple[Gap, ...]:
+    """The gaps below λ = 1, the widest first, behind at most half of the eigenvalues, or those 0 of the components."""
     cells = len(density.coefficients) - 1
     angles = np.linspace(0.0, math.pi, POINTS * cells + 1)
     places = 1 - np.cos(angles)
@@ -117,7 +125,8 @@ def find_gaps(density: MaxentDensity, nodes: int) -> tuple[Gap, ...]:
         height = density._logarithm(places) + np.log(np.sin(angles))
     inner = np.arange(1, len(angles) - 1)
     lowest = inner[(height[1:-1] < height[:-2]) & (height[1:-1] <= height[2:])]
-    lowest = lowest[(places[lowest] <= 1.0) & (counts[lowest] <= nodes / 2)]
+    most = max(nodes / 2, components) + 0.5
+    lowest = lowest[(places[lowest] <= 1.0) & (counts[lowest] <= most)]
     found = sorted((_gap(places, counts, i) for i in lowest), key=lambda gap: -gap.width)
     kept: list[Gap] = []
     for gap in found:  # ripples of one gap: the widest speaks for all
@@ -139,12 +148,12 @@ def _gap(places: Array, counts: Array, lowest: int) -> Gap:
 def _mass_below(density: MaxentDensity, moments: Moments, cut: float) -> tuple[float, float]:
     """∫₀^cut p dλ, corrected to first order for what p lacks of its moments, and its standard error.
 
-    That is what the moments' errors make of it, joined with a tenth of the correction.
+    That is what the moments' errors make of it, joined with the correction: near atoms it takes half of the lack away.
     """
     slope = density.sensitivity(lambda places: (places <= cut).astype(np.float64))
     variance = float(slope @ moments.covariance[1:, 1:] @ slope)
     lacking = float(slope @ density.residuals[1:])
-    return float(density.cumulative([cut])[0]) + lacking, math.hypot(math.sqrt(max(variance, 0.0)), 0.1 * lacking)
+    return float(density.cumulative([cut])[0]) + lacking, math.hypot(math.sqrt(max(variance, 0.0)), lacking)
 
 
 def _fewer(moments: Moments) -> tuple[MaxentDensity, Moments]:

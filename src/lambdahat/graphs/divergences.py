@@ -17,6 +17,7 @@ from lambdahat.graphs.spectra import TOLERANCE, GraphSpectrum, spectrum
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.maxent.bases import to_unit
+from lambdahat.maxent.fitting import SHARE
 from lambdahat.results import Array
 from lambdahat.storage import Result, Status
 
@@ -69,9 +70,9 @@ def similarity(
 ) -> Similarity:
     """½(KL(p‖q) + KL(q‖p)) between the spectra of every two graphs, in closed form (Eq. 3.12, spectral thesis).
 
-    Spectra of graphs are made by ``spectrum`` with the same settings for all. Where one of them needed a penalty, all
-    are fitted anew with the largest, for how high the peaks of a density are depends on it; else they are taken as they
-    are.
+    Spectra of graphs are made by ``spectrum`` with the same settings for all. How high the peaks of a density are
+    depends on where its solver stopped, so all are then fitted anew with one penalty: the largest with which all match
+    their moments to ``tol``, or a larger one where the solver cannot go so far for one of them.
     """
     require(len(graphs) >= 2, "graphs", "hold at least two", f"{len(graphs)}")
     found: list[GraphSpectrum] = []
@@ -93,11 +94,21 @@ def similarity(
 
 
 def _alike(spectra: list[GraphSpectrum], tol: float) -> list[GraphSpectrum]:
-    """The spectra with one penalty: the largest that one of them needed."""
-    penalty = max(one.density.penalty for one in spectra)
-    if penalty == 0:
-        return spectra
-    return [replace(one, density=fit(one.moments, tol=tol, penalty=penalty)) for one in spectra]
+    """The spectra with one penalty."""
+    penalty = min(_enough(one, tol) for one in spectra)
+    while True:
+        found = [replace(one, density=fit(one.moments, tol=tol, penalty=penalty)) for one in spectra]
+        reached = max(one.density.penalty for one in found)
+        if reached <= penalty:
+            return found
+        penalty = reached
+
+
+def _enough(spectrum: GraphSpectrum, tol: float) -> float:
+    """The penalty taken; where there was none, the v at which the mismatch v|α_k| is what ``fit`` is content with."""
+    density = spectrum.density
+    allowed = np.maximum(tol, SHARE * density.errors[1:])
+    return density.penalty or float((allowed / np.maximum(1.0, np.abs(density.coefficients[1:]))).min())
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from lambdahat._check import require, require_choice
 
-Chunk = tuple[NDArray[Any], NDArray[Any], NDArray[np.float64] | None]
+Chunk = tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]
 
 LOOPS = ("drop", "keep")
 DUPLICATES = ("max", "sum", "mean", "refuse")
 DIRECTED = ("max", "sum", "mean", "mutual", "refuse")
-BLOCK = 1 << 18  # edges handled at once: what is kept of them on the way is small beside the graph
+BLOCK = 1 << 16  # edges handled at once: what is kept of them on the way is small beside the graph
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _collect(chunks: Iterable[Chunk], rules: Rules) -> tuple[list[Chunk], bool]:
         elif w is not None:
             u, v, w = u[w != 0], v[w != 0], None  # an entry of 0 is no edge
         weighted = weighted or (w is not None and bool((w != 1).any()))
-        u, v = _narrow(u), _narrow(v)
+        u, v, w = _narrow(u), _narrow(v), _light(w)
         for first in range(0, len(u), BLOCK):
             part = slice(first, first + BLOCK)
             kept.append((u[part], v[part], None if w is None else w[part]))
@@ -90,6 +90,15 @@ def _narrow(nodes: NDArray[Any]) -> NDArray[Any]:
     low, high = (int(nodes.min()), int(nodes.max())) if len(nodes) else (0, 0)
     require(low >= 0, "the nodes", "have numbers of at least 0", str(low))
     return nodes.astype(np.int32, copy=False) if high < 2**31 else nodes
+
+
+def _light(weights: NDArray[Any] | None) -> NDArray[Any] | None:
+    """The weights in float32 where that is exact, as for counts: kept so until they are written into the graph."""
+    if weights is None:
+        return None
+    with np.errstate(over="ignore"):
+        single = weights.astype(np.float32)
+    return single if bool((single == weights).all()) else weights
 
 
 def _numbered(chunks: list[Chunk]) -> tuple[NDArray[Any] | None, int]:
@@ -133,7 +142,7 @@ def _placed(chunks: list[Chunk], count: int, loops: str, heavy: bool, both: bool
             np.add.at(degrees, v[u != v], 1)
     indptr = np.zeros(count + 1, dtype=np.int64)
     np.cumsum(degrees, out=indptr[1:])
-    free, total = indptr[:-1].copy(), int(indptr[-1])
+    free, total = np.subtract(indptr[1:], degrees, out=degrees), int(indptr[-1])
     indices, data = np.empty(total, dtype=np.int32), np.empty(total) if heavy else None
     while chunks:
         u, v, w = chunks.pop()

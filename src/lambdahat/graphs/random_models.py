@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lambdahat._check import require_choice, require_count
+from lambdahat._check import require, require_choice, require_count
 from lambdahat._rng import derived_seed
 from lambdahat.graphs.sources import graph
 from lambdahat.graphs.structure import Graph
@@ -20,7 +20,7 @@ SPARSE = 0.2  # below this share of edges networkx's fast generator is the faste
 class Model:
     """A random graph of ``size`` nodes by one parameter; ``neighbours`` is k of Watts–Strogatz.
 
-    erdos_renyi: every edge with probability p. watts_strogatz: a ring of k neighbours, every edge rewired with
+    erdos_renyi: every edge with probability p. watts_strogatz: a ring of k neighbours (even), every edge rewired with
     probability p. barabasi_albert: every new node brings r edges.
     """
 
@@ -33,6 +33,7 @@ class Model:
         require_count(self.size, "size", least=4)
         if self.kind == "watts_strogatz":
             require_count(self.neighbours, "neighbours", 2, self.size - 1)
+            require(self.neighbours % 2 == 0, "neighbours", "be even, as many on either side", str(self.neighbours))
 
     @property
     def whole(self) -> bool:

@@ -1,7 +1,9 @@
-"""``graph``: a file, a networkx graph, a matrix or pairs of nodes as one ``Graph``."""
+"""``graph``: a file, a networkx graph, a matrix or edges as one ``Graph``."""
 
 from __future__ import annotations
 
+import contextlib
+import numbers
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ import scipy.sparse
 from lambdahat._check import describe, require, require_choice
 from lambdahat.graphs.edges import Chunk, Rules, adjacency_of
 from lambdahat.graphs.structure import Graph
-from lambdahat.graphs.text_files import PACKED, edge_list, gml, open_text
+from lambdahat.graphs.text_files import PACKED, edge_list, gml, open_bytes, open_text
 
 FORMATS = ("edges", "gml", "mtx", "npz")
 SUFFIXES = {".gml": "gml", ".mtx": "mtx", ".npz": "npz"}
+KNOWN = "be a file, a networkx graph, an adjacency matrix, or edges as tuples or an array (m, 2)"
 
 
 def graph(
@@ -28,38 +31,53 @@ def graph(
     directed: str = "max",
     name: str | None = None,
 ) -> Graph:
-    """An undirected ``Graph`` of a file, a networkx graph, a SciPy or dense adjacency matrix, or pairs (m, 2) of nodes.
+    """An undirected ``Graph`` of a file, a networkx graph, a SciPy or dense adjacency matrix, or edges.
 
     Files (also packed: .gz, .bz2, .xz) are read by their suffix, or as ``format`` says: "gml", "mtx" (Matrix Market),
     "npz" (``scipy.sparse.save_npz``), and "edges" for everything else: two or three columns separated by spaces, tabs,
     commas or semicolons, with comments after #, % or //, as SNAP writes them, and perhaps a header.
-    The third column of pairs is the weight. What ``weighted``, ``loops``, ``duplicates`` and ``directed`` do is in
-    ``Rules``; by default an edge listed twice, or in both directions, is one edge with the larger weight.
+    Edges are tuples (from, to) or (from, to, weight) of whole numbers or of names, or an array (m, 2) or (m, 3); an
+    array as wide as it is high is an adjacency matrix.
+    What ``weighted``, ``loops``, ``duplicates`` and ``directed`` do is in ``Rules``; by default an edge listed twice,
+    or in both directions, is one edge with the larger weight. ``name`` is by default the file's.
 
     Nodes are those the file or object names: an edge list knows no isolated nodes but those with a loop.
 
     >>> graph([(0, 1), (1, 2), (2, 2), (1, 0)])
     Graph(3 nodes, 2 edges)
+    >>> graph([("a", "b", 5.0), ("b", "c", 2.0)]).degrees
+    array([5., 7., 2.])
     """
     rules = Rules(weighted, loops, duplicates, directed)
-    if isinstance(source, Graph):
-        return source
     if isinstance(source, str | Path):
         return _file(Path(source), format, rules, name)
     require(format is None, "format", "be None for what is not a file", repr(format))
+    if isinstance(source, Graph):
+        return _again(source, rules, name or source.name)
     if hasattr(source, "is_multigraph"):
         return _networkx(source, rules, name or source.name or "graph")
     if scipy.sparse.issparse(source):
         return _matrix(source, rules, name or "graph")
-    try:
-        array = np.asarray(source)
-    except ValueError:
-        array = np.zeros(0, dtype=object)
-    pairs = array.ndim == 2 and array.shape[1] in (2, 3) and array.shape[0] != array.shape[1]
-    known = array.ndim == 2 and array.dtype.kind in ("iufb" if not pairs else "iufbU")
-    require(known, "source", "be a file, a networkx graph, an adjacency matrix or pairs (m, 2) of nodes",
-            describe(source), error=TypeError)  # fmt: skip
-    return _pairs(array, rules, name or "graph") if pairs else _matrix(array, rules, name or "graph")
+    if not hasattr(source, "__array__"):
+        return _rows(source, rules, name or "graph")
+    array = np.asarray(source)
+    require(array.ndim == 2, "source", KNOWN, describe(source), error=TypeError)
+    if array.shape[0] == array.shape[1] or array.shape[1] not in (2, 3):
+        require(array.dtype.kind in "iufcb", "an adjacency matrix", "hold numbers", str(array.dtype), error=TypeError)
+        return _matrix(array, rules, name or "graph")
+    if array.dtype.kind not in "iufb":
+        return _edges([tuple(row) for row in array.tolist()], rules, name or "graph")
+    return _edges_of(array[:, 0], array[:, 1], array[:, 2] if array.shape[1] == 3 else None, rules, name or "graph")
+
+
+def _again(source: Graph, rules: Rules, name: str) -> Graph:
+    """A graph by other rules: without its loops, or its weights."""
+    looped = rules.loops == "drop" and bool(source.adjacency.diagonal().any())
+    if rules.weighted and not looped:
+        return source if name == source.name else Graph(source.adjacency, source.names, name)
+    upper = scipy.sparse.triu(source.adjacency, format="coo")
+    matrix, _ = adjacency_of([(upper.row, upper.col, upper.data)], rules, len(source), directed=False)
+    return Graph(matrix, source.names, name)
 
 
 def _file(path: Path, format: str | None, rules: Rules, name: str | None) -> Graph:
@@ -70,13 +88,22 @@ def _file(path: Path, format: str | None, rules: Rules, name: str | None) -> Gra
     if kind == "mtx":
         return _market(path, rules, name)
     if kind == "npz":
-        return _matrix(scipy.sparse.load_npz(path), rules, name)
+        return _matrix(_sparse(path), rules, name)
     if kind == "gml":
         labels, edges, one_way = gml(path)
         matrix, _ = adjacency_of([edges], rules, len(labels), one_way)
         return Graph(matrix, np.array(labels), name)
-    matrix, names = adjacency_of(edge_list(path, rules.weighted), rules)
-    return Graph(matrix, names, name)
+    chunks, table = edge_list(path, rules.weighted)
+    matrix, names = adjacency_of(chunks, rules)
+    return Graph(matrix, np.array(list(table), dtype=object) if table else names, name)
+
+
+def _sparse(path: Path) -> Any:
+    with open_bytes(path) as stream:
+        try:
+            return scipy.sparse.load_npz(stream)
+        except (ValueError, KeyError, OSError) as error:
+            raise ValueError(f"{path.name} must be a file of scipy.sparse.save_npz, got another: {error}") from error
 
 
 def _market(path: Path, rules: Rules, name: str) -> Graph:
@@ -88,7 +115,8 @@ def _market(path: Path, rules: Rules, name: str) -> Graph:
     require(banner.startswith("%%matrixmarket"), "the file", "begin with %%MatrixMarket", repr(banner[:40]))
     require("complex" not in banner, "the matrix", "be real", "a complex one")
     try:
-        matrix = scipy.io.mmread(path, spmatrix=False)
+        with open_bytes(path) as stream:
+            matrix = scipy.io.mmread(stream, spmatrix=False)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{path.name} must be a Matrix Market file, got one that cannot be read: {error}") from error
     return _matrix(matrix, rules, name)
@@ -98,7 +126,7 @@ def _matrix(matrix: Any, rules: Rules, name: str) -> Graph:
     """An adjacency matrix, dense or sparse: its entries are the edges, each in its direction."""
     shape = tuple(matrix.shape)
     require(len(shape) == 2 and shape[0] == shape[1], "an adjacency matrix", "be square", f"shape {shape}",
-            "for pairs of nodes pass an array (m, 2)")  # fmt: skip
+            "for edges pass tuples, or an array (m, 2)")  # fmt: skip
     require(not np.iscomplexobj(matrix), "an adjacency matrix", "be real", str(matrix.dtype))
     entries = scipy.sparse.coo_array(matrix)
     chunk: Chunk = entries.row, entries.col, entries.data.astype(np.float64)
@@ -106,17 +134,59 @@ def _matrix(matrix: Any, rules: Rules, name: str) -> Graph:
     return Graph(adjacency, None, name)
 
 
-def _pairs(array: Any, rules: Rules, name: str) -> Graph:
-    weights = None
-    if array.shape[1] == 3 and array.dtype.kind in "iuf":
-        weights = np.asarray(array[:, 2], dtype=np.float64)
-    nodes = array[:, :2]
+def _rows(source: Any, rules: Rules, name: str) -> Graph:
+    """Rows of no array: tuples are edges, and lists an adjacency matrix or edges by their number and length."""
+    rows = list(source) if isinstance(source, Iterable) else []
+    sizes = {len(row) if isinstance(row, tuple | list) else -1 for row in rows}
+    require(len(sizes) == 1 and -1 not in sizes, "source", KNOWN, describe(source), error=TypeError)
+    (wide,) = sizes
+    listed = not any(isinstance(row, tuple) for row in rows)
+    if wide in (2, 3):
+        clear = not listed or wide != len(rows)
+        require(clear, "source", "say whether it holds edges or a matrix", f"{wide} lists of {wide}",
+                "pass tuples for edges, np.array(source) for a matrix")  # fmt: skip
+        return _edges([tuple(row) for row in rows], rules, name)
+    require(listed, "an edge", "be a tuple (from, to) or (from, to, weight)", describe(rows[0]),
+            "for a matrix pass np.array(source)", TypeError)  # fmt: skip
+    return graph(np.array(rows), weighted=rules.weighted, loops=rules.loops, duplicates=rules.duplicates,
+                 directed=rules.directed, name=name)  # fmt: skip
+
+
+def _edges(rows: list[tuple[Any, ...]], rules: Rules, name: str) -> Graph:
+    """Edges between numbers, or between names, which are numbered as they come."""
+    weights = None if len(rows[0]) == 2 else [require_number(row[2], "the weights") for row in rows]
+    nodes = [node for row in rows for node in row[:2]]
+    texts = [isinstance(node, str) for node in nodes]
+    require(all(texts) or not any(texts), "the nodes", "be all whole numbers, or all names", "both", error=TypeError)
+    if not any(texts):
+        numbers = np.array([require_number(node, "the nodes") for node in nodes])
+        return _edges_of(numbers[::2], numbers[1::2], weights, rules, name)
+    table: dict[str, int] = {}
+    places = np.array([table.setdefault(node, len(table)) for node in nodes])
+    made = _edges_of(places[::2], places[1::2], weights, rules, name)
+    kept = list(table) if made.names is None else [list(table)[i] for i in made.names]
+    return Graph(made.adjacency, np.array(kept, dtype=object), name)
+
+
+def _edges_of(first: Any, second: Any, weights: Any, rules: Rules, name: str) -> Graph:
+    """Edges between numbers, (m,) each."""
+    nodes = np.stack([first, second])
     if nodes.dtype.kind == "f":
-        whole = bool((nodes == np.floor(nodes)).all())
+        whole = bool((nodes == np.floor(nodes)).all() and np.isfinite(nodes).all())
         require(whole, "the nodes of pairs", "be whole numbers", "fractions or NaN", "give weights as a third column")
-        nodes = nodes.astype(np.int64)
-    matrix, names = adjacency_of([(nodes[:, 0], nodes[:, 1], weights)], rules)
+    heavy = None if weights is None else np.asarray(weights, dtype=np.float64)
+    matrix, names = adjacency_of([(*nodes.astype(np.int64, copy=False), heavy)], rules)
     return Graph(matrix, names, name)
+
+
+def require_number(value: Any, name: str) -> Any:
+    """A real number, or text that is one."""
+    real = isinstance(value, numbers.Real | np.bool_)
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return float(value)
+    require(real, name, "be numbers", repr(value), error=TypeError)
+    return value
 
 
 def _networkx(source: Any, rules: Rules, name: str) -> Graph:
@@ -128,7 +198,8 @@ def _networkx(source: Any, rules: Rules, name: str) -> Graph:
     pairs = np.fromiter(ends, dtype=np.int64, count=2 * count).reshape(-1, 2)
     weights = None
     if heavy:
-        weights = np.fromiter((data.get("weight", 1.0) for _, _, data in source.edges(data=True)), np.float64, count)
+        weights = np.array([require_number(w, "the weights") for _, _, w in source.edges(data="weight", default=1.0)],
+                           dtype=np.float64)  # fmt: skip
     chunk: Chunk = pairs[:, 0], pairs[:, 1], weights
     matrix, _ = adjacency_of([chunk], rules, len(place), source.is_directed())
     plain = all(node == i for node, i in place.items())

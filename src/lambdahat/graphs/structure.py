@@ -14,17 +14,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lambdahat._check import require
+from lambdahat._rng import generator
+from lambdahat.graphs.edges import require_weights
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.matrix import Matrix
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """An undirected graph of n nodes: ``adjacency`` W (n, n), a symmetric ``scipy.sparse.csr_array`` of weights > 0.
 
-    ``names`` (n,) are the nodes' names where they are not 0 … n − 1, and ``name`` says what the graph is in tables
-    and figures. A node without edges has degree 0; its row of the normalised Laplacian is 0, so that it counts as a
-    component, and a cluster, of its own.
+    A matrix that is not symmetric, or has entries that are negative or not finite, is refused. Two graphs are equal
+    only if they are one object. ``names`` (n,) are the nodes' names where they are not 0 … n − 1, and ``name`` says
+    what the graph is in tables and figures. A node without edges has degree 0; its row of the normalised Laplacian is
+    0, so that it counts as a component, and a cluster, of its own.
 
     >>> Graph.of(np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]]))
     Graph(3 nodes, 1 edge, 1 isolated)
@@ -37,13 +40,23 @@ class Graph:
     @classmethod
     def of(cls, adjacency: Any, name: str = "graph") -> Graph:
         """A graph of a symmetric matrix as it is; ``graphs.graph`` takes any source and says how to treat it."""
-        return cls(scipy.sparse.csr_array(adjacency, dtype=np.float64), None, name)
+        matrix = scipy.sparse.csr_array(adjacency, dtype=np.float64, copy=True)
+        matrix.sum_duplicates()
+        matrix.eliminate_zeros()
+        return cls(matrix, None, name)
 
     def __post_init__(self) -> None:
-        n = self.adjacency.shape[0]
+        matrix = self.adjacency
+        fits = scipy.sparse.issparse(matrix) and matrix.format == "csr" and matrix.dtype.kind == "f"
+        require(fits, "adjacency", "be a csr_array of floats", matrix, "Graph.of(matrix) makes it one", TypeError)
+        n = matrix.shape[0]
+        require(n == matrix.shape[1], "adjacency", "be square", f"shape {tuple(matrix.shape)}")
         require(n > 0, "the graph", "have at least two nodes", "an empty one")
         require(n > 1, "the graph", "have at least two nodes", "a single node")
         require(self.names is None or len(self.names) == n, "names", f"have length {n}", self.names)
+        require_weights(matrix.data)
+        require(_symmetric(matrix), "adjacency", "be symmetric", "a matrix that is not",
+                'graphs.graph(matrix, directed="max") makes it so')  # fmt: skip
 
     def __len__(self) -> int:
         return int(self.adjacency.shape[0])
@@ -108,6 +121,13 @@ class Graph:
         """
         matrix = scipy.sparse.eye_array(len(self), format="csr") - self.normalized()
         return Matrix(csr_tensor(matrix, torch.float64), symmetric=True, psd=True)
+
+
+def _symmetric(matrix: Any) -> bool:
+    """Whether Wx = Wᵀx for a random x of small whole numbers: two products, where W − Wᵀ would be a second graph."""
+    probe = torch.randint(1, 64, (matrix.shape[0],), generator=generator(0, "symmetry")).numpy().astype(matrix.dtype)
+    image = matrix @ probe
+    return bool((np.abs(image - matrix.T @ probe) <= 256 * np.finfo(matrix.dtype).eps * image).all())
 
 
 def csr_tensor(matrix: Any, dtype: torch.dtype) -> Tensor:

@@ -20,12 +20,12 @@ from lambdahat._check import require
 from lambdahat._progress import report
 from lambdahat.graphs.edges import Chunk
 
-CHUNK_ROWS = 1 << 18
+CHUNK_ROWS = 1 << 16
 COMMENTS = ("#", "%", "//")
 PACKED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 QUOTED = re.compile(r'"([^"]*)"|(\S+)')
 WORDS = "from|to|source|target|src|dst|tgt|node|vertex|start|end|head|tail|user|person|id|name|label"
-HEADER = re.compile(rf"({WORDS})([ _-]?(node|vertex|id|name|label))*[ _-]?[0-9ab]?")
+HEADER = re.compile(rf"({WORDS})([ _-]?(node|vertex|id|name|label))*[ _-]?(\d*|[ab])", re.IGNORECASE)
 GML_TOKEN = re.compile(r'"[^"]*"|\[|\]|[^\s\[\]"]+')
 
 
@@ -60,7 +60,7 @@ def edge_list(path: Path, weighted: bool) -> tuple[Iterator[Chunk], dict[str, in
     """Chunks (from, to, weight or None) of an edge list, and the numbers of its names, filled as the chunks are read.
 
     Nodes that are no numbers are numbered 0, 1, … as they come. A first row that is no edge is left out: one of
-    words above numbers, or above a column of weights, or of words such as "source" and "target" above names.
+    words above numbers, or above a column of weights, or of words such as "source" and "target" above other names.
     """
     layout, table = _layout(path, weighted), dict[str, int]()
     return _chunks(path, layout, table), table
@@ -73,7 +73,6 @@ def _layout(path: Path, weighted: bool) -> _Layout:
     separator = _separator(head[-1])
     cells = [_cells(row, separator) for row in head]
     header = _is_header(cells[0], cells[-1])
-    require(len(head) > 1 or not header, "the file", "hold edges", f"{path.name}, with a header only")
     first = cells[1] if header else cells[0]
     wide = len(first)
     require(wide >= 2, "a row of the file", "hold two nodes and perhaps a weight", repr(head[-1]),
@@ -112,7 +111,8 @@ def _is_header(first: list[str], second: list[str]) -> bool:
     if not _numbers(first[:2]) and _numbers(second[:2]):
         return True
     above_weights = len(first) == len(second) == 3 and not _number(first[2]) and _number(second[2])
-    return above_weights or all(HEADER.fullmatch(cell.lower()) for cell in first[:2])
+    words, below = (sum(HEADER.fullmatch(cell) is not None for cell in cells[:2]) for cells in (first, second))
+    return above_weights or (words == 2 and below == 0)  # "node1, node2" above "node2, node3" is an edge
 
 
 def _number(text: str) -> bool:

@@ -13,6 +13,7 @@ from lambdahat.graphs.structure import Graph, csr_tensor
 
 STEPS = 40
 STARTS = 16
+EDGES = 1 << 16  # whose ends are compared at once: a few MiB, whatever the graph
 APART = 0.5  # of the mean length: independent directions differ by √2
 
 
@@ -35,10 +36,11 @@ def walk_partition(graph: Graph, seed: int) -> Partition:
     rows = np.repeat(np.arange(len(graph), dtype=np.int32), np.diff(adjacency.indptr))
     columns = adjacency.indices
     near = np.empty(len(rows), dtype=bool)
-    for part in range(0, len(rows), 1 << 20):
-        i, j = rows[part : part + (1 << 20)], columns[part : part + (1 << 20)]
+    for first in range(0, len(rows), EDGES):
+        part = slice(first, first + EDGES)
+        i, j = rows[part], columns[part]
         apart = np.linalg.norm(places[i] - places[j], axis=1)
-        near[part : part + (1 << 20)] = apart < APART / 2 * (lengths[i] + lengths[j])
+        near[part] = apart < APART / 2 * (lengths[i] + lengths[j])
     kept = scipy.sparse.csr_array((near[near], (rows[near], columns[near])), shape=adjacency.shape)
     count, labels = connected_components(kept, directed=False)
     whole = count == int(graph.components.max()) + 1

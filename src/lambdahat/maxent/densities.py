@@ -213,8 +213,10 @@ class MaxentDensity(Density):
     def _distribution(self) -> tuple[Array, Array]:
         places = np.concatenate([[self.bounds[0]], self.grid, [self.bounds[1]]])
         below = np.concatenate([[0.0], np.maximum.accumulate(running_mass(self._masses()).clip(0.0, 1.0)), [1.0]])
-        last = np.append(np.diff(places) > 0, True)  # nodes at the ends are closer than the digits of λ
-        return places[last], below[last]
+        apart = np.append(True, np.diff(places) > 0)  # nodes at the ends are closer than the digits of λ
+        places, below = places[apart], below[apart]
+        below[-1] = 1.0
+        return places, below
 
 
 def require_density(other: object) -> None:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lambdahat._check import describe, require, require_choice, require_count, require_positive
+from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat.estimators.variances import require_own_losses
+from lambdahat.network import BATCH_NORMS
 from lambdahat.problem import Problem, require_problem
 from lambdahat.randommatrix.advice_rules import (
     ADAPTIVE,
@@ -23,12 +25,14 @@ from lambdahat.randommatrix.advice_rules import (
     text,
 )
 from lambdahat.randommatrix.noise_levels import NoiseLevels, noise_levels
-from lambdahat.randommatrix.rate_limits import differ
-from lambdahat.randommatrix.stable_rates import MakeOptimizer, StableRate, largest_stable_rate
+from lambdahat.randommatrix.rate_limits import differ, require_momentum
+from lambdahat.randommatrix.stable_rates import MakeOptimizer, NoLimitError, StableRate, largest_stable_rate
 from lambdahat.results import Estimate
 from lambdahat.storage import Result, Status
 
 OPTIMIZERS = (*GRADIENT, *ADAPTIVE, *SECOND_ORDER)
+USUAL_BATCH = 128
+USUAL_MOMENTUM = {"sgd": 0.0, "momentum": 0.9, "nesterov": 0.9}
 
 
 @dataclass(frozen=True)
@@ -83,43 +87,50 @@ class Advice(Result):
 def advise(
     problem: Problem,
     optimizer: str = "sgd",
-    batch_size: int = 128,
+    batch_size: int | None = None,
     new_batch_size: int | None = None,
     learning_rate: float | None = None,
-    momentum: float = 0.9,
+    momentum: float | None = None,
     *,
-    batches: int = 10,
+    batches: int | None = None,
     samples: int | None = None,
     steps: int = 0,
+    factor: float | None = None,
     seed: int = 0,
 ) -> Advice:
     """Learning rate, batch size and damping from the curvature at the problem's parameters, each with its reason.
 
-    ``optimizer`` is "sgd" (no momentum), "momentum" or "nesterov" (with ``momentum``), "adam", "adamw", "rmsprop",
-    "kfac" (on the Gauss–Newton matrix) or "lanczos-newton". For the first three come the largest stable rate, how it
-    scales with the batch size and where that ends; for the rest the least ε or damping δ at ``learning_rate`` (default
-    1e-3 and 1). With ``new_batch_size`` all is given for both sizes, and ``learning_rate`` is moved to the new one.
+    ``optimizer`` is "sgd", "momentum" or "nesterov" (with ``momentum``, default 0, 0.9 and 0.9), "adam", "adamw",
+    "rmsprop", "kfac" (on the Gauss–Newton matrix) or "lanczos-newton". For the first three come the largest stable
+    rate, how it scales with the batch size (default 128, or all data if fewer) and where that ends; for the rest the
+    least ε or damping δ at ``learning_rate`` (default 1e-3 and 1), by a rule whose error is unknown. With
+    ``new_batch_size`` all is given for both sizes, and ``learning_rate`` is moved to the new one.
 
-    λ₁ and τ² are measured on all data (τ² and σ² on ``samples`` samples, default at most 1,024), and λ₁ of ``batches``
-    batches of each size: rates follow what the batches show, predictions are compared with it, and a disagreement
-    beyond the errors is a caution. With ``steps`` the largest stable rates are also found by training that long.
+    λ₁ is measured on all data, τ² and σ² on ``samples`` samples (default at most 1,024), and λ₁ of ``batches`` batches
+    of each size (default as many as hold all data once, from 10 to 30). Rates follow τ² of the direction with the
+    lowest, or what the batches show where that is lower for sure; predictions that miss are cautions. With ``steps``
+    the largest stable rates are also found by training that long, judged by ``factor`` as ``largest_stable_rate`` does.
     All holds at this point of parameter space: advice for the start of training is not advice for its end.
     """
     require_problem(problem)
     request = _request(problem, optimizer, batch_size, new_batch_size, learning_rate, momentum)
-    require_count(batches, "batches", 2, cure="one batch shows no error")
+    if batches is not None:
+        require_count(batches, "batches", 2, cure="one batch shows no error")
     most = 0 if optimizer in SECOND_ORDER else None
     require_count(steps, "steps", 0, most, "largest_stable_rate takes any torch optimiser" if most == 0 else "")
     if samples is not None:
         require_count(samples, "samples", 2, problem.num_samples)
-    curvature = "ggn" if optimizer == "kfac" else "hessian"
-    known = curvature == "hessian" or problem.loss_function is not None
+    if factor is not None:
+        require_positive(factor, "factor")
+    operator = "ggn" if optimizer == "kfac" else "hessian"
+    known = operator == "hessian" or problem.loss_function is not None
     require(known, "problem", "be made of a model and a loss of its output for KFAC", "one function", "", TypeError)
-    levels = noise_levels(problem, curvature, request.batch_sizes, batches, samples, seed)
+    require_own_losses(problem)
+    levels = noise_levels(problem, operator, request.batch_sizes, batches, samples, seed)
     _require_positive_curvature(levels)
     found = recommendations(levels, request)
-    trained = _trained(problem, request, levels, steps, seed) if steps else ()
-    cautions = (*_mind(levels, request), *_mind_training(levels, request, trained))
+    trained, failed = _trained(problem, request, levels, steps, factor, seed) if steps else ((), ())
+    cautions = (*_mind_layers(problem), *_mind(levels, request), *_mind_training(levels, request, trained), *failed)
     return Advice(
         optimizer, request.momentum, learning_rate, levels, (*found, *map(_by_training, trained)), cautions,
         levels.cost + sum(math.ceil(rate.cost * rate.batch_size / levels.population) for rate in trained),
@@ -128,40 +139,53 @@ def advise(
 
 
 def _request(
-    problem: Problem, optimizer: str, batch_size: int, new: int | None, rate: float | None, momentum: float
+    problem: Problem,
+    optimizer: str,
+    batch_size: int | None,
+    new: int | None,
+    rate: float | None,
+    momentum: float | None,
 ) -> Request:
     require_choice(optimizer, "optimizer", OPTIMIZERS, "take the nearest of its kind")
     require(problem.has_data, "problem", "be a loss over data", "one without data", "a batch of nothing has no noise")
     total, cure = problem.num_samples, "a batch cannot hold more samples than the data"
-    sizes = [require_count(batch_size, "batch_size", 1, total, cure)]
+    require(total >= 2, "problem", "have two samples or more", repr(total), "one sample has no noise")
+    size = min(USUAL_BATCH, total) if batch_size is None else require_count(batch_size, "batch_size", 1, total, cure)
+    sizes = [size]
     if new is not None:
         sizes.append(require_count(new, "new_batch_size", 1, total, cure))
-        require(new != batch_size, "new_batch_size", "differ from batch_size", repr(new), "or leave it out")
+        require(new != size, "new_batch_size", "differ from batch_size", repr(new), "or leave it out")
     if rate is not None:
         require_positive(rate, "learning_rate")
-    real = isinstance(momentum, int | float) and not isinstance(momentum, bool)
-    require(real, "momentum", "be a number in [0, 1)", describe(momentum), "", TypeError)
-    require(0 <= momentum < 1, "momentum", "lie in [0, 1)", repr(momentum))
-    return Request(optimizer, tuple(sizes), rate, float(momentum) if optimizer in ("momentum", "nesterov") else 0.0)
+    if momentum is not None:
+        require(optimizer in GRADIENT, "momentum", f"be left out with {optimizer!r}", repr(momentum),
+                f"no advice here depends on it; it belongs to {', '.join(GRADIENT)}")  # fmt: skip
+        require_momentum(momentum)
+    held = USUAL_MOMENTUM.get(optimizer, 0.0) if momentum is None else float(momentum)
+    return Request(optimizer, tuple(sizes), rate, held)
 
 
 def _require_positive_curvature(levels: NoiseLevels) -> None:
     sure = levels.largest.interval()[0] > 0
-    require(sure, f"the largest eigenvalue of the {levels.curvature}", "be above 0 for any of these rules",
+    require(sure, f"the largest eigenvalue of the {levels.operator}", "be above 0 for any of these rules",
             text(levels.largest), "measure at parameters where the loss bends upwards: train further")  # fmt: skip
 
 
-def _trained(problem: Problem, request: Request, levels: NoiseLevels, steps: int, seed: int) -> tuple[StableRate, ...]:
-    """The largest stable rate at each batch size by bisection, from where the rule has it."""
-    make = _maker(request)
-    if request.optimizer in ADAPTIVE:
-        starts = [request.rate] * len(request.batch_sizes)
-    else:
-        starts = [float(rate_limit(levels, request, size)) for size in request.batch_sizes]
-    return tuple(
-        largest_stable_rate(problem, make, size, steps=steps, start=start, seed=seed)
-        for size, start in zip(request.batch_sizes, starts, strict=True)
-    )
+def _trained(
+    problem: Problem, request: Request, levels: NoiseLevels, steps: int, factor: float | None, seed: int
+) -> tuple[tuple[StableRate, ...], tuple[str, ...]]:
+    """The largest stable rate at each batch size by bisection, from where the rule has it; and where none was found."""
+    make, found, failed = _maker(request), [], []
+    for size in request.batch_sizes:
+        adaptive = request.optimizer in ADAPTIVE
+        start = request.rate if adaptive else float(rate_limit(levels, request, size))
+        try:
+            rate = largest_stable_rate(problem, make, size, steps=steps, start=start, factor=factor, seed=seed)
+        except NoLimitError as error:
+            failed.append(f"training with batches of {size:,} found no limit: {error}")
+        else:
+            found.append(rate)
+    return tuple(found), tuple(failed)
 
 
 def _maker(request: Request) -> MakeOptimizer:
@@ -176,21 +200,39 @@ def _maker(request: Request) -> MakeOptimizer:
 
 
 def _by_training(rate: StableRate) -> Recommendation:
-    reason = (
-        f"{rate.steps} steps from here at higher rates end above the first loss, or at none; {rate.cost:,} gradients"
-    )
+    bound = "what noise lets expect" if rate.factor is None else f"{rate.factor:g} times the first loss"
+    reason = f"{rate.steps} steps from here at higher rates end above {bound}, or at no loss; {rate.cost:,} gradients"
     return Recommendation("stable rate by training", rate.batch_size, rate, reason)
 
 
+def _mind_layers(problem: Problem) -> list[str]:
+    """Layers that act otherwise in training than here."""
+    layers = list(problem.source.modules()) if isinstance(problem.source, torch.nn.Module) else []
+    found = []
+    if any(isinstance(layer, BATCH_NORMS) for layer in layers):
+        found.append(
+            "normalisation layers use running statistics here, those of the batch in training: another network; "
+            'compare batch_eigenpairs of problems with norm="eval" and "train", and find the rate by largest_stable_rate of the latter'
+        )
+    if any(isinstance(layer, torch.nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in layers):
+        found.append("dropout is off here and on in training, where it adds noise: stay further below the limit")
+    return found
+
+
 def _mind(levels: NoiseLevels, request: Request) -> list[str]:
-    """Where predictions miss, the rate in use is too large, or the point is no minimum."""
+    """Where a rule is known to fail, predictions miss, the rate in use is too large, or the point is no minimum."""
     found, rates = [], request.optimizer in GRADIENT
+    if not rates:
+        found.append(
+            "the least ε or damping is an order of magnitude at most: on MNIST training needed 0.03 to 1 times it, and "
+            "KFAC's fell with the batch as B^-3.2, not as 1/B (docs/minibatch-rates.md)"
+        )
     for view in levels.views:
         stray = [f"{model} {text(view.predicted[model])}" for model in view.predicted if view.strays(model)]
         if stray and math.isfinite(view.effective):
             found.append(
                 f"λ₁ of batches of {view.batch_size:,} was measured as {text(view.measured)} but predicted otherwise "
-                f"({', '.join(stray)}): {'the measured one is used' if rates else 'mind what was measured'}"
+                f"({', '.join(stray)})"
             )
     if rates and request.learning_rate is not None:
         size = request.batch_sizes[0]

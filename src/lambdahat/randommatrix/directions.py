@@ -88,19 +88,25 @@ def directional_variance(
     require_count(probes, "probes")
     _require_pairs(problem, eigenpairs)
     require_own_losses(problem)
-    total = problem.num_samples
-    count = total if samples is None else require_count(samples, "samples", 2, total)
-    batches = _drawn(problem, count, seed)
-    work = PerSample(problem)
-    known = operator in work.derivatives(problem.vector)
+    known = operator == "hessian" or problem.loss_function is not None
     require(known, "operator", 'be "hessian" for a problem made of one function', repr(operator))
-    products = _products(work, batches, operator)
+    count = problem.num_samples if samples is None else require_count(samples, "samples", 2, problem.num_samples)
+    return along_pairs(problem, eigenpairs, operator, probes, count, seed, strangers=True)
+
+
+def along_pairs(
+    problem: Problem, eigenpairs: Eigenpairs, operator: str, probes: int, count: int, seed: int, strangers: bool
+) -> DirectionalVariance:
+    """The same without checks; with ``strangers`` pairs of another problem are refused, as far as all data can tell."""
+    total = problem.num_samples
+    work = PerSample(problem)
+    products = _products(work, _drawn(problem, count, seed), operator)
     vectors = eigenpairs.vectors.to(problem.device, problem.dtype)
     rows = len(eigenpairs) + probes
     left = math.sqrt((1.0 - count / total) / count)
     tau2, couplings = [], []
     for m, (value, _) in enumerate(eigenpairs):
-        lengths, along = _deviations(products(vectors[:, m]), value, vectors, m, known_mean=count < total)
+        lengths, along = _deviations(products(vectors[:, m]), value, vectors, m, strangers and count == total)
         tau2.append(_mean(lengths, left))
         couplings.append(along)
         report("directional variance", m + 1, rows)
@@ -131,7 +137,7 @@ def _products(work: PerSample, batches: Iterable[Batch], operator: str) -> Produ
 
 
 def _deviations(
-    blocks: Iterable[Tensor], eigenvalue: Estimate, vectors: Tensor, m: int, known_mean: bool
+    blocks: Iterable[Tensor], eigenvalue: Estimate, vectors: Tensor, m: int, check: bool
 ) -> tuple[Tensor, Tensor]:
     """‖(M_i − M̄)φ_m‖² (n,) and φ_jᵀ(M_i − M̄)φ_m (n, k) of every sample."""
     mean_product = float(eigenvalue) * vectors[:, m]
@@ -142,15 +148,18 @@ def _deviations(
         along.append((apart @ vectors.to(apart.dtype)).double().cpu())
         drift += apart.sum(dim=0, dtype=torch.float64)
     squares = torch.cat(lengths)
-    if not known_mean:
-        _require_own(drift / len(squares), eigenvalue, squares)
+    if check:
+        _require_own(drift / len(squares), eigenvalue, squares, torch.finfo(vectors.dtype).eps)
     return squares, torch.cat(along)
 
 
-def _require_own(drift: Tensor, eigenvalue: Estimate, squares: Tensor) -> None:
-    """Over all samples the mean of M_iφ is λφ, if the pair is this problem's."""
+def _require_own(drift: Tensor, eigenvalue: Estimate, squares: Tensor, eps: float) -> None:
+    """Over all samples the mean of M_iφ is λφ, if the pair is this problem's.
+
+    Products round by eps of what they are made of, however small they are: p(1 − p) by eps of p.
+    """
     size = float(torch.linalg.vector_norm(drift))
-    allowed = 2 * float(eigenvalue.stderr) + 0.05 * math.sqrt(float(squares.mean()))
+    allowed = 2 * float(eigenvalue.stderr) + 0.05 * math.sqrt(float(squares.mean())) + 10 * eps
     require(size <= allowed, "eigenpairs", "be of this problem's operator", f"a residual of {size:.3g}",
             "compute them from the same problem, at the same parameters")  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,18 +13,18 @@ from lambdahat._progress import report
 from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.estimators.traces import trace
 from lambdahat.estimators.variances import variance
-from lambdahat.operators.curvature import ggn, hessian
+from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem
-from lambdahat.randommatrix.batch_curvature import BatchEigenvalues, batch_eigenpairs
-from lambdahat.randommatrix.directions import DirectionalVariance, directional_variance
+from lambdahat.randommatrix.batch_curvature import CURVATURES, BatchEigenvalues, batch_eigenpairs
+from lambdahat.randommatrix.directions import PROBES, DirectionalVariance, along_pairs
 from lambdahat.randommatrix.predictions import predict
 from lambdahat.randommatrix.rate_limits import differ, propagated
 from lambdahat.randommatrix.spikes import effective_batch
 from lambdahat.results import Eigenpairs, Estimate
 from lambdahat.storage import Result, Status
 
-CURVATURES = {"hessian": hessian, "ggn": ggn}
 MOST_SAMPLES = 1024
+BATCHES = (10, 30)  # fewest and most by default; between them as many as hold all data once
 TOL = 1e-4
 FLAT = 1e-3  # of the largest eigenvalue
 TRACE_TOL = 0.05
@@ -36,9 +36,8 @@ class BatchView(Result):
     """λ₁ of batches of one size B of N: ``measured``, its mean over batches, and ``predicted`` by each model.
 
     ``spread`` is the standard deviation between batches. ``sharpness`` is E λ₁²/E λ₁ over batches, the mean and what
-    its variance adds: a step of rate α along the sharpest direction shrinks in mean square while α is below 2 over it.
-    ``overlap`` is the mean |φ̂₁ᵀφ₁|² of a batch's sharpest direction with that of all data, ``effective`` is
-    b = B/(1 − B/N).
+    its variance adds; few batches miss rare samples and then show too little. ``overlap`` is the mean
+    |φ̂₁ᵀφ₁|² of a batch's sharpest direction with that of all data, ``effective`` is b = B/(1 − B/N).
     """
 
     batch_size: int
@@ -60,11 +59,11 @@ class NoiseLevels(Result):
 
     ``variance`` is σ² per element, ``directions`` have λ_j and τ_j² = mean_i‖(H_i − H̄)φ_j‖² of the sharpest
     eigenvectors, ``trace`` is tr H̄. Were the noise the same in all directions, τ² would be Pσ². ``gradient`` is ‖ḡ‖²/P
-    and ``gradient_variance`` σ_g², per element. ``curvature`` names H, "hessian" or "ggn". ``cost`` counts passes over
-    the data.
+    and ``gradient_variance`` σ_g², per element. ``operator`` names H, "hessian" or "ggn", whose ``smallest`` is only
+    known to be 0 or more. ``cost`` counts passes over the data.
     """
 
-    curvature: str
+    operator: str
     parameters: int
     population: int
     largest: Estimate
@@ -79,23 +78,29 @@ class NoiseLevels(Result):
     status: Status = Status.CONVERGED
 
     @property
-    def along(self) -> Estimate:
+    def tau2(self) -> Estimate:
         """τ² of the sharpest direction."""
         return _entries(self.directions.tau2)[0]
+
+    @property
+    def finite(self) -> float:
+        """N/(N − 1): drawn without replacement, a batch mean of N numbers of variance τ² has τ²/b times this."""
+        return self.population / (self.population - 1)
 
     def flatter(self) -> dict[str, tuple[Estimate, Estimate]]:
         """λ_j and τ_j² of other directions, both above 0 for sure: known eigenvectors, and the mean of the rest.
 
+        An eigenvalue counts from TOL of the largest on, which is as well as it is known.
         All λ_j add up to tr H̄, and all τ_j² to P²σ². The rest counts where no eigenvalue is below 0, for else its mean
         is no one's curvature.
         """
         values, noises = _entries(self.directions.eigenvalues), _entries(self.directions.tau2)
-        pairs = {f"eigenvector {j + 1}": (values[j], noises[j]) for j in range(1, len(values))}
+        pairs = {f"eigenvector {j + 1}": (values[j], noises[j]) for j in range(1, len(values))
+                 if float(values[j]) > TOL * float(self.largest)}  # fmt: skip
         left, order = self.parameters - len(values), self.parameters
         if left > 0 and float(self.smallest) >= -FLAT * float(self.largest):
-            known, noise = sum(map(float, values)), sum(map(float, noises))
-            mean = propagated(lambda trace: (trace - known) / left, self.trace)
-            rest = propagated(lambda element: (order**2 * element - noise) / left, self.variance)
+            mean = propagated(lambda trace, *known: (trace - sum(known)) / left, self.trace, *values)
+            rest = propagated(lambda element, *known: (order**2 * element - sum(known)) / left, self.variance, *noises)
             pairs["the mean of the rest"] = mean, rest
         return {name: pair for name, pair in pairs.items() if all(each.interval()[0] > 0 for each in pair)}
 
@@ -108,29 +113,26 @@ class NoiseLevels(Result):
         return propagated(lambda seen, true: seen - true, self.view(batch_size).sharpness, self.largest)
 
     def expected_excess(self, effective: float) -> Estimate:
-        """τ²/(bλ₁), the same from the variance over samples: E‖H_batch φ₁‖² = λ₁² + τ²/b."""
-        return propagated(lambda noise, true: noise / (effective * true), self.along, self.largest)
+        """τ²/(bλ₁), the same from the variance over samples: E‖H_batch φ₁‖² = λ₁² + τ²/b, b over N/(N − 1)."""
+        return propagated(lambda noise, true: self.finite * noise / (effective * true), self.tau2, self.largest)
 
 
 def noise_levels(
-    problem: Problem, curvature: str, batch_sizes: Sequence[int], batches: int, samples: int | None, seed: int
+    problem: Problem, operator: str, batch_sizes: Sequence[int], batches: int | None, samples: int | None, seed: int
 ) -> NoiseLevels:
     """Measure everything, on ``batches`` batches of each size and ``samples`` samples one by one."""
     total, order = problem.num_samples, problem.num_parameters
     count = min(total, MOST_SAMPLES) if samples is None else samples
-    known = min(TOP, order)
-    operator = CURVATURES[curvature](problem)
-    pairs = eigenpairs(operator, known, "both", TOL, seed=seed)
-    total_curvature = trace(operator, TRACE_TOL, seed=seed)
-    top = _first(pairs, known)
-    largest, smallest = (Estimate(float(pairs.values[i]), float(pairs.residuals[i])) for i in (0, -1))
+    matrix = CURVATURES[operator](problem)
+    top, smallest = _ends(matrix, operator == "ggn", seed)
+    total_curvature = trace(matrix, TRACE_TOL, seed=seed)
     spread = variance(problem, seed=seed, samples=count)
-    element = spread.hessian_variance if curvature == "hessian" else spread.ggn_variance
+    element = spread.hessian_variance if operator == "hessian" else spread.ggn_variance
     assert element is not None
-    along = directional_variance(problem, top, curvature, samples=count, seed=seed)
-    views, passes = [], float(pairs.cost + total_curvature.cost + spread.cost + along.cost)
+    along = along_pairs(problem, top, operator, PROBES, count, seed, strangers=False)
+    views, passes = [], float(top.cost + smallest.cost + total_curvature.cost + spread.cost + along.cost)
     for size in batch_sizes:
-        found = batch_eigenpairs(problem, size, batches if size < total else 1, 1, seed, curvature, top)
+        found = batch_eigenpairs(problem, size, _count(batches, size, total), 1, seed, operator, top)
         predicted = {
             "additive": predict(top, element, size, total, "additive").largest,
             "directional": predict(top, along, size, total, "directional").largest,
@@ -139,16 +141,26 @@ def noise_levels(
         passes += found.cost * size / total
         report("advice", len(views), len(batch_sizes))
     return NoiseLevels(
-        curvature, order, total, largest, smallest, element, along, total_curvature,
-        Estimate(float(spread.gradient_mean_norm) ** 2 / order), spread.gradient_variance, tuple(views),
-        math.ceil(passes), pairs.status,
+        operator, order, total, _entries(along.eigenvalues)[0], replace(smallest, cost=0), element, along,
+        total_curvature, Estimate(float(spread.gradient_mean_norm) ** 2 / order), spread.gradient_variance,
+        tuple(views), math.ceil(passes), smallest.status if top.status.ok else top.status,
     )  # fmt: skip
 
 
-def _first(pairs: Eigenpairs, count: int) -> Eigenpairs:
-    """The largest ``count`` of pairs in descending order."""
-    return Eigenpairs(pairs.values[:count], pairs.vectors[:, :count], pairs.residuals[:count], pairs.converged[:count],
-                      pairs.cost, pairs.status)  # fmt: skip
+def _ends(matrix: LinearOperator, psd: bool, seed: int) -> tuple[Eigenpairs, Estimate]:
+    """The sharpest eigenpairs and the smallest eigenvalue; a GGN's is at least 0, and not worth its many products."""
+    top = eigenpairs(matrix, min(TOP, matrix.dim), "largest", TOL, seed=seed)
+    if psd:
+        return top, Estimate(0.0, math.inf)
+    low = eigenpairs(matrix, 1, "smallest", TOL, seed=seed)
+    return top, Estimate(float(low.values[0]), float(low.residuals[0]), low.cost, low.status)
+
+
+def _count(batches: int | None, size: int, total: int) -> int:
+    """How many batches: one where it is all data, as asked, or by default as many as hold all data once."""
+    if size == total:
+        return 1
+    return min(max(total // size, BATCHES[0]), BATCHES[1]) if batches is None else batches
 
 
 def _entries(estimate: Estimate) -> list[Estimate]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
+from dataclasses import replace
 
-from lambdahat._check import require, require_positive
+from lambdahat._check import describe, require, require_positive
 from lambdahat.results import Estimate
 
 
@@ -30,7 +32,9 @@ def stability_limit(curvature: float, excess: float = 0.0, momentum: float = 0.0
     (0.5, 0.4, 0.75)
     """
     require_positive(curvature, "curvature", "a direction that bends down has no stable rate")
-    require(0 <= momentum < 1, "momentum", "lie in [0, 1)", repr(momentum))
+    require_momentum(momentum)
+    require(_is_real(excess), "excess", "be a number", describe(excess), "", TypeError)
+    require(not math.isnan(excess), "excess", "be a number", repr(excess))
     noise = max(excess, 0.0)
     if not (nesterov and momentum > 0):
         return 2 * (1 + momentum) / (curvature + noise * (1 + momentum) / (1 - momentum))
@@ -46,11 +50,30 @@ def allowed_excess(rate: float, curvature: float, momentum: float = 0.0, nestero
     >>> allowed_excess(0.4, 4.0), allowed_excess(0.6, 4.0, 0.5)
     (1.0, 0.3333333333333333)
     """
-    require(0 <= momentum < 1, "momentum", "lie in [0, 1)", repr(momentum))
+    require_momentum(momentum)
     if not nesterov:
         return (2 * (1 + momentum) / rate - curvature) * (1 - momentum) / (1 + momentum)
     u, lead = rate * curvature, momentum * (1 + 2 * momentum)
     return curvature * ((2 * (1 - momentum**2) + 2 * lead * u) / (lead * u**2 + (1 + momentum) * u) - 1)
+
+
+def limit_of(curvature: Estimate, excess: Estimate, momentum: float = 0.0, nesterov: bool = False) -> Estimate:
+    """``stability_limit`` of measured numbers. An excess that came out below 0 counts as 0, its error as above 0."""
+    half = 0.5 * float(excess.stderr)
+    inside = replace(excess, value=max(float(excess), half))  # so that differences do not reach across the bound at 0
+    limit = propagated(lambda true, more: stability_limit(true, more, momentum, nesterov), curvature, inside)
+    return replace(limit, value=stability_limit(float(curvature), float(excess), momentum, nesterov))
+
+
+def require_momentum(momentum: object) -> float:
+    """A number in [0, 1)."""
+    require(_is_real(momentum), "momentum", "be a number in [0, 1)", describe(momentum), "", TypeError)
+    require(0 <= momentum < 1, "momentum", "lie in [0, 1)", repr(momentum))  # type: ignore[operator]
+    return float(momentum)  # type: ignore[arg-type]
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def propagated(function: Callable[..., float], *inputs: Estimate) -> Estimate:

@@ -30,6 +30,12 @@ NAMED: dict[str, MakeOptimizer] = {
 BEYOND_RETURN = 1e8  # times the first loss; heavy ball at its limit passes (2/(1 − ρ))², 4·10⁴ at ρ = 0.99, and returns
 STRIDE = 4.0
 MOST_STRIDES = 30
+SMALL = 1 / 16  # of the rate to start with: where what noise adds to the loss is measured
+MARGIN = 4.0
+
+
+class NoLimitError(ValueError):
+    """The search met no rate at which stability ends."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +43,14 @@ class StableRate(Estimate):
     """The largest stable learning rate, the geometric mean over ``per_run``, runs with other batch orders.
 
     ``stderr`` is of the runs and of the bisection's last interval, in quadrature. ``cost`` counts gradients of batches
-    of ``batch_size`` samples. A run is stable if ``steps`` steps end at a loss below ``factor`` times the first.
+    of ``batch_size`` samples. A run is stable if ``steps`` steps end at a loss below ``factor`` times the first, or,
+    for None, below what noise lets expect.
     """
 
     per_run: Array = field(default_factory=lambda: np.zeros(0))
     batch_size: int = 0
     steps: int = 0
-    factor: float = 1.0
+    factor: float | None = 1.0
 
 
 def largest_stable_rate(
@@ -55,16 +62,17 @@ def largest_stable_rate(
     start: float = 0.1,
     tol: float = 0.05,
     runs: int = 3,
-    factor: float = 1.0,
+    factor: float | None = 1.0,
     seed: int = 0,
 ) -> StableRate:
     """The largest learning rate at which ``steps`` steps from the problem's parameters do not diverge.
 
     A run diverges if the loss of a batch is not finite, or if the loss of all data ends above ``factor`` times the
-    first. From a minimum noise alone raises the loss: pass a factor above 1. A network that dies ends near the loss of
-    chance, so at the start of training a factor below 1 asks that it learns. ``optimizer`` is "sgd", "momentum" or
-    "nesterov" (both 0.9), "adam", or a function ``(parameters, rate) -> torch.optim.Optimizer``. ``batch_size`` samples
-    a step (default: all) are drawn without replacement, a new order each epoch.
+    first. A network that dies ends near the loss of chance, so at the start of training a factor below 1 asks that it
+    learns. Near a minimum noise alone raises the loss, at a rate α by no more than α²: with None a run diverges if it
+    ends above the first loss by 4(α/α₀)² times as much as runs at α₀, ``start``/16, do. ``optimizer`` is "sgd",
+    "momentum" or "nesterov" (both 0.9), "adam", or a function ``(parameters, rate) -> torch.optim.Optimizer``.
+    ``batch_size`` samples a step (default: all) are drawn without replacement, a new order each epoch.
 
     From ``start`` the rate goes by factors of 4 until one is stable and the next is not, then by bisection of its
     logarithm until the two are within ``tol``. Each of ``runs`` has its own order of the data; with all data there is
@@ -79,16 +87,21 @@ def largest_stable_rate(
     )  # fmt: skip
     require_count(steps, "steps")
     require_count(runs, "runs", 2, cure="one run shows no error")
-    for value, name in ((start, "start"), (tol, "tol"), (factor, "factor")):
+    for value, name in ((start, "start"), (tol, "tol"), (1.0 if factor is None else factor, "factor")):
         require_positive(value, name)
     first = problem.loss()
-    require(first > 0, "the loss at the start", "be above 0", f"{first:.6g}", "shift it: growth is judged by its ratio")
-    work = _Trials(problem, make, size, steps, first, factor * first, seed)
+    require(math.isfinite(first), "the loss at the start", "be finite", f"{first:.6g}")
+    cure = "shift it, for growth is judged by its ratio, or pass factor=None"
+    require(factor is None or first > 0, "the loss at the start", "be above 0", f"{first:.6g}", cure)
+    work = _Trials(problem, make, size, steps, first, factor, seed)
     found: list[tuple[float, float]] = []
-    for run in range(1 if size == total else runs):
+    runs = 1 if size == total else runs
+    if factor is None:
+        work.know_noise(SMALL * start, runs)
+    for run in range(runs):
         guess = start if not found else math.sqrt(found[0][0] * found[0][1])
         found.append(bisected(lambda rate, run=run: work.stable(rate, run), guess, tol))  # type: ignore[misc]
-        report("stable rate", run + 1, 1 if size == total else runs)
+        report("stable rate", run + 1, runs)
     return _summed_up(found, work)
 
 
@@ -110,7 +123,7 @@ def bisected(stable: Callable[[float], bool], start: float, tol: float = 0.05) -
     else:
         edge = f"{high:.3g} is stable" if good else f"{low:.3g} diverges"
         require(False, "the optimiser", "be stable at some rates and not at others", f"one that at {edge}",
-                "" if good else "from a minimum, pass a factor above 1")  # fmt: skip
+                "" if good else "near a minimum pass factor=None", NoLimitError)  # fmt: skip
     while high > (1 + tol) * low:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if stable(middle) else (low, middle)
@@ -131,15 +144,34 @@ class _Trials:
     """Training runs from one point, each with its learning rate and its order of the data."""
 
     def __init__(
-        self, problem: Problem, make: MakeOptimizer, size: int, steps: int, first: float, last: float, seed: int
+        self,
+        problem: Problem,
+        make: MakeOptimizer,
+        size: int,
+        steps: int,
+        first: float,
+        factor: float | None,
+        seed: int,
     ) -> None:
         self.problem, self.make, self.size, self.steps, self.seed = problem, make, size, steps, seed
-        self.first, self.last = first, last
+        self.first, self.factor = first, factor
+        self.noise = 0.0  # what it adds to the loss at a rate α, over α²
         self.gradients = 0
         self._columns = None if size == problem.num_samples else _joined(problem)
 
+    def know_noise(self, rate: float, runs: int) -> None:
+        """Measure by how much runs at a small rate end above the first loss, at most."""
+        ends = [self._end(rate, run) for run in range(runs)]
+        self.noise = max([0.0, *(end - self.first for end in ends if math.isfinite(end))]) / rate**2
+
     def stable(self, rate: float, run: int) -> bool:
         """Whether training at ``rate`` does not diverge."""
+        if self.factor is None:
+            return self._end(rate, run) <= self.first + MARGIN * self.noise * rate**2
+        return self._end(rate, run) < self.factor * self.first
+
+    def _end(self, rate: float, run: int) -> float:
+        """The loss of all data after training; NaN where it ran away."""
         named = {n: t.detach().clone().requires_grad_() for n, t in self.problem.named(self.problem.vector).items()}
         optimizer = self.make(list(named.values()), rate)
         require(
@@ -148,10 +180,14 @@ class _Trials:
         for parts in self._batches(run):
             loss = optimizer.step(lambda parts=parts: self._backward(optimizer, named, parts))  # type: ignore[misc]
             self.gradients += 1
-            if not (isinstance(loss, float) and abs(loss) < BEYOND_RETURN * self.first):
-                return False
+            if not (isinstance(loss, float) and abs(loss) < BEYOND_RETURN * self._scale(rate)):
+                return math.nan
         theta = self.problem.space.flatten({name: tensor.detach() for name, tensor in named.items()})
-        return bool(torch.isfinite(theta).all()) and self.problem.loss(theta) < self.last
+        return self.problem.loss(theta) if bool(torch.isfinite(theta).all()) else math.nan
+
+    def _scale(self, rate: float) -> float:
+        """A loss of usual size: the first, with what noise adds; 1 where both are 0."""
+        return abs(self.first) + self.noise * rate**2 or 1.0
 
     def _backward(self, optimizer: Optimizer, named: dict[str, Tensor], parts: Parts) -> float:
         optimizer.zero_grad()
@@ -199,5 +235,5 @@ def _summed_up(found: list[tuple[float, float]], work: _Trials) -> StableRate:
     return StableRate(
         value, value * math.sqrt(spread + width**2 / 12), work.gradients,
         dof=len(logs) - 1 if len(logs) > 1 else math.inf, per_run=np.exp(logs), batch_size=work.size,
-        steps=work.steps, factor=work.last / work.first,
+        steps=work.steps, factor=work.factor,
     )  # fmt: skip

@@ -39,7 +39,7 @@ def draw_sharpness(advice: Advice, axes: Axes) -> None:
     _draw_curve(levels, axes, lambda b: _plus(levels.largest, levels.expected_excess(b)), BLUE, "λ₁ + τ²/(bλ₁)")
     axes.axhline(float(levels.largest), color=GREY, linestyle="--", linewidth=0.9, label="all data")
     _draw_points(axes, {view.batch_size: view.measured for view in levels.views}, VERMILION, "o", "batches, measured")
-    _finish(axes, "λ₁ of a batch", f"Largest eigenvalue of the {levels.curvature}")
+    _finish(axes, "λ₁ of a batch", f"Largest eigenvalue of the {levels.operator}")
 
 
 def draw_advice(advice: Advice, axes: Axes) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 from torch import Tensor
 
 from lambdahat._check import require
-from lambdahat.experiments.minibatch.lanczos import LanczosResult
 from lambdahat.experiments.minibatch.damping import DampingResult
 from lambdahat.experiments.minibatch.eigenvalues import BatchEigenvaluesResult
+from lambdahat.experiments.minibatch.lanczos import LanczosResult
 from lambdahat.experiments.minibatch.rates import StableRatesResult
-from lambdahat.experiments.regularization import RegularizationResult
+from lambdahat.experiments.regularization.stored import RegularizationResult
 from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
 from lambdahat.measurements import Measurement
 from lambdahat.randommatrix import Advice, BatchComparison, BatchEigenvalues, BatchPrediction

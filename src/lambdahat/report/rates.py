@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lambdahat.experiments.minibatch.damping import DampingResult
+from lambdahat.experiments.minibatch.damping_claims import expected_damping
 from lambdahat.experiments.minibatch.frontiers import Frontier
 from lambdahat.experiments.minibatch.lanczos import LanczosResult
-from lambdahat.experiments.minibatch.damping import DampingResult, expected_damping
-from lambdahat.experiments.minibatch.rates import StableRatesResult
 from lambdahat.experiments.minibatch.rate_rules import HELD
+from lambdahat.experiments.minibatch.rates import StableRatesResult
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, SKY, VERMILION, new_figure, tidy
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lambdahat.experiments.regularization import RegularizationResult
-from lambdahat.experiments.published_rules import PUBLISHED
+from lambdahat.experiments.regularization.published import PUBLISHED
+from lambdahat.experiments.regularization.stored import RegularizationResult
 from lambdahat.report.style import BLUE, VERMILION, new_figure, tidy
 
 if TYPE_CHECKING:

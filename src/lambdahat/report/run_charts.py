@@ -95,7 +95,7 @@ def advice_charts(advice: Advice) -> list[Chart]:
     """λ₁ of batches beside all data's, and every recommendation that is given for several batch sizes."""
     views = advice.levels.views
     sharpness = _points("batches", {view.batch_size: view.measured for view in views})
-    charts = [Chart(f"Largest eigenvalue of the {advice.levels.curvature}", "batch size B", "λ₁ of a batch",
+    charts = [Chart(f"Largest eigenvalue of the {advice.levels.operator}", "batch size B", "λ₁ of a batch",
                     (sharpness,), x_log=True, y_log=True,
                     lines=(("all data", float(advice.levels.largest)),), caption="Bars: 95 % intervals.")]  # fmt: skip
     named: dict[str, dict[int, Estimate]] = {}

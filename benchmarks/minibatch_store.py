@@ -1,0 +1,59 @@
+"""What was measured in one piece, as the stores of ``lambdahat reproduce``.
+
+    python benchmarks/minibatch_store.py --scale paper --out FOLDER RESULT...
+
+puts results that benchmarks/minibatch_rates.py and benchmarks/minibatch_eigenvalues.py saved into FOLDER, cell by cell,
+where ``lambdahat report FOLDER`` and ``lambdahat reproduce … --out FOLDER`` find them. --scale is the one they were
+measured at. Both ways run the same functions with the same seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from lambdahat.experiments.experiment import Cell, Row
+from lambdahat.experiments.minibatch.damping import DampingResult
+from lambdahat.experiments.minibatch.eigenvalues import BatchEigenvaluesResult
+from lambdahat.experiments.minibatch.lanczos import LanczosResult
+from lambdahat.experiments.minibatch.rates import StableRatesResult
+from lambdahat.experiments.registry import find
+from lambdahat.experiments.store import Store
+from lambdahat.storage import Result
+
+Measured = BatchEigenvaluesResult | DampingResult | LanczosResult | StableRatesResult
+PLACE = ("part", "network", "epoch", "operator", "optimizer", "point", "batch_size")  # settings that tell cells apart
+
+
+def belongs(row: Row, cell: Cell) -> bool:
+    """Whether a row is one that the cell gives."""
+    return all(row.get(name) == cell[name] for name in PLACE if name in cell)
+
+
+def keep(found: Measured, folder: Path, scale: str, source: str) -> int:
+    """Add the cells that a result has; how many."""
+    experiment = find(found.name)
+    cells, rows = experiment.grid(scale), found.rows()
+    store = Store(folder, experiment.name, scale)
+    store.open(cells, f"python benchmarks/minibatch_store.py, from {source}")
+    groups = [(cell, [row for row in rows if belongs(row, cell)]) for cell in cells]
+    full = [(cell, mine) for cell, mine in groups if mine]
+    for cell, mine in full:
+        store.add(cell, mine, 0.0)
+    return len(full)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", default="paper", choices=("smoke", "cpu", "paper"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("results", nargs="+", type=Path)
+    args = parser.parse_args()
+    for path in args.results:
+        found = Result.load(path)
+        assert isinstance(found, Measured)
+        print(f"{path}: {keep(found, args.out, args.scale, path.name)} cells")
+
+
+if __name__ == "__main__":
+    main()

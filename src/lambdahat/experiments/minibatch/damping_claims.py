@@ -1,0 +1,61 @@
+"""What §5.8 of the spectral thesis says of damping and batch sizes, as code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lambdahat.experiments.claims import Claim
+from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.minibatch.frontiers import MARGIN, Frontier
+from lambdahat.experiments.minibatch.rate_claims import better_claim, factor_claim, far_from, kept_claim
+from lambdahat.experiments.minibatch.rate_rows import frontiers_of, rules_of, scaling_of
+from lambdahat.experiments.minibatch.rate_rules import RateRule
+from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
+from lambdahat.experiments.minibatch.stacked_networks import BETAS
+from lambdahat.randommatrix import stability_limit
+
+RATE = 1.0
+NAMES = {"adam": "Adam's ε", "kfac": "KFAC's δ"}
+FIGURES = {"adam": "Figures 5.11, 5.12", "kfac": "Figures 5.13, 5.14"}
+
+
+def claims(rows: Rows) -> list[Claim]:
+    """Every claim, for each network and optimiser."""
+    return claims_of(frontiers_of(rows), rules_of(rows), scaling_of(rows))
+
+
+def claims_of(frontiers: Sequence[Frontier], rules: Sequence[RateRule], scaling: Sequence[ScalingRuns]) -> list[Claim]:
+    """The same of what the rows hold."""
+    found = []
+    for frontier in frontiers:
+        where, figures = f"{frontier.network}, {NAMES[frontier.optimizer]}", FIGURES[frontier.optimizer]
+        found.append(Claim(f"{where}: the least damping is proportional to 1/B", f"Eq. 5.36, {figures}", "slope −1",
+                           frontier.slope(), "within", -1.0, MARGIN))  # fmt: skip
+        for rule in (rule for rule in rules if rule.network == frontier.network):
+            sentence = f"{where}: the least damping is the rule's, within a factor 2"
+            found.append(factor_claim(sentence, "Eq. 5.36", frontier, expected_damping(rule, frontier.optimizer)))
+    for runs in scaling:
+        where = f"{runs.network}, {NAMES[runs.optimizer]}, B = {far_from(runs)} from {runs.reference}"
+        source = FIGURES[runs.optimizer]
+        found += [
+            kept_claim(f"{where}: damping ∝ 1/B keeps the validation error", source, runs, "inverse"),
+            better_claim(f"{where}: damping ∝ 1/B generalises better than constant damping", source, runs, "inverse",
+                         "constant"),
+        ]  # fmt: skip
+    return found
+
+
+def expected_damping(rule: RateRule, optimizer: str) -> Tensor:
+    """The rule's least damping (sizes,): Eq. 5.36 for KFAC; for Adam's ε that of heavy ball at rate (1 − β₁)/ε.
+
+    At the large ε that α = 1 needs, √v̂ is small beside it and Adam is SGD with averaged momentum.
+    """
+    if optimizer == "kfac":
+        return rule.dampings(RATE)
+    beta = BETAS[0]
+    excess = (rule.measured.mean(1) - rule.full).clamp_min(0.0)
+    limits = [stability_limit(rule.full, float(value), beta) for value in excess]
+    return RATE * (1 - beta) / torch.tensor(limits, dtype=torch.float64)

@@ -1,0 +1,61 @@
+"""The least damping in tables and charts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lambdahat.experiments.charts import Chart, Series
+from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.minibatch.damping_claims import NAMES, expected_damping
+from lambdahat.experiments.minibatch.frontiers import Frontier
+from lambdahat.experiments.minibatch.rate_rows import frontiers_of, rules_of, scaling_of
+from lambdahat.experiments.minibatch.rate_rules import RateRule
+from lambdahat.experiments.minibatch.rate_tables import edge_series, scaling_charts
+from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
+from lambdahat.experiments.reproduction import Table
+
+
+def tables(rows: Rows) -> list[Table]:
+    """The least damping beside the rule's, and the runs under both rules."""
+    return tables_of(frontiers_of(rows), rules_of(rows), scaling_of(rows))
+
+
+def tables_of(frontiers: Sequence[Frontier], rules: Sequence[RateRule], scaling: Sequence[ScalingRuns]) -> list[Table]:
+    """The same of what the rows hold."""
+    out = [_dampings(name, frontiers, rules) for name in dict.fromkeys(frontier.network for frontier in frontiers)]
+    return [*out, *(runs.table() for runs in scaling)]
+
+
+def _dampings(network: str, frontiers: Sequence[Frontier], rules: Sequence[RateRule]) -> Table:
+    mine = [frontier for frontier in frontiers if frontier.network == network]
+    own = [rule for rule in rules if rule.network == network]
+    expected = {f"the rule, {f.optimizer}": _by_size(rule, f) for rule in own for f in mine}
+    lines = []
+    for size in sorted({size for frontier in mine for size in frontier.batch_sizes}):
+        found = [frontier.cell(size) if size in frontier.batch_sizes else "" for frontier in mine]
+        told = [f"{values[size]:.3g}" if size in values else "" for values in expected.values()]
+        lines.append((str(size), *found, *told))
+    header = ("B", *(frontier.optimizer for frontier in mine), *expected)
+    return Table(f"{network}: the least damping that trains at α = 1", header, tuple(lines))
+
+
+def _by_size(rule: RateRule, frontier: Frontier) -> dict[int, float]:
+    return dict(zip(rule.batch_sizes, expected_damping(rule, frontier.optimizer).tolist(), strict=True))
+
+
+def charts(rows: Rows) -> list[Chart]:
+    """The least damping over batch sizes with the rule's, and what comes of scaling it."""
+    frontiers, rules, out = frontiers_of(rows), rules_of(rows), []
+    for network in dict.fromkeys(frontier.network for frontier in frontiers):
+        mine = [frontier for frontier in frontiers if frontier.network == network]
+        told = [
+            Series(f"rule, {NAMES[frontier.optimizer]}", rule.batch_sizes,
+                   [value or None for value in expected_damping(rule, frontier.optimizer).tolist()])
+            for rule in rules
+            for frontier in mine
+            if rule.network == network
+        ]  # fmt: skip
+        series = (*(edge_series(frontier, NAMES[frontier.optimizer]) for frontier in mine), *told)
+        out.append(Chart(f"{network}: the least damping at α = 1", "batch size B", "damping", series, x_log=True,
+                         y_log=True, source="Figures 5.11–5.14"))  # fmt: skip
+    return out + scaling_charts(scaling_of(rows))

@@ -1,0 +1,127 @@
+"""Stable rates in tables and charts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from lambdahat.experiments.charts import Chart, Series
+from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.minibatch.frontiers import Frontier
+from lambdahat.experiments.minibatch.rate_claims import name_of, rule_slope
+from lambdahat.experiments.minibatch.rate_rows import frontiers_of, rules_of, scaling_of
+from lambdahat.experiments.minibatch.rate_rules import HELD, RateRule
+from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
+from lambdahat.experiments.reproduction import Table
+from lambdahat.experiments.statistics import Reading, mean_of
+
+
+def tables(rows: Rows) -> list[Table]:
+    """Stable rates and slopes of each network, λ₁ of its batches, and the runs under scaling rules."""
+    return tables_of(frontiers_of(rows), rules_of(rows), scaling_of(rows))
+
+
+def tables_of(frontiers: Sequence[Frontier], rules: Sequence[RateRule], scaling: Sequence[ScalingRuns]) -> list[Table]:
+    """The same of what the rows hold."""
+    networks = dict.fromkeys(frontier.network for frontier in frontiers)
+    out = [_rates(name, frontiers, [rule for rule in rules if rule.network == name]) for name in networks]
+    if frontiers:
+        out.append(_thresholds(frontiers, rules))
+    return [*out, *map(_curvature, rules), *(runs.table() for runs in scaling)]
+
+
+def _rates(network: str, frontiers: Sequence[Frontier], rules: Sequence[RateRule]) -> Table:
+    mine = [frontier for frontier in frontiers if frontier.network == network]
+    sizes = sorted({size for frontier in mine for size in frontier.batch_sizes})
+    lines = []
+    for size in sizes:
+        found = [frontier.cell(size) if size in frontier.batch_sizes else "" for frontier in mine]
+        lines.append((str(size), *found, *(_allowed(rule, size) for rule in rules)))
+    header = ("B", *(f"{f.optimizer}, {f.criterion}" for f in mine), *(f"2/λ₁, {rule.point}" for rule in rules))
+    return Table(f"{network}: the largest stable rate, and the rule for SGD", header, tuple(lines))
+
+
+def _allowed(rule: RateRule, size: int) -> str:
+    return f"{float(rule.rates('sgd')[rule.batch_sizes.index(size)]):.3g}" if size in rule.batch_sizes else ""
+
+
+def _thresholds(frontiers: Sequence[Frontier], rules: Sequence[RateRule]) -> Table:
+    """Where the growth ends by the rule and by the edges themselves, and the slopes on either side of it."""
+    lines = []
+    for frontier in frontiers:
+        own = [rule for rule in rules if rule.network == frontier.network]
+        fitted, spread = frontier.turning()
+        seen = f"{fitted:.3g} ± {100 * spread:.0f} %" if math.isfinite(fitted) else "none"
+        line = [name_of(frontier), seen, _slope(frontier.slope())]
+        if own and frontier.optimizer in HELD:
+            turning, expected = own[0].turning(frontier.optimizer), rule_slope(own[0], frontier.optimizer)
+            told = f"{expected:+.2f}" if math.isfinite(expected) else "too few"
+            below, above = frontier.slope(high=turning), frontier.slope(low=turning)
+            line += [f"{turning:.3g}", _slope(below), told, _slope(above)]
+        lines.append(tuple(line + [""] * (7 - len(line))))
+    header = ("edge", "threshold by the edges", "slope, all B", "threshold by the rule", "slope below",
+              "the rule's own", "slope above")  # fmt: skip
+    return Table("d log rate/d log B and the batch size at which it changes", header, tuple(lines))
+
+
+def _slope(slope: Reading) -> str:
+    return f"{slope.value:+.2f} ± {slope.stderr:.2f}" if math.isfinite(slope.value) else "too few"
+
+
+def _curvature(rule: RateRule) -> Table:
+    """λ₁ of batches, predicted and measured."""
+    lines = []
+    for place, size in enumerate(rule.batch_sizes):
+        shown = mean_of(rule.measured[place].tolist())
+        told = (f"{float(values[place]):.3g}" for values in rule.predicted.values())
+        lines.append((str(size), f"{shown.value:.3g} ± {shown.stderr:.1g}", *told))
+    title = f"{rule.network}, {rule.point}: λ₁ of a batch; {rule.full:.3g} on all data"
+    return Table(title, ("B", "measured", *rule.predicted), tuple(lines))
+
+
+def charts(rows: Rows) -> list[Chart]:
+    """Stable rates over batch sizes with the rule's, errors under each scaling rule, and error over distance."""
+    frontiers, rules, out = frontiers_of(rows), rules_of(rows), []
+    for network in dict.fromkeys(frontier.network for frontier in frontiers):
+        edges = [edge_series(f, f"{f.optimizer}, {f.criterion}") for f in frontiers if f.network == network]
+        allowed = [
+            Series(f"rule, {optimizer}, {rule.point}", rule.batch_sizes, rule.rates(optimizer).tolist())
+            for rule in rules
+            for optimizer in HELD
+            if rule.network == network
+        ]
+        out.append(Chart(f"{network}: the largest stable rate", "batch size B", "learning rate", (*edges, *allowed),
+                         x_log=True, y_log=True, source="§5.7, Figure 5.15",
+                         caption="Rules from λ₁ of single batches, at the start and after some training."))  # fmt: skip
+    return out + scaling_charts(scaling_of(rows))
+
+
+def edge_series(frontier: Frontier, name: str) -> Series:
+    """Geometric means over seeds with their errors."""
+    centre = frontier.centre()
+    error = centre * frontier.stderr()
+    return Series(name, frontier.batch_sizes, _known(centre.tolist()), _known(error.tolist()), "points")
+
+
+def scaling_charts(scaling: Sequence[ScalingRuns]) -> list[Chart]:
+    """Validation error over batch sizes under each rule, and over the distance from the start (Figures 5.7–5.16)."""
+    out = []
+    for runs in scaling:
+        series, clouds = [], []
+        for place, rule in enumerate(runs.rules):
+            readings = [mean_of(values.tolist()) for values in 100 * runs.validation_error[place]]
+            series.append(Series(rule, runs.batch_sizes, _known([r.value for r in readings]),
+                                 _known([r.stderr for r in readings])))  # fmt: skip
+            far, wrong = runs.distance[place].flatten(), 100 * runs.validation_error[place].flatten()
+            fine = far.isfinite() & wrong.isfinite()
+            clouds.append(Series(rule, far[fine].tolist(), wrong[fine].tolist(), style="points"))
+        title = f"{runs.network}, {runs.optimizer}: {runs.scaled} scaled from B = {runs.reference}"
+        out.append(Chart(title, "batch size B", "validation error, %", tuple(series), x_log=True,
+                         source="Figures 5.7–5.16", caption=f"After {runs.epochs} epochs at every size."))  # fmt: skip
+        out.append(Chart(f"{runs.network}, {runs.optimizer}: error and distance", "distance from the start",
+                         "validation error, %", tuple(clouds), x_log=True, source="Figure 5.8"))  # fmt: skip
+    return out
+
+
+def _known(values: Sequence[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values]

@@ -1,0 +1,169 @@
+"""The largest stable learning rate over batch sizes, and what comes of scaling it: §5.7 and §5.8.1, spectral thesis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lambdahat._check import require_choice, require_count
+from lambdahat.data.splits import Split
+from lambdahat.experiments.claims import judge
+from lambdahat.experiments.experiment import Row
+from lambdahat.experiments.minibatch.frontiers import Frontier, Section, largest_passing
+from lambdahat.experiments.minibatch.rate_claims import claims_of
+from lambdahat.experiments.minibatch.rate_rows import edge_rows, rule_rows, scaling_rows
+from lambdahat.experiments.minibatch.rate_rules import RateRule, rule_at, start_of, trained_from
+from lambdahat.experiments.minibatch.rate_subjects import Ground, Subject, powers, prepared
+from lambdahat.experiments.minibatch.rate_tables import tables_of
+from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns, outcome, scaling_runs
+from lambdahat.experiments.minibatch.stacked_networks import Cells, Settings
+from lambdahat.experiments.reproduction import Reproduction, Table, Verdict
+
+FALL = 0.9  # of the first loss, below which a network has learnt
+RISE = 1.1  # times the first loss, above which a run is not steady
+SECTION = Section(1e-5, 1e3, points=10)
+CRITERIA = ("trains", "steady")
+SEARCHES = (("sgd", "trains"), ("sgd", "steady"), ("momentum", "trains"), ("momentum", "steady"), ("adam", "trains"))
+RULES = {"linear": 1.0, "square root": 0.5, "constant": 0.0}
+POINTS = ("at the start", "trained")
+SCALED_OPTIMIZERS = ("momentum", "adam")
+SAFETY = 0.5  # of the largest stable rate, from which the rules start
+
+SCALES: dict[str, tuple[Subject, ...]] = {
+    "smoke": (Subject("softmax, digits", "softmax", "digits", 256, (4, 16, 64), 15, 2, epochs=1, reference=16),),
+    "cpu": (
+        Subject("softmax, MNIST", "softmax", "mnist", 10_000, (1, 4, *powers(4, 10)), 100, 3),
+        Subject("MLP, MNIST", "mlp", "mnist", 10_000, (1, 4, *powers(4, 10)), 100, 3, 5, options={"widths": (32,)}),
+    ),
+    "paper": (
+        Subject("softmax, MNIST", "softmax", "mnist", 60_000, (1, 4, *powers(4, 12)), 300, 5, 5),
+        Subject("MLP, MNIST", "mlp", "mnist", 60_000, (1, 4, *powers(4, 12)), 300, 5, 5, options={"widths": (100,)}),
+        Subject("LeNet-5, CIFAR-10", "lenet5", "cifar10", 8_000, (16, 64, 256, 1024, 4096), 100, 3, 6, reference=256),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class StableRatesResult(Reproduction):
+    """The largest stable rate of every network and optimiser, the rule's predictions, and runs under scaling rules."""
+
+    name: str
+    frontiers: tuple[Frontier, ...]
+    rules: tuple[RateRule, ...]
+    scaling: tuple[ScalingRuns, ...]
+    verdicts: tuple[Verdict, ...]
+    assumptions: tuple[str, ...]
+    seed: int
+
+    def rows(self) -> list[Row]:
+        """All of it, flat."""
+        parts = (*map(edge_rows, self.frontiers), *map(rule_rows, self.rules), *map(scaling_rows, self.scaling))
+        return [row for part in parts for row in part]
+
+    def tables(self) -> tuple[Table, ...]:
+        """Tables of stable rates and of λ₁ for each network, and one of runs for each network and optimiser."""
+        return tuple(tables_of(self.frontiers, self.rules, self.scaling))
+
+
+def run_stable_rates(
+    scale: str = "cpu",
+    seed: int = 0,
+    splits: Mapping[str, Split] | None = None,
+    device: torch.device | str = "cpu",
+    networks: Sequence[str] | None = None,
+) -> StableRatesResult:
+    """The edges of all networks of a scale and the runs that follow; ``splits`` replaces data sets by name.
+
+    ``networks`` keeps those whose names are given.
+    """
+    require_choice(scale, "scale", SCALES)
+    chosen = [subject for subject in SCALES[scale] if networks is None or subject.network in networks]
+    return stable_rates_of(chosen, seed, splits, device)
+
+
+def stable_rates_of(
+    subjects: Sequence[Subject],
+    seed: int = 0,
+    splits: Mapping[str, Split] | None = None,
+    device: torch.device | str = "cpu",
+) -> StableRatesResult:
+    """The same for networks of one's own choice."""
+    require_count(seed, "seed", least=0)
+    frontiers: list[Frontier] = []
+    rules: list[RateRule] = []
+    scaling: list[ScalingRuns] = []
+    for subject in subjects:
+        ground = prepared(subject, splits or {}, seed, device)
+        frontiers += [stable_rates(ground, optimizer, seed, criterion) for optimizer, criterion in SEARCHES]
+        rules += [rule_of(ground, point, seed) for point in POINTS]
+        if subject.epochs:
+            scaling += [scaled_runs(ground, optimizer, seed) for optimizer in SCALED_OPTIMIZERS]
+    verdicts = tuple(judge(claims_of(frontiers, rules, scaling)))
+    return StableRatesResult("stable-rates", tuple(frontiers), tuple(rules), tuple(scaling), verdicts,
+                             (*ASSUMPTIONS, *map(Subject.described, subjects)), seed)  # fmt: skip
+
+
+def rule_of(ground: Ground, point: str, seed: int) -> RateRule:
+    """The rule "at the start", or "trained" by as many steps of SGD at half its largest stable rate."""
+    require_choice(point, "point", POINTS)
+    if point == "at the start":
+        return rule_at(ground, start_of(ground), point, seed)
+    return rule_at(ground, trained_from(ground, _half_edge(ground, "sgd", seed), seed), point, seed)
+
+
+def scaled_runs(ground: Ground, optimizer: str, seed: int) -> ScalingRuns:
+    """Runs under the three rules, from half the largest stable rate of the reference batch size."""
+
+    def run(size: int, rates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return outcome(ground, Settings(optimizer, rates.expand(ground.subject.seeds, -1)), size, seed)
+
+    return scaling_runs(ground, optimizer, "rate", _half_edge(ground, optimizer, seed), RULES, run)
+
+
+def _half_edge(ground: Ground, optimizer: str, seed: int) -> float:
+    """Half the largest rate that trains at the reference batch size."""
+    reference = ground.subject.reference
+    return SAFETY * stable_rates(ground.at(reference), optimizer, seed).at(reference)
+
+
+def stable_rates(
+    ground: Ground, optimizer: str, seed: int, criterion: str = "trains", section: Section = SECTION
+) -> Frontier:
+    """The largest stable rate of one optimiser at every batch size, from every seed's start.
+
+    A run "trains" if its loss ends below 0.9 of the first. It is "steady" if, besides, in no tenth of the run the mean
+    loss of its batches is above 1.1 of the first: a step that is too long for the curvature raises the loss, though the
+    run may recover.
+    """
+    require_choice(criterion, "criterion", CRITERIA)
+    subject, edges = ground.subject, []
+    first = _loss(ground, Cells(ground.models, ground.train, Settings(optimizer, torch.zeros(subject.seeds, 1))))
+    for size in subject.batch_sizes:
+
+        def stable(rates: Tensor, size: int = size) -> Tensor:
+            cells = Cells(ground.models, ground.train, Settings(optimizer, rates))
+            met = cells.train(size, subject.steps, seed, f"{subject.network}, {optimizer}, B = {size}")
+            ended = _loss(ground, cells) < FALL * first
+            return ended if criterion == "trains" else ended & (met < RISE * first).all(0)
+
+        edges.append(largest_passing(stable, section, subject.seeds))
+    return Frontier(subject.network, optimizer, criterion, subject.batch_sizes, torch.stack(edges), section.resolution)
+
+
+def _loss(ground: Ground, cells: Cells) -> Tensor:
+    return cells.judged(ground.probe)[0]
+
+
+ASSUMPTIONS = (
+    f"A run trains if the mean loss over 2,000 training images ends below {FALL:g} of its start.",
+    f"It is steady if besides no tenth of it has a mean batch loss above {RISE:g} of the start.",
+    "The number of steps is the same at every batch size, so that all have as long to diverge.",
+    f"The edge is searched by sections to a factor {SECTION.resolution:.2f}.",
+    "λ₁ is that of the Hessian at the start, and after as many steps of SGD at half its largest stable rate.",
+    "Images have mean 0 and deviation 1; no weight decay, no augmentation, no schedule.",
+    "Scaling rules start from half the largest stable rate at the reference batch; the thesis takes all of it.",
+    "A run that diverged has the validation error of a network that guesses, 90 %.",
+)

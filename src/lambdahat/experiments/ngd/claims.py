@@ -1,0 +1,149 @@
+"""The NGD paper's comparison in its several forms, and the tables and charts that its experiments share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lambdahat.experiments.charts import Chart, Series
+from lambdahat.experiments.claims import Claim, judge
+from lambdahat.experiments.experiment import Row, Rows
+from lambdahat.experiments.ngd.measuring import TEMPERATURES, WORDS
+from lambdahat.experiments.reproduction import Table
+from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
+
+PAPER = "NGD converges to less degenerate solutions than SGD"
+RUN = ("data", "network", "layers", "width", "seed")  # what the two runs of a pair share
+NAMES = {"sgd": "SGD", "ngd": "NGD", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "digits": "digits"}
+QUANTITIES = {column: f"λ̂ at {words}" for column, words in WORDS.items()} | {"trace": "Tr H", "wbic": "WBIC"}
+ASSUMED = (
+    "Inputs of mean 0 and deviation 1, ReLU, PyTorch's initial law, no momentum and no decay: the paper does not say.",
+    "The online natural gradient (Eqs. 6 and 7) with its default rank, period and forgetting, rescaled to ‖∇L‖.",
+    "The paper gives no settings of its sampler. Here: SGLD, γ = 100, chains of fixed length, the step from a pilot.",
+    "λ̂ at nβ = n/ln n (Eq. 19) and at nβ = B/ln B, B the batch of the sampler: devinterp's default.",
+    "Seeds draw the images, the start and the batches; both optimisers get the same.",
+    "Equal training loss: that of the run that ended highest; of the others the nearest of about 100 points.",
+)
+SMALLER = "At smoke and cpu scale fewer images and a rate of 0.05 in place of 0.01 stand for the paper's longer runs."
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of "NGD ends higher than SGD": of which column, compared where, and whether of minima only."""
+
+    words: str
+    column: str
+    at: str
+    source: str
+    minima: bool = False
+
+
+FORMS = (
+    Form("at the end, λ̂ at nβ = B/ln B", "llc_batch", "end", "Figures 1 and 2a"),
+    Form("at the end, λ̂ at nβ = n/ln n", "llc", "end", "Eq. 19, Figures 1 and 2a"),
+    Form("at the end, λ̂ at nβ = n/ln n, of pairs without NOT_A_MINIMUM", "llc", "end", "Eq. 19", minima=True),
+    Form("at the end, Tr H", "trace", "end", "Figure 2b"),
+    Form("at equal training loss, λ̂ at nβ = B/ln B", "llc_batch", "equal loss", "not in the paper"),
+    Form("at equal training loss, λ̂ at nβ = n/ln n", "llc", "equal loss", "not in the paper"),
+    Form("at equal training loss, Tr H", "trace", "equal loss", "not in the paper"),
+)
+
+
+def paired(rows: Rows, column: str, upper: Row, lower: Row, keys: Sequence[str] = RUN) -> Reading:
+    """The mean over runs of a column where ``upper`` holds less that where ``lower`` holds."""
+    return paired_difference(keyed(rows.where(**upper), column, keys), keyed(rows.where(**lower), column, keys))
+
+
+def keyed(rows: Rows, column: str, keys: Sequence[str] = RUN) -> dict[Any, float]:
+    """A number for each run; a run has one row here."""
+    return {tuple(row[key] for key in keys): float(row[column]) for row in rows if row.get(column) is not None}
+
+
+def changes(early: Rows, late: Rows, column: str) -> list[float]:
+    """(late − early)/|late| of every run; of ``late``, since λ̂ before may be next to 0."""
+    before, after = keyed(early, column), keyed(late, column)
+    return [(after[key] - before[key]) / abs(after[key]) for key in after if key in before]
+
+
+def form_claim(rows: Rows, form: Form, where: str = "", keys: Sequence[str] = RUN) -> Claim:
+    """Whether NGD is above SGD in this form, over the pairs in the rows."""
+    part = rows.where(at=form.at)
+    if form.minima:
+        flag = form.column.replace("llc", "below_centre")
+        spoilt = {tuple(row[key] for key in keys) for row in part if row[flag]}
+        part = Rows(row for row in part if tuple(row[key] for key in keys) not in spoilt)
+    reading = paired(part, form.column, {"optimizer": "ngd"}, {"optimizer": "sgd"}, keys)
+    said = "not compared" if form.source == "not in the paper" else "NGD higher"
+    place = f"{where}: " if where else ""
+    return Claim(f"{place}NGD is above SGD {form.words}", form.source, said, reading)
+
+
+def group_of(row: Row) -> str:
+    """The network and its data in words."""
+    name = "LeNet-5" if row["network"] == "lenet5" else f"FFNN {row['layers']} × {row['width']}"
+    return f"{name} on {NAMES[row['data']]}"
+
+
+def grouped(rows: Rows, name: Callable[[Row], str] = group_of) -> dict[str, Rows]:
+    """The rows by their group, in order of appearance."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(name(row), []).append(row)
+    return {key: Rows(part) for key, part in found.items()}
+
+
+def survival(groups: Mapping[str, Rows], claims: Sequence[Claim]) -> Table:
+    """Which form of the claim survives: the verdicts of ``claims``, which has FORMS for each group in turn."""
+    verdicts = judge(claims)
+    lines = []
+    for number, form in enumerate(FORMS):
+        found = verdicts[number :: len(FORMS)]
+        lines.append((form.words, *(f"{one.verdict}: {one.evidence}" for one in found)))
+    return Table("NGD above SGD: which form of the claim survives", ("form", *groups), tuple(lines))
+
+
+def points_table(rows: Rows, title: str, name: Callable[[Row], str] = group_of) -> Table:
+    """The means over seeds of what was measured, by group, place and optimiser."""
+    columns = ("loss", "validation_loss", "llc_batch", "llc", "trace", "wbic")
+    lines = []
+    for group, part in grouped(rows, name).items():
+        for at in part.distinct("at"):
+            for optimizer in part.distinct("optimizer"):
+                here = part.where(at=at, optimizer=optimizer)
+                if len(here):
+                    means = (str(mean_of(here.values(column))) for column in columns)
+                    lines.append((group, at, NAMES[optimizer], *means))
+    header = ("run", "where", "by", "training loss", "validation loss", "λ̂ (B/ln B)", "λ̂ (n/ln n)", "Tr H", "WBIC")
+    return Table(title, header, tuple(lines))
+
+
+def minima_table(rows: Rows) -> Table:
+    """How many points were NOT_A_MINIMUM, by optimiser, place and temperature: there λ̂ is not one of a minimum."""
+    lines = []
+    for optimizer in rows.distinct("optimizer"):
+        for at in rows.distinct("at"):
+            part = rows.where(optimizer=optimizer, at=at)
+            if len(part):
+                counts = (sum(part.values(column.replace("llc", "below_centre"))) for column in TEMPERATURES)
+                lines.append((NAMES[optimizer], at, *(f"{count} of {len(part)}" for count in counts)))
+    return Table("NOT_A_MINIMUM: points below which the chain found lower loss", ("by", "where", *WORDS.values()),
+                 tuple(lines))  # fmt: skip
+
+
+def curve(name: str, part: Rows, x: str, column: str) -> Series:
+    """The mean over seeds and its standard error, over a column."""
+    places = sorted(part.distinct(x))
+    means = [mean_of(part.where(**{x: place}).values(column)) for place in places]
+    return Series(name, places, [mean.value for mean in means], [mean.stderr for mean in means])
+
+
+def bars(title: str, rows: Rows, column: str, at: str, source: str) -> Chart:
+    """SGD beside NGD, a pair of bars for each group."""
+    groups = grouped(rows.where(at=at))
+    series = []
+    for optimizer in ("sgd", "ngd"):
+        means = [mean_of(part.where(optimizer=optimizer).values(column)) for part in groups.values()]
+        series.append(Series(NAMES[optimizer], list(groups), [mean.value for mean in means],
+                             [mean.stderr for mean in means], style="bars"))  # fmt: skip
+    return Chart(title, "", QUANTITIES[column], tuple(series), source=source)

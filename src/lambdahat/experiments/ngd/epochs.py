@@ -1,0 +1,136 @@
+"""λ̂ and Tr H of SGD and NGD over epochs (Figure 2 of the NGD paper)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lambdahat._progress import report
+from lambdahat.experiments.charts import Chart
+from lambdahat.experiments.claims import Claim
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
+from lambdahat.experiments.ngd.claims import (
+    ASSUMED,
+    NAMES,
+    PAPER,
+    QUANTITIES,
+    SMALLER,
+    changes,
+    curve,
+    group_of,
+    grouped,
+    minima_table,
+    paired,
+)
+from lambdahat.experiments.ngd.measuring import measured
+from lambdahat.experiments.ngd.training import Net, Setting, Subject, Way, grid, subject_of, trained
+from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
+from lambdahat.experiments.reproduction import Table
+from lambdahat.experiments.statistics import mean_of
+
+LEVEL = 0.1  # by which part a level quantity may still change in the last third of training
+
+
+@dataclass(frozen=True)
+class Config:
+    """One scale: data sets, networks, and how many points of a run to measure."""
+
+    setting: Setting
+    data: tuple[str, ...]
+    nets: tuple[Net, ...]
+    points: int
+    seeds: int
+
+
+def cells(config: Config) -> list[Cell]:
+    """Data set × network × seed."""
+    found = grid(config.setting, config.data, config.nets, config.seeds)
+    return [{**cell, "points": config.points} for cell in found]
+
+
+def run(cell: Cell, device: str) -> list[Row]:
+    """A row for each optimiser and each of ``points`` equally spaced epochs."""
+    subject = subject_of(cell, device)
+    start = subject.problem.vector.clone()
+    ways = [trained(subject, optimizer, start) for optimizer in ("sgd", "ngd")]
+    return [row for way in ways for row in along(subject, way, cell["points"])]
+
+
+def along(subject: Subject, way: Way, points: int, bayes: bool = False) -> list[Row]:
+    """Rows at the 1st, …, last of so many equal parts of a run; ``part`` counts them."""
+    rows = []
+    for part in range(1, points + 1):
+        point = way.at(part / points * way.end.epoch)
+        found = {"optimizer": way.optimizer, "at": "on the way", "part": part, "diverged": way.diverged}
+        rows.append(found | measured(subject, point, bayes))
+        report(f"measuring {NAMES[way.optimizer]}", part, points)
+    return rows
+
+
+def claims(rows: Rows) -> list[Claim]:
+    """NGD above SGD at the end; λ̂ level at last while Tr H goes on falling."""
+    return [claim for group, part in grouped(rows).items() for claim in _claims(part, group)]
+
+
+def _claims(rows: Rows, group: str) -> list[Claim]:
+    last = max(rows.values("part"))
+    end, before = rows.where(part=last), rows.where(part=last - max(last // 3, 1))
+    found = []
+    for column, source in (("llc_batch", "Figure 2a"), ("llc", "Figure 2a, Eq. 19"), ("trace", "Figure 2b")):
+        gap = paired(end, column, {"optimizer": "ngd"}, {"optimizer": "sgd"})
+        found.append(Claim(f"{group}: {QUANTITIES[column]} is higher for NGD", source, "NGD higher", gap))
+    for optimizer in ("sgd", "ngd"):
+        late, early = end.where(optimizer=optimizer), before.where(optimizer=optimizer)
+        level = mean_of(changes(early, late, "llc_batch"))
+        words = f"{group}: λ̂ of {NAMES[optimizer]} at nβ = B/ln B is level in the last third, within {LEVEL:.0%}"
+        found.append(Claim(words, "§3.1", "plateau", level, "within", 0.0, LEVEL))
+        fall = mean_of(changes(early, late, "trace"))
+        found.append(Claim(f"{group}: Tr H of {NAMES[optimizer]} still falls in the last third", "§3.1",
+                           "continues to decrease", fall, "below"))  # fmt: skip
+    return found
+
+
+def tables(rows: Rows) -> list[Table]:
+    """Losses, λ̂ and Tr H over epochs, and where no minimum was."""
+    columns = ("loss", "validation_loss", "llc_batch", "llc", "trace")
+    lines = []
+    for group, part in grouped(rows, lambda row: f"{group_of(row)}, {NAMES[row['optimizer']]}").items():
+        for place in part.distinct("part"):
+            here = part.where(part=place)
+            means = (str(mean_of(here.values(column))) for column in columns)
+            lines.append((group, f"{mean_of(here.values('epoch')).value:.4g}", *means))
+    header = ("run", "epoch", "training loss", "validation loss", "λ̂ (B/ln B)", "λ̂ (n/ln n)", "Tr H")
+    return [Table("Over epochs, mean ± standard error over seeds", header, tuple(lines)), minima_table(rows)]
+
+
+def charts(rows: Rows) -> list[Chart]:
+    """λ̂ at both temperatures, Tr H and the training loss over epochs."""
+    names = {**QUANTITIES, "loss": "training loss"}
+    return [
+        over_epochs(f"{names[column]}, {group}", part, column, names[column], source)
+        for group, part in grouped(rows).items()
+        for column, source in (("llc_batch", "Figure 2a"), ("llc", "Figure 2a"), ("trace", "Figure 2b"), ("loss", ""))
+    ]
+
+
+def over_epochs(title: str, rows: Rows, column: str, words: str, source: str) -> Chart:
+    """A column of SGD and NGD over epochs."""
+    series = tuple(curve(NAMES[name], rows.where(optimizer=name), "epoch", column) for name in ("sgd", "ngd"))
+    return Chart(title, "epoch", words, series, source=source)
+
+
+EXPERIMENT = Experiment(
+    "ngd-epochs",
+    "λ̂ and Tr H of SGD and NGD over epochs",
+    PAPER,
+    {
+        "smoke": Config(TINY, ("digits",), (("ffnn", 1, 8),), 2, 1),
+        "cpu": Config(SMALL, ("mnist",), (("ffnn", 1, 64),), 7, 5),
+        "paper": Config(WHOLE, ("mnist", "fashion-mnist"), (("ffnn", 2, 256), ("lenet5", 0, 0)), 20, 5),
+    },
+    cells,
+    run,
+    claims,
+    tables,
+    charts,
+    (*ASSUMED, SMALLER, "Which network Figure 2 shows, and for how many epochs, the text does not say."),
+)  # fmt: skip

@@ -1,0 +1,95 @@
+"""λ̂ of SGD and NGD over widths, one and two hidden layers (Figure 1 of the NGD paper)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from lambdahat.experiments.charts import Chart
+from lambdahat.experiments.claims import Claim
+from lambdahat.experiments.experiment import Cell, Experiment, Rows
+from lambdahat.experiments.ngd.claims import (
+    ASSUMED,
+    FORMS,
+    NAMES,
+    PAPER,
+    QUANTITIES,
+    SMALLER,
+    curve,
+    form_claim,
+    minima_table,
+    points_table,
+)
+from lambdahat.experiments.ngd.training import Setting, grid
+from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE, run
+from lambdahat.experiments.reproduction import Table
+
+HIDDEN = {1: "one hidden layer", 2: "two hidden layers"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """One scale: every width with one and with two hidden layers."""
+
+    setting: Setting
+    widths: tuple[int, ...]
+    seeds: int
+
+
+def cells(config: Config) -> list[Cell]:
+    """Layers × width × seed; α = 10⁻², as under Figure 1."""
+    setting = replace(config.setting, alpha=0.01)
+    nets = [("ffnn", layers, width) for layers in HIDDEN for width in config.widths]
+    return grid(setting, [setting.data], nets, config.seeds)
+
+
+def claims(rows: Rows) -> list[Claim]:
+    """The paper's form at every width; the other forms over all widths of a depth."""
+    first, *others = FORMS
+    found = []
+    for layers, words in HIDDEN.items():
+        deep = rows.where(layers=layers)
+        widths = deep.distinct("width")
+        found += [form_claim(deep.where(width=width), first, f"{words} of {width}") for width in widths]
+        found += [form_claim(deep, form, words) for form in others]
+    return found
+
+
+def tables(rows: Rows) -> list[Table]:
+    """What was measured at every size, and where no minimum was."""
+    return [points_table(rows, "SGD and NGD over widths, mean ± standard error over seeds"), minima_table(rows)]
+
+
+def charts(rows: Rows) -> list[Chart]:
+    """λ̂ over width for each depth, at both temperatures and at equal loss; then Tr H."""
+    out = []
+    for number, (layers, words) in enumerate(HIDDEN.items()):
+        for column in ("llc_batch", "llc", "trace"):
+            for at in ("end", "equal loss"):
+                part = rows.where(layers=layers, at=at)
+                series = tuple(
+                    curve(NAMES[optimizer], part.where(optimizer=optimizer), "width", column)
+                    for optimizer in ("sgd", "ngd")
+                )
+                place = "at the end" if at == "end" else "at equal training loss"
+                source = f"Figure 1{'ab'[number]}" if at == "end" and column != "trace" else ""
+                out.append(Chart(f"{QUANTITIES[column]}, {words}, {place}", "hidden nodes per layer",
+                                 QUANTITIES[column], series, x_log=True, source=source))  # fmt: skip
+    return out
+
+
+EXPERIMENT = Experiment(
+    "ngd-widths",
+    "λ̂ of SGD and NGD over widths",
+    PAPER,
+    {
+        "smoke": Config(TINY, (6,), 1),
+        "cpu": Config(SMALL, (16, 64, 128), 4),
+        "paper": Config(WHOLE, (16, 32, 64, 128, 256, 512), 10),
+    },
+    cells,
+    run,
+    claims,
+    tables,
+    charts,
+    (*ASSUMED, SMALLER, "Widths and epochs: the text has neither. Its \"t-value of 1.9^-31\" is read as a p-value."),
+)  # fmt: skip

@@ -1,0 +1,119 @@
+"""Charts of runs under the learning rules: curves, norms, eigenvalues, first-layer vectors, norm and generalisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from lambdahat.experiments.charts import Chart, Series
+from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.regularization.learning_rules import RULES
+from lambdahat.experiments.regularization.published import PUBLISHED, quantities_of, score_of
+from lambdahat.experiments.regularization.tables import mean_and_deviation
+
+BAND = "Mean over the seeds; the band is 2 standard deviations."
+FIGURES = {
+    "xor": {"tanh": "Figures 5.3–5.5", "relu": "Figures 5.6–5.8"},
+    "xord": {"tanh": "Figures 5.9–5.12", "relu": "Figures 5.13–5.16"},
+    "mnist": {"tanh": "Figures 5.17–5.19", "relu": "Figures 5.20–5.22"},
+    "synthetic": {"tanh": "Figures 5.23–5.25", "relu": "Figures 5.26–5.28"},
+    "cifar10": {"tanh": "Figures 5.29–5.31", "relu": "Figures 5.32–5.34"},
+}
+EIGENVALUES = {"xor": "Figure 5.35", "mnist": "Figure 5.36", "synthetic": "Figure 5.37", "cifar10": "Figure 5.38"}
+
+
+def charts_of(task: str, rows: Rows) -> list[Chart]:
+    """For each activation the curves, norms and eigenvalues; where weights are pairs, they too; then Figure 5.39."""
+    out = []
+    for activation in rows.distinct("activation"):
+        part, source = rows.where(activation=activation), FIGURES[task][activation]
+        out += [_curves(part, name, activation, source) for name in quantities_of(task)]
+        out.append(_bars(task, part, activation))
+        out.append(_eigenvalues(part, activation, EIGENVALUES.get(task, "")))
+        if part.values("weights"):
+            out.append(_vectors(part, activation, source))
+    return [*out, *([_norms(task, rows)] if task != "xor" else [])]
+
+
+def _curves(rows: Rows, name: str, activation: str, source: str) -> Chart:
+    series = []
+    for rule in rows.distinct("rule"):
+        part = rows.where(rule=rule)
+        table = np.array(part.values(f"{name} curve"), float)
+        means, deviations = _over_seeds(table)
+        series.append(Series(rule, part[0]["recorded"], means, [2 * value for value in deviations]))
+    log = "error" in name
+    return Chart(f"{name.capitalize()}, {activation}", "epoch", name, tuple(series), y_log=log, source=source,
+                 caption=BAND)  # fmt: skip
+
+
+def _over_seeds(table: np.ndarray) -> tuple[list[float | None], list[float]]:
+    """Means and deviations over the seeds (S, …) that had not diverged; None where none is left."""
+    means: list[float | None] = []
+    deviations = []
+    for column in table.T:
+        kept = column[np.isfinite(column)]
+        means.append(float(kept.mean()) if len(kept) else None)
+        deviations.append(float(kept.std(ddof=1)) if len(kept) > 1 else 0.0)
+    return means, deviations
+
+
+def _bars(task: str, rows: Rows, activation: str) -> Chart:
+    rules = rows.distinct("rule")
+    found = [mean_and_deviation(rows.where(rule=rule), "norm") for rule in rules]
+    printed = PUBLISHED[task, activation]
+    ours = Series("ours", rules, _known([mean for mean, _ in found]), _known([2 * sd for _, sd in found]), "bars")
+    theirs = Series("thesis", rules, [printed.get(rule, {}).get("norm") for rule in rules], style="bars",
+                    published=True)  # fmt: skip
+    return Chart(f"Norm at the end, {activation}", "rule", "‖θ‖₂", (ours, theirs), y_log=True,
+                 source="Tables 5.1, 5.2", caption="Error bars are 2 standard deviations over the seeds.")  # fmt: skip
+
+
+def _known(values: Sequence[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values]
+
+
+def _eigenvalues(rows: Rows, activation: str, source: str) -> Chart:
+    series = []
+    for rule in rows.distinct("rule"):
+        tops = [values for values in rows.where(rule=rule).values("eigenvalues") if values]
+        if tops:
+            means, deviations = _over_seeds(np.array(tops, float))
+            places = [str(place + 1) for place in range(len(means))]
+            series.append(Series(rule, places, means, [2 * value for value in deviations], "bars"))
+    return Chart(f"Largest eigenvalues of the Hessian, {activation}", "place", "eigenvalue", tuple(series),
+                 source=source, caption="Of the loss alone, at the end; bars of 2 standard deviations.")  # fmt: skip
+
+
+def _vectors(rows: Rows, activation: str, source: str) -> Chart:
+    series = []
+    for row in rows:
+        if row.get("weights"):
+            first, second = zip(*row["weights"], strict=True)
+            series.append(Series(row["rule"], first, second, style="points"))
+    return Chart(f"First-layer weights, {activation}", "weight of the first input", "weight of the second",
+                 tuple(series), source=source, caption="The tips of all vectors of seed 0, rule by rule.")  # fmt: skip
+
+
+def _norms(task: str, rows: Rows) -> Chart:
+    """Figure 5.39: each rule's norm and test score relative to the largest; an error is turned into 1 − error."""
+    score, sign = score_of(task)
+    series = []
+    for activation in rows.distinct("activation"):
+        part = rows.where(activation=activation)
+        ours = [tuple(mean_and_deviation(part.where(rule=rule), name)[0] for name in ("norm", score)) for rule in RULES]
+        series.append(_relative(activation, ours, sign, False))
+        printed = PUBLISHED[task, activation]
+        theirs = [(printed[rule]["norm"], printed[rule][score]) for rule in RULES]
+        series.append(_relative(f"{activation}, thesis", theirs, sign, True))
+    return Chart("Norm against generalisation", "relative norm", "relative test performance", tuple(series),
+                 source="Figure 5.39", caption="A point for each of the eight rules.")  # fmt: skip
+
+
+def _relative(name: str, points: Sequence[tuple[float, ...]], sign: int, published: bool) -> Series:
+    kept = np.array([point for point in points if all(map(math.isfinite, point))], float).reshape(-1, 2)
+    shares = kept / kept.max(0) if len(kept) else kept
+    scores = shares[:, 1] if sign > 0 else 1 - shares[:, 1]
+    return Series(name, shares[:, 0].tolist(), scores.tolist(), style="points", published=published)

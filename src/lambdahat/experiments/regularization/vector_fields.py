@@ -1,0 +1,163 @@
+"""Where L2 and Metric regularization push two parameters (Figure 1.1 of the regularization thesis)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import hessian, vmap
+
+from lambdahat.experiments.charts import Chart, Heat, Series
+from lambdahat.experiments.claims import Claim
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
+from lambdahat.experiments.regularization.xor_rules import PAPER
+from lambdahat.experiments.reproduction import Table
+from lambdahat.experiments.statistics import Reading
+from lambdahat.optim.regularizers import L2, Metric
+
+TEACHER = (1.0, 1.0)
+UNEVEN = 4.0  # one parameter this many times the other
+FIELDS = ("L2", "Metric")
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"identity": lambda x: x, "tanh": torch.tanh}
+
+
+@dataclass(frozen=True)
+class Config:
+    """One scale: the square [−extent, extent]² in ``points`` × ``points``."""
+
+    points: int
+    extent: float = 2.0
+    samples: int = 101
+
+
+def cells(config: Config) -> list[Cell]:
+    """A cell for each activation of the one hidden unit."""
+    return [{"activation": name, **asdict(config)} for name in ACTIVATIONS]
+
+
+def run(cell: Cell, device: str) -> list[Row]:
+    """A row for each point: loss, and the terms that L2 and Metric subtract at rate 1."""
+    across = torch.linspace(-cell["extent"], cell["extent"], cell["points"], dtype=torch.float64)
+    grid = torch.cartesian_prod(across, across)
+    loss = _loss(cell)
+    losses, curvatures = vmap(loss)(grid), vmap(hessian(loss))(grid)
+    products = (curvatures @ grid.unsqueeze(2)).squeeze(2)
+    pulls, shrinks = Metric(1.0).term([grid], [products], 0)[0], L2(1.0).term([grid], [], 0)[0]
+    return [
+        {"first": float(theta[0]), "second": float(theta[1]), "loss": float(value),
+         "L2": (-shrink).tolist(), "Metric": (-pull).tolist()}
+        for theta, value, shrink, pull in zip(grid, losses, shrinks, pulls, strict=True)
+    ]  # fmt: skip
+
+
+def _loss(cell: Cell) -> Callable[[Tensor], Tensor]:
+    """½ mean (f(x, θ) − f(x, θ*))², f = θ₂·σ(θ₁x), over x spread evenly on [−√3, √3], where x² has mean about 1."""
+    x = torch.linspace(-math.sqrt(3), math.sqrt(3), cell["samples"], dtype=torch.float64)
+    bend = ACTIVATIONS[cell["activation"]]
+    targets = TEACHER[1] * bend(TEACHER[0] * x)
+    return lambda theta: 0.5 * (theta[1] * bend(theta[0] * x) - targets).square().mean()
+
+
+def claims(rows: Rows) -> list[Claim]:
+    """What the thesis sees in its figure, as shares of the points; on a grid nothing is random."""
+    out = []
+    for activation in rows.distinct("activation"):
+        points, steps = _fields(rows.where(activation=activation))
+        inward = {name: _cosines(points, step) for name, step in steps.items()}
+        uneven = _uneven(points, steps["Metric"])
+        out += [
+            Claim(f"{activation}: L2 points towards the origin everywhere (smallest cosine)", "Figure 1.1", "always",
+                  Reading(float(inward["L2"].min()), 0.0), "within", 1.0, 1e-9),
+            Claim(f"{activation}: Metric does not always (smallest cosine)", "Figure 1.1", "not always",
+                  Reading(float(inward["Metric"].min()), 0.0), "below", 0.9),
+            Claim(f"{activation}: of two uneven parameters Metric moves the larger by a smaller share of itself (share "
+                  "of points)", "§1", "very little", Reading(uneven, 0.0), "above", 0.9),
+        ]  # fmt: skip
+    return out
+
+
+def _fields(rows: Rows) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Points (n, 2) but for the origin, and the steps there."""
+    kept = [row for row in rows if row["first"] ** 2 + row["second"] ** 2 > 1e-12]
+    points = np.array([[row["first"], row["second"]] for row in kept])
+    return points, {name: np.array([row[name] for row in kept]) for name in FIELDS}
+
+
+def _cosines(points: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Of the angles between the steps and the way to the origin; steps of length 0 are left out."""
+    lengths = np.linalg.norm(steps, axis=1)
+    moving = lengths > 1e-12
+    found: np.ndarray = -(points * steps).sum(1)[moving] / (lengths * np.linalg.norm(points, axis=1))[moving]
+    return found
+
+
+def _uneven(points: np.ndarray, steps: np.ndarray) -> float:
+    """The share of uneven points at which the larger parameter changes by a smaller share of itself."""
+    sizes = np.abs(points)
+    uneven = (sizes.max(1) >= UNEVEN * sizes.min(1)) & (sizes.min(1) > 1e-12)
+    shares = np.abs(steps[uneven]) / sizes[uneven]
+    larger = sizes[uneven].argmax(1)
+    each = np.arange(len(larger))
+    return float((shares[each, larger] < shares[each, 1 - larger]).mean())
+
+
+def tables(rows: Rows) -> list[Table]:
+    """How often each field points inward, and the mean cosine."""
+    lines = []
+    for activation in rows.distinct("activation"):
+        points, steps = _fields(rows.where(activation=activation))
+        for name in FIELDS:
+            cosines = _cosines(points, steps[name])
+            lines.append((activation, name, f"{cosines.mean():.3f}", f"{(cosines < 0).mean():.1%}",
+                          f"{_uneven(points, steps[name]):.1%}"))  # fmt: skip
+    header = ("activation", "field", "mean cosine", "outward", "larger parameter spared")
+    return [Table("Steps against the way to the origin", header, tuple(lines))]
+
+
+def charts(rows: Rows) -> list[Chart]:
+    """The loss as a surface, and the two fields as arrows."""
+    out = []
+    for activation in rows.distinct("activation"):
+        part = rows.where(activation=activation)
+        across = part.distinct("first")
+        losses = np.array(part.values("loss")).reshape(len(across), -1).T
+        heat = Heat(across, part.distinct("second"), losses.tolist(), "loss")
+        out.append(Chart(f"Loss, {activation}", "θ₁", "θ₂", heat=heat, surface=True, source="Figure 1.1"))
+        out += [_arrows(part, name, activation, across[1] - across[0]) for name in FIELDS]
+    return out
+
+
+def _arrows(rows: Rows, name: str, activation: str, gap: float) -> Chart:
+    """Every arrow a stroke that ends in a mark; lengths are relative to the longest."""
+    points = np.array([[row["first"], row["second"]] for row in rows])
+    steps = np.array([row[name] for row in rows])
+    tips = points + 1.5 * gap * steps / np.linalg.norm(steps, axis=1).max()
+    x = [float(value) for start, tip in zip(points, tips, strict=True) for value in (start[0], tip[0], tip[0])]
+    y: list[float | None] = []
+    for start, tip in zip(points, tips, strict=True):
+        y += [float(start[1]), float(tip[1]), None]  # None ends the stroke
+    series = (Series("step", x, y), Series("tip", tips[:, 0].tolist(), tips[:, 1].tolist(), style="points"))
+    caption = "Strokes run from a point to its mark, the longest 1.5 steps of the grid."
+    return Chart(f"{name}, {activation}", "θ₁", "θ₂", series, source="Figure 1.1", caption=caption)
+
+
+EXPERIMENT = Experiment(
+    "vector-fields",
+    "Metric regularization follows the landscape, L2 points to the origin",
+    PAPER,
+    {"smoke": Config(9), "cpu": Config(17), "paper": Config(33)},
+    cells,
+    run,
+    claims,
+    tables,
+    charts,
+    (
+        "f(x) = θ₂σ(θ₁x), σ the identity or tanh: Figure 1.2 names none; the teacher has θ = (1, 1).",
+        "Metric's step is −Hθ with the Hessian of the loss as it is.",
+        "A parameter is larger than another from 4 times its size on.",
+    ),
+)

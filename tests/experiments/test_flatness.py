@@ -1,0 +1,302 @@
+"""The flatness paper's experiments: they run, their claims follow from their rows, and the toy is the exact one."""
+
+import math
+
+import pytest
+import torch
+
+from lambdahat.experiments.claims import judge
+from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.flatness import cnn_decay, deep_linear_toy, gadam_sharpness, mlp_decay, rank_degeneracy
+from lambdahat.experiments.flatness.runs import (
+    Watch,
+    curvature_problem,
+    decades,
+    ends,
+    images,
+    judged,
+    mean_square,
+    measured,
+    modes_of,
+    network,
+)
+from lambdahat.experiments.registry import find
+from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN
+from lambdahat.experiments.sweeps import sweep
+from lambdahat.operators import operator
+from lambdahat.operators.curvature import ggn, hessian
+from lambdahat.problem import Problem
+
+NAMES = ("mlp-decay", "cnn-decay", "gadam-sharpness", "rank-degeneracy", "deep-linear-toy")
+DIGITS = {"data": "digits", "training": 60, "held_out": 40, "seed": 3, "batch": 16, "samples": 50, "depth": 20}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_smoke_runs_to_verdicts_tables_and_charts(name, tmp_path):
+    experiment = find(name)
+    store = sweep(experiment, tmp_path, scale="smoke")
+    assert store.errors() == []
+    rows = store.rows()
+    verdicts = judge(experiment.claims(rows))
+    assert {verdict.verdict for verdict in verdicts} <= {HOLDS, FAILS, OPEN}
+    assert all(verdict.evidence and verdict.published and "nan" not in verdict.evidence for verdict in verdicts)
+    for table in experiment.tables(rows):
+        assert {len(row) for row in table.rows} == {len(table.header)}
+    assert all(chart.series for chart in experiment.charts(rows))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_scale_has_a_grid_and_assumptions(name):
+    experiment = find(name)
+    assert all(experiment.grid(scale) for scale in ("smoke", "cpu", "paper"))
+    assert experiment.assumptions
+
+
+def test_the_two_parts_share_no_image_and_follow_the_seed():
+    found, again = images(DIGITS, "cpu"), images(DIGITS, "cpu")
+    other = images({**DIGITS, "seed": 4}, "cpu")
+    assert found.shape == (1, 8, 8)
+    assert torch.equal(found.training[0], again.training[0])
+    assert not torch.equal(found.training[0], other.training[0])
+    everything = torch.cat([found.training[0], found.held_out[0]]).flatten(1)
+    assert len(everything.unique(dim=0)) == 100
+    assert float(everything.min()) == -1
+    assert float(everything.max()) == 1
+
+
+def test_pooling_keeps_the_mean_and_parity_has_two_classes():
+    whole = images(DIGITS, "cpu")
+    found = images({**DIGITS, "side": 4, "parity": True}, "cpu")
+    assert found.shape == (1, 4, 4)
+    assert found.classes == 2
+    torch.testing.assert_close(found.training[0].mean((1, 2, 3)), whole.training[0].mean((1, 2, 3)))
+    assert torch.equal(found.training[1], whole.training[1] % 2)
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ({**DIGITS, "training": 1400}, "training and held_out must be at most 1,438 together"),
+        ({**DIGITS, "data": "none"}, "name must be one of"),
+    ],
+)
+def test_images_that_are_not_there_are_refused(cell, message):
+    with pytest.raises(ValueError, match=message):
+        images(cell, "cpu")
+
+
+def test_an_unknown_network_is_refused():
+    with pytest.raises(ValueError, match="network must be one of 'All-CNN'"):
+        network("AlexNet", images(DIGITS, "cpu"), 0)
+
+
+def test_frobenius_is_the_mean_squared_eigenvalue():
+    values = torch.tensor([3.0, 4.0, 0.0, 0.0], dtype=torch.float64)
+    assert mean_square(operator(torch.diag(values)), 0)["frobenius"] == pytest.approx(25 / 4)
+
+
+def test_a_measurement_agrees_with_the_dense_hessian():
+    found = images({**DIGITS, "side": 4}, "cpu")
+    model = network("MLP-4", found, 0)
+    problem = curvature_problem(model, found, DIGITS)
+    assert problem.num_samples == 50
+    values = torch.linalg.eigvalsh(hessian(problem).dense().double())
+    row = measured(problem, {**DIGITS, "depth": problem.num_parameters})
+    assert row["largest"] == pytest.approx(float(values[-1]), rel=1e-4)
+    assert row["frobenius"] == pytest.approx(float(values.square().mean()), rel=0.3)
+    assert row["curvature loss"] == pytest.approx(problem.loss())
+
+
+def test_modes_are_the_papers_two_only_with_batch_norm():
+    found = images({**DIGITS, "side": 4}, "cpu")
+    assert modes_of(network("MLP-4", found, 0)) == ("eval",)
+    wide = network("WideResNet-10×1", found, 0)
+    assert modes_of(wide) == ("train", "eval")
+    problem = curvature_problem(wide, found, DIGITS, "train")
+    assert problem.norm == "train"
+    assert problem.batches.sizes == [16, 16, 16]  # 50 images: two are left out, for they would be a batch of their own
+
+
+def test_a_network_is_judged_by_its_largest_logit():
+    inputs = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
+    loss, accuracy = judged(torch.nn.Identity(), (inputs, torch.tensor([0, 1, 1])))
+    assert accuracy == pytest.approx(200 / 3)
+    assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(inputs, torch.tensor([0, 1, 1]))))
+    found = images({**DIGITS, "side": 4}, "cpu")
+    model = network("MLP-4", found, 0)
+    norm = torch.nn.utils.parameters_to_vector(model.parameters()).detach().norm()
+    assert ends(model, found)["norm"] == pytest.approx(float(norm), rel=1e-6)
+
+
+def test_a_watch_keeps_what_it_saw_and_tells_the_run_nothing():
+    watch = Watch(lambda: {"value": 2.0}, every=1)
+    assert watch.measure(None, None, epoch=3) == {}
+    assert watch.rows == [{"epoch": 3, "value": 2.0}]
+
+
+def test_decades_are_of_the_ratio_seed_by_seed():
+    low = Rows([{"seed": 0, "x": 1.0}, {"seed": 1, "x": 5.0}])
+    high = Rows([{"seed": 0, "x": 100.0}, {"seed": 1, "x": 500.0}])
+    assert decades(high, low, "x").value == pytest.approx(2.0)
+    assert decades(high, low, "x").stderr == pytest.approx(0.0, abs=1e-12)
+    assert math.isnan(decades(high, Rows([{"seed": 0, "x": -1.0}]), "x").value)
+
+
+def made(settings, columns, sign, seeds=6, factor=1.0):
+    """Rows whose columns change from the first setting to the second by ``sign`` decades, with a little noise."""
+    noise = torch.randn(seeds, len(columns), 2, generator=torch.Generator().manual_seed(0)).mul(0.01).tolist()
+    return [
+        {**fixed, "seed": seed, **{name: 10.0 ** (1 + factor * sign * i * change + noise[seed][k][i])
+                                   for k, (name, change) in enumerate(columns.items())}}
+        for i, fixed in enumerate(settings)
+        for seed in range(seeds)
+    ]  # fmt: skip
+
+
+def verdicts_of(module, rows):
+    return {verdict.claim: verdict.verdict for verdict in judge(module.claims(Rows(rows)))}
+
+
+MLP_COLUMNS = {"accuracy": 0.1, "largest": 1, "frobenius": 1, "training accuracy": -0.1, "norm": -1}
+
+
+@pytest.mark.parametrize(("sign", "expected"), [(1, HOLDS), (-1, FAILS)])
+def test_claims_on_the_perceptron_follow_from_rows(sign, expected):
+    settings = [{"network": "MLP-100", "decay": decay, "last": True} for decay in mlp_decay.DECAYS]
+    found = verdicts_of(mlp_decay, made(settings, MLP_COLUMNS, sign))
+    assert [verdict for claim, verdict in found.items() if "with weight decay 5e-4" in claim] == [expected] * 5
+
+
+def test_printed_values_of_the_perceptron_hold_only_near_them():
+    def rows(values):
+        settings = [{"network": "MLP-100", "decay": decay, "last": True} for decay in mlp_decay.DECAYS]
+        out = made(settings, MLP_COLUMNS, 1)
+        for row in out:
+            row["frobenius"] = values[mlp_decay.DECAYS.index(row["decay"])] * (1 + 0.001 * row["seed"])
+        return out
+
+    near, far = verdicts_of(mlp_decay, rows((0.12, 0.16))), verdicts_of(mlp_decay, rows((0.5, 0.9)))
+    assert [near[claim] for claim in near if claim.startswith("Frobenius")] == [HOLDS, HOLDS]
+    assert [far[claim] for claim in far if claim.startswith("Frobenius")] == [FAILS, FAILS]
+
+
+def test_no_change_at_any_seed_is_no_fall():
+    settings = [{"network": "MLP-100", "decay": decay, "last": True} for decay in mlp_decay.DECAYS]
+    rows = [{**row, "training accuracy": 100.0} for row in made(settings, MLP_COLUMNS, 1)]
+    assert verdicts_of(mlp_decay, rows)["training accuracy falls with weight decay 5e-4"] == FAILS
+
+
+@pytest.mark.parametrize(("sign", "expected"), [(1, HOLDS), (-1, FAILS)])
+def test_claims_on_convolutional_networks_follow_from_rows(sign, expected):
+    columns = {"accuracy": 0.1, "largest": 1, "frobenius": 2, "excess": -0.5}
+    rows = []
+    for name, modes in (("LeNet-5", {"eval": 1}), ("WideResNet-10×1", {"train": 1, "eval": 2})):
+        for mode, factor in modes.items():
+            settings = [{"network": name, "mode": mode, "decay": decay} for decay in (0.0, 5e-4)]
+            rows += made(settings, columns, sign, factor=factor)
+    found = verdicts_of(cnn_decay, rows)
+    assert len(found) == 4 + 7
+    assert set(found.values()) == {expected}
+
+
+@pytest.mark.parametrize(("sign", "expected"), [(1, HOLDS), (-1, FAILS)])
+def test_claims_on_gadam_follow_from_rows(sign, expected):
+    columns = {"accuracy": 0.1, "largest": 1, "frobenius": 1, "training accuracy": 0.1}
+    rows = []
+    for mode, factor in (("train", 1), ("eval", 3)):
+        settings = [{"mode": mode, "optimizer": name} for name in gadam_sharpness.OPTIMIZERS]
+        rows += made(settings, columns, sign, factor=factor)
+    for row in rows:
+        row["training accuracy"] = 99.0 + 0.01 * row["seed"] - (0.1 if row["optimizer"] == "SGD" else 0)
+    found = verdicts_of(gadam_sharpness, rows)
+    assert found.pop("Gadam and SGD train to similar accuracy") == HOLDS
+    assert set(found.values()) == {expected}
+    for row in rows:
+        row["training accuracy"] -= 5 if row["optimizer"] == "SGD" else 0
+    assert verdicts_of(gadam_sharpness, rows)["Gadam and SGD train to similar accuracy"] == FAILS
+
+
+@pytest.mark.parametrize(
+    ("rank", "shown", "origin", "expected"), [(300, 0.7, 1e-9, HOLDS), (900, 0.2, 1e-3, FAILS)], ids=["low", "full"]
+)
+def test_claims_on_degeneracy_follow_from_rows(rank, shown, origin, expected):
+    rows = [
+        {"network": "MLP-9", "exact": True, "mode": "eval", "curvature": curvature, "seed": seed, "epoch": epoch,
+         "last": epoch > 0, "bound": 500, "parameters": 1000, "rank": rank, "zeros": 0.7,
+         "degeneracy": shown + 0.001 * seed, "origin": origin * (1 + 0.01 * seed)}
+        for curvature in rank_degeneracy.CURVATURES for seed in range(6) for epoch in (0, 4)
+    ]  # fmt: skip
+    found = verdicts_of(rank_degeneracy, rows)
+    assert len(found) == 7
+    assert set(found.values()) == {expected}
+
+
+def test_bounds_are_the_papers_for_chains_and_none_with_shortcuts():
+    found = images({**DIGITS, "data": "digits"}, "cpu")
+    chain = network("MLP-20-12", found, 0)
+    problem = Problem(chain, "cross_entropy", found.training)
+    assert rank_degeneracy.claimed_bound(problem, chain, 64, 10) == 4 * 10 * (20 + 12 + 10 + 64)
+    wide = network("WideResNet-10×1", found, 0)
+    assert rank_degeneracy.claimed_bound(problem, wide, 64, 10) is None
+    small = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.Flatten(), torch.nn.Linear(108, 10))
+    assert rank_degeneracy.claimed_bound(problem, small, 64, 10) == 4 * 10 * (3 + 10 + 64)
+
+
+def test_exact_rank_is_that_of_a_known_matrix():
+    factor = torch.randn(12, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert rank_degeneracy.exact_rank(operator(factor @ factor.T)) == 5
+
+
+def test_softmax_regression_loses_a_class_of_rank():
+    """Adding a vector to all rows of its weights changes nothing: d + 1 directions of no curvature, for GGN and H."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(200, 6, generator=generator), torch.randint(0, 3, (200,), generator=generator)
+    model = torch.nn.Linear(6, 3).double()
+    for make in (ggn, hessian):
+        problem = Problem(model, "cross_entropy", (x.double(), y))
+        assert rank_degeneracy.exact_rank(make(problem)) == 7 * (3 - 1)
+
+
+def toy_rows(seeds=6):
+    experiment = find("deep-linear-toy")
+    cells = deep_linear_toy.cells(deep_linear_toy.Config(seeds))
+    return [{**cell, **row} for cell in cells for row in experiment.run(cell, "cpu")]
+
+
+def test_the_toys_minimum_has_the_closed_form_spectrum():
+    """At (−s, s, s) with s·exp(−s³) = μ the Hessian of exp(w₁w₂w₃) has eigenvalues μ(3s³ − 2), μ and μ."""
+    for row in toy_rows(1):
+        if row["kind"] != "minimiser":
+            continue
+        s, decay = row["norm"] / math.sqrt(3), row["decay"]
+        assert s * math.exp(-(s**3)) == pytest.approx(decay, rel=1e-10)
+        weights = torch.tensor([-s, s, s], dtype=torch.float64)
+        problem = deep_linear_toy.toy_problem(weights, 1.0)
+        values = torch.linalg.eigvalsh(hessian(problem).dense())
+        exact = sorted([decay, decay, decay * (3 * s**3 - 2)])
+        torch.testing.assert_close(values, torch.tensor(exact, dtype=torch.float64), rtol=1e-9, atol=0)
+        assert float((problem.gradient() + decay * weights).norm()) == pytest.approx(0, abs=1e-10)
+        assert row["rank"] == 3
+
+
+def test_the_toys_hessian_is_the_printed_one_and_the_second_derivative_of_the_product():
+    weights, x = torch.tensor([0.7, -1.3, 0.4], dtype=torch.float64), 1.7
+    a, b, c = weights.tolist()
+    second = torch.tensor([[0, c, b], [c, 0, a], [b, a, 0]], dtype=torch.float64)
+    whole = deep_linear_toy.printed_hessian(weights, x) + x * math.exp(x * a * b * c) * second
+    torch.testing.assert_close(hessian(deep_linear_toy.toy_problem(weights, x)).dense(), whole)
+    torch.testing.assert_close(deep_linear_toy.others(weights), torch.tensor([b * c, a * c, a * b]).double())
+
+
+def test_the_toys_verdicts_are_those_of_the_mathematics():
+    found = {verdict.claim: verdict.verdict for verdict in judge(deep_linear_toy.claims(Rows(toy_rows())))}
+    false = [claim for claim, verdict in found.items() if verdict == FAILS]
+    assert [claim.split(" (")[0] for claim in false] == [
+        "the Hessian of three weights has rank 1", "a longer product has no higher rank", "λ₁ is the trace",
+    ]  # fmt: skip
+    assert all(verdict == HOLDS for claim, verdict in found.items() if claim not in false)
+
+
+def test_the_toys_claims_would_hold_of_the_printed_hessian():
+    rows = [{**row, "rank": row["printed rank"], "gap": 0.0} if row["kind"] == "point" else row for row in toy_rows()]
+    assert {verdict.verdict for verdict in judge(deep_linear_toy.claims(Rows(rows)))} == {HOLDS}

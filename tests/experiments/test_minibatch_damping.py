@@ -1,0 +1,153 @@
+"""The least damping over batch sizes: Adam's and KFAC's edges against runs by hand, the rule, claims and storage."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from lambdahat.experiments import run_damping
+from lambdahat.experiments.claims import judge
+from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.minibatch.damping import (
+    DampingResult,
+    _kfac_trained,
+    least_epsilon,
+    least_kfac_damping,
+)
+from lambdahat.experiments.minibatch.damping_claims import claims_of, expected_damping
+from lambdahat.experiments.minibatch.damping_experiment import EXPERIMENT
+from lambdahat.experiments.minibatch.frontiers import Frontier, Section
+from lambdahat.experiments.minibatch.rate_rules import RateRule
+from lambdahat.experiments.minibatch.rate_subjects import Subject, prepared
+from lambdahat.storage import Result
+from tests.experiments.minibatch_made import assert_same_rows
+
+TINY = Subject("tiny", "mlp", "digits", 128, (128,), 10, 2, 1, 128, {"widths": (4,)})
+SIZES = (16, 64, 256, 1024)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return run_damping("smoke")
+
+
+@pytest.fixture(scope="module")
+def ground():
+    return prepared(TINY, {}, 0, "cpu")
+
+
+def trained_by_adam(ground, epsilon):
+    """The loss after all steps of Adam at α = 1 on all data, of the first seed."""
+    model = prepared(TINY, {}, 0, "cpu").models[0]
+    optimizer = torch.optim.Adam(model.parameters(), 1.0, eps=epsilon)
+    x, y = ground.train
+    for _ in range(TINY.steps):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return cross_entropy(model(x), y).item()
+
+
+def test_adam_s_least_epsilon_is_an_edge(ground):
+    """With all data in every batch: just above it torch's Adam trains, just below it does not."""
+    section = Section(1e-3, 1e3, points=12)
+    edge = float(least_epsilon(ground, 0, section).edges[0, 0])
+    first = cross_entropy(ground.models[0](ground.train[0]), ground.train[1]).item()
+    assert trained_by_adam(ground, edge * section.resolution) < 0.9 * first
+    assert not trained_by_adam(ground, edge / section.resolution) < 0.9 * first
+
+
+def test_kfac_s_least_damping_is_an_edge(ground):
+    section = Section(1e-2, 1e6, points=6, rounds=3)
+    edge = float(least_kfac_damping(ground, 0, section).edges[0, 0])
+    x, y = ground.train
+    first = cross_entropy(ground.models[0](x), y).item()
+
+    def ends(damping):
+        model = _kfac_trained(ground, 0, damping, 128, TINY.steps, 0)
+        return math.inf if model is None else cross_entropy(model(x), y).item()
+
+    assert ends(edge * section.resolution) < 0.9 * first
+    assert not ends(edge / section.resolution) < 0.9 * first
+
+
+def test_training_leaves_the_start_alone(ground):
+    before = [parameter.clone() for parameter in ground.models[0].parameters()]
+    assert _kfac_trained(ground, 0, 1.0, 128, 2, 0) is not None
+    assert all(torch.equal(a, b) for a, b in zip(before, ground.models[0].parameters(), strict=True))
+    assert _kfac_trained(ground, 0, 1e-30, 128, 20, 0) is None  # diverges
+
+
+def rule(excess=32.0, full=2.0):
+    values = torch.tensor([full + excess / size for size in SIZES], dtype=torch.float64)
+    return RateRule("net", "at the start", 10**9, SIZES, full, {}, values[:, None].repeat(1, 3))
+
+
+def test_the_rule_s_dampings_are_closed_forms():
+    """Eq. 5.36 mended, δ = α·(Pσ²/bλ₁)/2, and for ε heavy ball of rate (1 − β₁)/ε: ε = (λ₁ + 19c/B)/38 at β₁ = 0.9."""
+    sizes = torch.tensor(SIZES, dtype=torch.float64)
+    torch.testing.assert_close(expected_damping(rule(), "kfac"), 16 / sizes)
+    torch.testing.assert_close(expected_damping(rule(), "adam"), (2 + 19 * 32 / sizes) / 38)
+
+
+def frontier(edges, optimizer="kfac"):
+    noise = torch.tensor([0.99, 1.0, 1.01], dtype=torch.float64)
+    return Frontier("net", optimizer, "trains", SIZES, edges[:, None] * noise, 1.01)
+
+
+def verdicts(edges):
+    return [verdict.verdict for verdict in judge(claims_of([frontier(edges)], [rule()], []))]
+
+
+def test_claims_are_judged_as_stated():
+    sizes = torch.tensor(SIZES, dtype=torch.float64)
+    assert verdicts(16 / sizes) == ["holds", "holds"]
+    assert verdicts(torch.full_like(sizes, 0.1)) == ["does not hold", "does not hold"]
+    assert verdicts(160 / sizes) == ["holds", "does not hold"]
+
+
+def test_everything_is_measured_and_stored(found, tmp_path):
+    assert [f.optimizer for f in found.frontiers] == ["adam", "kfac"]
+    assert [runs.optimizer for runs in found.scaling] == ["adam", "kfac"]
+    assert found.scaling[0].rules == ("inverse", "constant")
+    assert len(found.verdicts) == 8
+    assert len(found.tables()) == 3
+    found.save(tmp_path / "found")
+    loaded = Result.load(tmp_path / "found")
+    assert isinstance(loaded, DampingResult)
+    assert loaded.tables() == found.tables()
+    assert loaded.verdicts == found.verdicts
+
+
+def test_every_cell_gives_the_rows_of_the_whole_run(found):
+    """One of each kind is run: KFAC's least δ at one batch size, the rule, Adam's scaled runs."""
+    grid, rows = EXPERIMENT.grid("smoke"), Rows(found.rows())
+    assert [cell["part"] for cell in grid] == ["edge"] * 6 + ["rule"] + ["scaling"] * 2
+    for cell in (grid[3], grid[6], grid[7]):
+        place = {name: cell[name] for name in ("part", "network", "optimizer", "batch_size") if name in cell}
+        expected = rows.where(**place)
+        assert len(expected) > 0
+        assert_same_rows(EXPERIMENT.run(cell, "cpu"), expected)
+
+
+def test_tables_claims_and_charts_come_from_rows(found):
+    rows = Rows(found.rows())
+    assert tuple(EXPERIMENT.tables(rows)) == found.tables()
+    assert tuple(judge(EXPERIMENT.claims(rows))) == found.verdicts
+    dampings, *scaled = EXPERIMENT.charts(rows)
+    assert [series.name for series in dampings.series] == ["Adam's ε", "KFAC's δ", "rule, Adam's ε", "rule, KFAC's δ"]
+    assert dampings.series[2].y == pytest.approx(expected_damping(found.rules[0], "adam").tolist())
+    assert len(scaled) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scale": "huge"}, "scale must be one of 'smoke', 'cpu', 'paper', got 'huge'"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+    ],
+)
+def test_misuse_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        run_damping(**{"scale": "smoke", **arguments})

@@ -1,0 +1,250 @@
+"""Stable rates over batch sizes: the edge where it is known, the rule in closed form, claims and storage."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lambdahat.experiments import run_stable_rates
+from lambdahat.experiments.claims import judge
+from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.minibatch.frontiers import Frontier, Section
+from lambdahat.experiments.minibatch.rate_claims import claims_of, errors_of, far_from
+from lambdahat.experiments.minibatch.rate_experiment import EXPERIMENT
+from lambdahat.experiments.minibatch.rate_rows import frontiers_of, rules_of, scaling_of
+from lambdahat.experiments.minibatch.rate_rules import RateRule, rule_at, start_of, trained_from
+from lambdahat.experiments.minibatch.rate_subjects import Subject, prepared
+from lambdahat.experiments.minibatch.rates import SCALES, StableRatesResult, stable_rates
+from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns, scaling_runs
+from lambdahat.experiments.minibatch.stacked_networks import Cells, Settings
+from lambdahat.operators import hessian
+from lambdahat.randommatrix import largest_stable_rate
+from lambdahat.storage import Result
+from tests.experiments.minibatch_made import assert_same_rows
+
+TINY = Subject("tiny", "mlp", "digits", 128, (4, 32, 128), 10, 2, 1, 32, {"widths": (4,)})
+SAMPLES = 10**9
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@pytest.fixture(scope="module")
+def ground():
+    return prepared(TINY, {}, 0, "cpu")
+
+
+@pytest.fixture(scope="module")
+def found():
+    return run_stable_rates("smoke")
+
+
+def test_the_edge_is_that_of_the_library_s_bisection():
+    """With all data in every batch nothing is left to chance: one start, one order, one edge."""
+    section = Section(1e-2, 1e3, points=12)
+    ground = prepared(Subject("linear", "softmax", "digits", 128, (128,), 20, 2), {}, 0, "cpu")
+    edges = stable_rates(ground, "sgd", 0, section=section).edges
+    whole = largest_stable_rate(start_of(ground), "sgd", steps=20, start=2.0, factor=0.9, tol=0.02)
+    assert float(edges[0, 0]) == pytest.approx(float(whole), rel=section.resolution - 1 + 0.02)
+
+
+def test_steady_rates_are_no_larger_than_those_that_train(found):
+    by = {(frontier.optimizer, frontier.criterion): frontier for frontier in found.frontiers}
+    for optimizer in ("sgd", "momentum"):
+        ratios = by[optimizer, "steady"].edges / by[optimizer, "trains"].edges
+        assert int(ratios.isfinite().sum()) >= 4
+        assert bool((ratios[ratios.isfinite()] <= 1.0 + 1e-9).all())
+
+
+def rule(excess, batches=4, full=2.0):
+    """λ₁(B) = λ₁ + c/B, exactly."""
+    values = torch.tensor([full + excess / size for size in SIZES], dtype=torch.float64)
+    spread = 1e-3 * torch.tensor([1.0, -1.0]).repeat(batches // 2)
+    measured = values[:, None] + spread / torch.tensor(SIZES)[:, None]
+    return RateRule("net", "at the start", SAMPLES, SIZES, full, {"additive": values}, measured)
+
+
+def test_the_rule_s_rates_and_turning_point_are_closed_forms():
+    here = rule(excess=12.0)
+    expected = torch.tensor([2 / (2 + 12 / size) for size in SIZES], dtype=torch.float64)
+    torch.testing.assert_close(here.rates("sgd"), expected)
+    torch.testing.assert_close(here.rates("sgd", "additive"), expected)
+    assert here.turning("sgd") == pytest.approx(6.0)
+    limit = torch.tensor([3.8 / (2 + 19 * 12 / size) for size in SIZES], dtype=torch.float64)
+    torch.testing.assert_close(here.rates("momentum"), limit)
+    assert here.turning("momentum") == pytest.approx(6.0 * 19)
+    halved = float(here.rates("sgd")[-1]) / 2  # at B₀ the rate is half of what all data allow
+    at = 2 / (2 + 12 / here.turning("sgd"))
+    assert at == pytest.approx(halved, rel=0.03)
+    torch.testing.assert_close(here.dampings(0.5), torch.tensor([3 / size for size in SIZES], dtype=torch.float64))
+
+
+def test_measured_rules_are_eigenvalues_of_batches(ground):
+    problem = start_of(ground)
+    here = rule_at(ground, problem, "at the start", 0)
+    top = torch.linalg.eigvalsh(hessian(problem).dense().double())[-1]
+    assert here.full == pytest.approx(float(top), rel=1e-3)
+    assert here.measured.shape == (3, 5)
+    assert here.measured[-1].tolist() == pytest.approx([here.full] * 5, rel=2e-2)  # B = N
+    assert float(here.predicted["additive"][-1]) == pytest.approx(here.full, rel=1e-3)
+
+
+def test_a_trained_point_is_that_of_the_cells(ground):
+    moved = trained_from(ground, 0.5, 0)
+    cells = Cells(ground.models[:1], ground.train, Settings("sgd", torch.tensor([[0.5]])))
+    cells.train(32, TINY.steps, 0, "test")
+    assert moved.loss() == pytest.approx(float(cells.judged(ground.train)[0]), rel=1e-5)
+    assert moved.loss() < start_of(ground).loss()
+
+
+def frontier(edges, optimizer="sgd", criterion="trains"):
+    noise = torch.tensor([0.99, 1.0, 1.01], dtype=torch.float64)
+    return Frontier("net", optimizer, criterion, SIZES, edges[:, None] * noise, 1.01)
+
+
+def verdicts(frontiers, rules, scaling=()):
+    return [verdict.verdict for verdict in judge(claims_of(frontiers, rules, scaling))]
+
+
+def test_claims_hold_where_the_rule_is_exact():
+    here = rule(excess=64.0, full=0.02)  # threshold at B = 3,200: all batch sizes lie in the linear part
+    edge = frontier(here.rates("sgd"))
+    assert verdicts([edge], [here]) == ["holds", "undecided", "holds"]
+    assert claims_of([edge], [here], [])[0].reading.value == pytest.approx(1.0, abs=0.02)
+    flat = rule(excess=0.01)
+    assert verdicts([frontier(flat.rates("sgd"))], [flat]) == ["undecided", "holds", "holds"]
+
+
+def test_claims_fail_where_they_are_wrong():
+    sizes = torch.tensor(SIZES, dtype=torch.float64)
+    here = rule(excess=64.0, full=0.02)
+    constant = verdicts([frontier(torch.full_like(sizes, 0.1))], [here])
+    assert constant == ["does not hold", "undecided", "does not hold"]
+    growing = verdicts([frontier(0.1 * sizes)], [rule(excess=0.01)])
+    assert growing == ["undecided", "does not hold", "does not hold"]
+
+
+def test_the_worst_batch_size_decides_whether_the_rule_predicts():
+    """Twice the rule's rate and 10 % at one batch size, half a per cent off elsewhere."""
+    here = rule(excess=0.01)
+    edges = 1.005 * here.rates("sgd")
+    edges[2] *= 2.2
+    claim = claims_of([frontier(edges)], [here], [])[2]
+    assert claim.reading.value == pytest.approx(math.log2(1.005 * 2.2), abs=1e-3)
+    assert claim.unit.endswith("B = 4")
+    assert verdicts([frontier(edges)], [here])[2] == "does not hold"
+
+
+@pytest.mark.parametrize(("power", "verdict"), [(0.5, "holds"), (1.0, "does not hold"), (0.0, "does not hold")])
+def test_adam_s_rate_is_to_grow_as_the_square_root(power, verdict):
+    sizes = torch.tensor(SIZES, dtype=torch.float64)
+    assert verdicts([frontier(0.01 * sizes**power, "adam")], [rule(1.0)]) == [verdict]
+
+
+def runs(linear, root, distance=(30.0, 20.0), optimizer="momentum"):
+    """Errors at B = 16 and 128 under two rules, three seeds."""
+    seeds = torch.tensor([0.0, 0.001, 0.002], dtype=torch.float64)
+    errors = torch.tensor([[0.1, linear], [0.1, root]], dtype=torch.float64)[..., None] + seeds
+    far = torch.tensor([[25.0, distance[0]], [25.0, distance[1]]], dtype=torch.float64)[..., None] + seeds
+    values = torch.ones(2, 2)
+    return ScalingRuns(
+        "net", optimizer, "rate", 16, 3, ("linear", "square root"), (16, 128), values, errors, errors, far
+    )
+
+
+def test_rules_are_compared_seed_by_seed():
+    assert verdicts([], [], [runs(0.1, 0.2)]) == ["holds", "holds", "holds", "undecided"]
+    assert verdicts([], [], [runs(0.3, 0.2, (10.0, 20.0))])[:3] == ["does not hold"] * 3
+    assert verdicts([], [], [runs(0.3, 0.2, optimizer="adam")]) == ["holds"]
+
+
+def test_runs_that_diverge_count_as_guesses():
+    lost = runs(math.nan, 0.2)
+    assert errors_of(lost, "linear", 128) == {0: 90.0, 1: 90.0, 2: 90.0}
+    assert verdicts([], [], [lost])[:2] == ["does not hold", "does not hold"]
+
+
+def test_rules_scale_from_the_reference(ground):
+    seen = {}
+
+    def run(size, values):
+        seen[size] = values.tolist()
+        return (torch.zeros(2, 2),) * 3
+
+    made = scaling_runs(ground, "sgd", "rate", 0.4, {"linear": 1.0, "square root": 0.5}, run)
+    assert list(seen) == [32, 128]
+    assert seen[32] == pytest.approx([0.4, 0.4])
+    assert seen[128] == pytest.approx([1.6, 0.8])
+    assert far_from(made) == 128
+    assert far_from(replace(made, batch_sizes=(32, 128, 1024))) == 128
+
+
+def test_every_search_is_made_and_stored(found, tmp_path):
+    assert [(f.optimizer, f.criterion) for f in found.frontiers] == [
+        ("sgd", "trains"), ("sgd", "steady"), ("momentum", "trains"), ("momentum", "steady"), ("adam", "trains"),
+    ]  # fmt: skip
+    assert [rule.point for rule in found.rules] == ["at the start", "trained"]
+    assert [runs.optimizer for runs in found.scaling] == ["momentum", "adam"]
+    assert len(found.tables()) == 1 + 1 + 2 + 2
+    found.save(tmp_path / "found")
+    loaded = Result.load(tmp_path / "found")
+    assert isinstance(loaded, StableRatesResult)
+    assert loaded.tables() == found.tables()
+    assert loaded.verdicts == found.verdicts
+
+
+def test_rows_hold_all_that_was_measured(found):
+    rows = Rows(found.rows())
+    again = replace(
+        found, frontiers=tuple(frontiers_of(rows)), rules=tuple(rules_of(rows)), scaling=tuple(scaling_of(rows))
+    )
+    assert_same_rows(again.rows(), found.rows(), rel=0)
+    assert tuple(EXPERIMENT.tables(rows)) == found.tables()
+    assert tuple(judge(EXPERIMENT.claims(rows))) == found.verdicts
+
+
+def test_every_cell_gives_the_rows_of_the_whole_run(found):
+    """A cell for each optimiser and batch size, each point, each optimiser's scaled runs; one of each kind is run."""
+    grid, rows = EXPERIMENT.grid("smoke"), Rows(found.rows())
+    assert [cell["part"] for cell in grid] == ["edge"] * 9 + ["rule"] * 2 + ["scaling"] * 2
+    for cell in (grid[4], grid[10], grid[12]):
+        place = {name: cell[name] for name in ("part", "network", "optimizer", "point", "batch_size") if name in cell}
+        expected = rows.where(**place)
+        assert len(expected) > 0
+        assert_same_rows(EXPERIMENT.run(cell, "cpu"), expected)
+
+
+def test_charts_draw_edges_rules_and_runs(found):
+    charts = EXPERIMENT.charts(Rows(found.rows()))
+    assert len(charts) == 1 + 2 * 2
+    assert len(charts[0].series) == 5 + 2 * 2
+    centre = found.frontiers[0].centre().tolist()
+    assert charts[0].series[0].y == [value if math.isfinite(value) else None for value in centre]
+    assert charts[1].series[0].y == pytest.approx((100 * found.scaling[0].validation_error[0].mean(1)).tolist())
+
+
+def test_only_the_networks_named_are_run(found):
+    again = run_stable_rates("smoke", networks=[])
+    assert again.frontiers == again.verdicts == ()
+    assert {frontier.network for frontier in found.frontiers} == {subject.network for subject in SCALES["smoke"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scale": "huge"}, "scale must be one of 'smoke', 'cpu', 'paper', got 'huge'"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+    ],
+)
+def test_misuse_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        run_stable_rates(**{"scale": "smoke", **arguments})
+
+
+def test_an_unknown_criterion_is_named(ground):
+    with pytest.raises(ValueError, match="criterion must be one of 'trains', 'steady', got 'falls'"):
+        stable_rates(ground, "sgd", 0, "falls")
+
+
+def test_too_few_samples_are_refused():
+    with pytest.raises(ValueError, match=r"digits must have 2,000 training samples, got 1,438"):
+        prepared(replace(TINY, samples=2000), {}, 0, "cpu")

@@ -1,0 +1,261 @@
+"""The NGD paper's experiments: each runs, its points are what they say, and its claims are judged both ways."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lambdahat.experiments import registry
+from lambdahat.experiments.claims import judge
+from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.ngd.claims import FORMS, form_claim, survival
+from lambdahat.experiments.ngd.training import (
+    Point,
+    Way,
+    at_equal_loss,
+    grid,
+    images,
+    subject_of,
+    trained,
+)
+from lambdahat.experiments.ngd.vs_sgd import TINY
+from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN
+from lambdahat.report.chart_figures import draw
+
+EXPERIMENTS = [name for name in registry.PLACES if name.startswith("ngd-")]
+OPTIMIZERS = ("sgd", "ngd")
+
+
+def tiny_subject():
+    return subject_of(grid(TINY, ["digits"], [("ffnn", 1, 6)], 1)[0], "cpu")
+
+
+@pytest.fixture(scope="module")
+def subject():
+    return tiny_subject()
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_smoke_runs_and_reads(name):
+    """Columns keep to Eqs. 18 and 19; claims, tables and charts can be read off the rows of a sweep that has begun."""
+    experiment = registry.find(name)
+    cell = experiment.grid("smoke")[0]
+    rows = [{**cell, **row} for row in experiment.run(cell, "cpu")]
+    for row in rows:
+        n = row["training"]
+        assert row["wbic"] == pytest.approx(n * row["loss"] + row["llc"] * math.log(n), rel=1e-4)
+        assert row["below_centre"] == (row["llc_status"] == "NOT_A_MINIMUM")
+        assert row["trace"] > 0
+    for found in (Rows(rows), Rows(rows[:1])):
+        assert judge(experiment.claims(found))
+        for table in experiment.tables(found):
+            assert {len(line) for line in table.rows} <= {len(table.header)}
+        assert experiment.charts(found)
+    for chart in experiment.charts(Rows(rows)):
+        draw(chart)
+    assert all(experiment.grid(scale) for scale in ("cpu", "paper"))
+
+
+def test_runs_of_a_stage_share_start_and_batches(subject):
+    """NGD with endless smoothing is SGD on the same batches (§3.2), up to the rescaled norm."""
+    start = subject.problem.vector.clone()
+    sgd = trained(subject, "sgd", start, epochs=3)
+    ngd = trained(subject, "ngd", start, epochs=3, alpha=1e9)
+    assert torch.equal(sgd.points[0].vector, ngd.points[0].vector)
+    moved = (sgd.end.vector - start).norm()
+    assert (sgd.end.vector - ngd.end.vector).norm() < 1e-3 * moved
+    other = trained(subject, "sgd", start, "another stage", epochs=3)
+    assert (sgd.end.vector - other.end.vector).norm() > 1e-3 * moved
+
+
+def test_the_last_point_is_the_end_of_the_run(subject):
+    way = trained(subject, "sgd", subject.problem.vector.clone(), epochs=7)
+    assert way.end.epoch == 7
+    assert way.points[0].epoch == 0
+    assert len(way.update_norms) == 7
+    assert torch.equal(way.end.vector, subject.problem.vector)
+    assert way.end.loss == pytest.approx(float(subject.problem.loss()))
+
+
+def test_a_run_that_diverges_keeps_its_finite_points(subject):
+    start = subject.problem.vector.clone()
+    way = trained(subject, "sgd", start, epochs=3, rate=1e30)
+    assert way.diverged
+    assert way.points
+    assert all(math.isfinite(point.loss) for point in way.points)
+    subject.place(start)
+
+
+def way_of(optimizer, losses):
+    return Way(optimizer, tuple(Point(float(i), loss, torch.zeros(1)) for i, loss in enumerate(losses)), (1.0,))
+
+
+def test_equal_loss_takes_the_highest_end():
+    sgd, ngd = way_of("sgd", [2.0, 1.0, 0.5, 0.1]), way_of("ngd", [2.0, 1.5, 1.0, 0.6])
+    first, second = at_equal_loss([sgd, ngd])
+    assert (first.loss, second.loss) == (0.5, 0.6)
+    assert second is ngd.end
+    assert [point.loss for point in at_equal_loss([sgd, sgd])] == [0.1, 0.1]
+
+
+def test_images_are_drawn_by_the_seed():
+    first, again, other = (images(TINY, "ffnn", seed) for seed in (0, 0, 1))
+    assert torch.equal(first[0][0], again[0][0])
+    assert not torch.equal(first[0][1], other[0][1])
+    assert tuple(images(TINY, "lenet5", 0)[0][0].shape) == (TINY.training, 1, 28, 28)
+    assert len(first[1][0]) == TINY.held_out
+
+
+def pairs(gaps, at, **fixed):
+    """Made-up rows of SGD at a level and NGD above it by ``gaps``: one column for each, over five seeds."""
+    rows = []
+    for seed in range(5):
+        for optimizer in OPTIMIZERS:
+            noise = 0.01 * ((seed * 7 + 3 * (optimizer == "ngd")) % 5)
+            values = {name: 10.0 + noise + (gap if optimizer == "ngd" else 0.0) for name, gap in gaps.items()}
+            about = {"data": "mnist", "network": "ffnn", "layers": 1, "width": 64, "seed": seed, "at": at}
+            flags = {"below_centre": False, "below_centre_batch": False}
+            rows.append({**about, "optimizer": optimizer, **flags, **values, **fixed})
+    return rows
+
+
+GAPS = {"llc_batch": 5.0, "llc": -5.0, "trace": 5.0}
+
+
+def test_forms_are_told_apart():
+    """Higher at one temperature and lower at the other, and the other way round at equal loss."""
+    rows = Rows([*pairs(GAPS, "end"), *pairs({name: -gap for name, gap in GAPS.items()}, "equal loss")])
+    claims = registry.find("ngd-vs-sgd").claims(rows)
+    assert [found.verdict for found in judge(claims)] == [HOLDS, FAILS, FAILS, HOLDS, FAILS, HOLDS, FAILS]
+    table = survival({"FFNN": rows}, claims)
+    assert [line[1].split(":")[0] for line in table.rows] == [HOLDS, FAILS, FAILS, HOLDS, FAILS, HOLDS, FAILS]
+    assert registry.find("ngd-digits").claims(rows)[0].reading == claims[0].reading
+
+
+def test_pairs_with_a_point_that_is_no_minimum_are_left_out():
+    rows = pairs(GAPS, "end")
+    for row in rows:
+        if row["seed"] == 2 and row["optimizer"] == "ngd":
+            row.update(below_centre=True, llc=-1000.0)
+    with_all, minima = (form_claim(Rows(rows), form) for form in FORMS[1:3])
+    assert (with_all.reading.count, minima.reading.count) == (5, 4)
+    assert minima.reading.value == pytest.approx(-5.0, abs=0.1)
+    assert with_all.reading.value < -100
+    spoilt = Rows({**row, "below_centre": True} for row in rows)
+    assert judge([form_claim(spoilt, FORMS[2])])[0].verdict == OPEN
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_widths(sign):
+    rows = []
+    for layers in (1, 2):
+        for width in (8, 16):
+            for at in ("end", "equal loss"):
+                rows += pairs(dict.fromkeys(GAPS, 5.0 * sign), at, layers=layers, width=width)
+    found = judge(registry.find("ngd-widths").claims(Rows(rows)))
+    assert {verdict.verdict for verdict in found} == {HOLDS if sign > 0 else FAILS}
+    assert sum("of 16" in verdict.claim for verdict in found) == 2
+
+
+def on_the_way(value, parts):
+    """Made-up rows of both optimisers over epochs; ``value(optimizer, part)`` gives the columns."""
+    rows = []
+    for part in range(1, parts + 1):
+        for row in pairs({}, "on the way", part=part, epoch=float(part)):
+            wobble = 1 + 0.002 * row["seed"]
+            columns = {name: found * wobble for name, found in value(row["optimizer"], part).items()}
+            rows.append({**row, **columns})
+    return Rows(rows)
+
+
+def test_epochs():
+    claims = registry.find("ngd-epochs").claims
+
+    def level(optimizer, part):
+        high = 1.5 if optimizer == "ngd" else 1.0
+        return {"llc_batch": 10 * high, "llc": 20 * high, "trace": high * (100 - 5 * part)}
+
+    assert {found.verdict for found in judge(claims(on_the_way(level, 6)))} == {HOLDS}
+
+    def rising(optimizer, part):
+        high = 1.0 if optimizer == "ngd" else 1.5
+        return {"llc_batch": 10 * high * part, "llc": 20 * high * part, "trace": high * part}
+
+    assert {found.verdict for found in judge(claims(on_the_way(rising, 6)))} == {FAILS}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_smoothing(sign):
+    """λ̂ = 10 ± 2·log₁₀ of the value, SGD's at 4 or 16: slopes of ∓2, and at the largest value SGD's or far from it."""
+    rows = []
+    for sweep in ("alpha", "epsilon"):
+        for at in ("end", "equal loss"):
+            for seed in range(4):
+                base = {"data": "mnist", "network": "ffnn", "layers": 1, "width": 64, "seed": seed, "at": at,
+                        "sweep": sweep}  # fmt: skip
+                wobble = 0.001 * seed**2
+                rows.append({**base, "optimizer": "sgd", "llc": 4.0 + wobble, "llc_batch": 4.0 + wobble})
+                for power in (-3, 0, 3):
+                    column = 10 - sign * (2 + wobble) * power
+                    rows.append({**base, "optimizer": "ngd", "value": 10.0**power, "llc": column, "llc_batch": column})
+    found = registry.find("ngd-smoothing").claims(Rows(rows))
+    assert found[0].reading.value == pytest.approx(-2 * sign, abs=0.1)
+    assert {verdict.verdict for verdict in judge(found)} == {HOLDS if sign > 0 else FAILS}
+
+
+def switched(values):
+    """Made-up rows of the branches of both figures from {branch: λ̂ at the end}; 10 at the split."""
+    rows = []
+    for figure in ("4", "5 and 6"):
+        for seed in range(5):
+            base = {"data": "mnist", "network": "ffnn", "layers": 2, "width": 64, "seed": seed, "figure": figure}
+            wobble = 1 + 0.001 * seed**2
+            flat = {"llc": 10.0 * wobble, "llc_batch": 10.0 * wobble, "validation_loss": 1.0, "update_norm": 1.0}
+            rows.append({**base, "branch": "split", "at": "split", "part": 0, **flat})
+            for branch, value in values.items():
+                columns = {"llc": value * wobble, "llc_batch": value * wobble, "update_norm": value / 10 * wobble,
+                           "validation_loss": (0.5 if values["SGD ×100"] < 12 else 2.0) * wobble}  # fmt: skip
+                end = {**base, "branch": branch, **columns}
+                rows += [{**end, "at": "on the way", "part": 1}, {**end, "at": "equal loss"}]
+    return Rows(rows)
+
+
+def test_switch():
+    claims = registry.find("ngd-switch").claims
+    held = switched({"SGD ×1": 9.0, "NGD ×1": 11.0, "NGD ×10": 15.0, "NGD ×100": 20.0, "SGD ×100": 10.0})
+    assert {verdict.verdict for verdict in judge(claims(held))} == {HOLDS}
+    failed = switched({"SGD ×1": 30.0, "NGD ×1": 25.0, "NGD ×10": 15.0, "NGD ×100": 20.0, "SGD ×100": 40.0})
+    assert {verdict.verdict for verdict in judge(claims(failed))} == {FAILS}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_overfitting(sign):
+    """The validation loss falls to part 3 and rises; the quantities rise or fall all the way, or at random before."""
+
+    def course(optimizer, part):
+        return {"validation_loss": 1.0 + 0.1 * abs(part - 3)} | dict.fromkeys(
+            ("llc", "llc_batch", "trace", "wbic", "g_n"), 100.0 + sign * (part if part >= 3 else 50.0)
+        )
+
+    found = registry.find("ngd-overfitting").claims(on_the_way(course, 8))
+    assert {claim.reading.value for claim in found} == {1.0 * sign}
+    assert {verdict.verdict for verdict in judge(found)} == {HOLDS if sign > 0 else FAILS}
+
+
+def test_without_overfitting_nothing_is_said():
+    names = ("llc", "llc_batch", "trace", "wbic", "g_n")
+    rows = on_the_way(lambda optimizer, part: {"validation_loss": 1 / part, **dict.fromkeys(names, float(part))}, 6)
+    assert {verdict.verdict for verdict in judge(registry.find("ngd-overfitting").claims(rows))} == {OPEN}
+
+
+def test_a_cell_is_a_function_of_its_settings():
+    experiment = registry.find("ngd-epochs")
+    cell = {**experiment.grid("smoke")[0], "epochs": 2, "points": 1}
+    assert experiment.run(cell, "cpu") == experiment.run(cell, "cpu")
+
+
+def test_the_demonstration_can_start_at_another_seed():
+    experiment = registry.find("ngd-digits")
+    config = replace(experiment.scales["smoke"], first=7, seeds=2)
+    assert [cell["seed"] for cell in experiment.cells(config)] == [7, 8]

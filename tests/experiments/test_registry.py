@@ -1,0 +1,33 @@
+"""Every experiment runs whole at the scale smoke: rows, tables, claims that are judged, charts."""
+
+import pytest
+
+from lambdahat.experiments.claims import judge
+from lambdahat.experiments.experiment import SCALES
+from lambdahat.experiments.registry import PLACES, every, find
+from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN
+from lambdahat.experiments.sweeps import sweep
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_smoke_scale_runs(name, tmp_path):
+    experiment = find(name)
+    store = sweep(experiment, tmp_path, scale="smoke")
+    assert store.errors() == []
+    rows = store.rows()
+    verdicts = judge(experiment.claims(rows))
+    assert verdicts
+    assert {verdict.verdict for verdict in verdicts} <= {HOLDS, FAILS, OPEN}
+    for table in experiment.tables(rows):
+        assert table.rows
+        assert all(len(row) == len(table.header) for row in table.rows), table.title
+    assert experiment.charts(rows)
+
+
+def test_every_experiment_says_what_it_is():
+    for experiment in every():
+        assert set(experiment.scales) == set(SCALES)
+        assert experiment.title
+        assert experiment.paper
+        assert experiment.assumptions
+        assert [len(experiment.grid(scale)) for scale in SCALES]
