@@ -164,7 +164,8 @@ KERNELS = {"sgld": "kernels.SGLD", "rmsprop_sgld": "kernels.RMSpropSGLD", "sghmc
 def test_every_public_name_is_in_the_reference():
     page = (DOCS / "reference.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^::: lambdahat\.([\w.]+)$", page, re.MULTILINE))
-    modules = {"data", "experiments", "graphs", "maxent", "models", "optim", "randommatrix", "sampling", "singular", "training"}
+    modules = {"data", "experiments", "graphs", "maxent", "models", "optim", "randommatrix", "sampling", "singular",
+               "training"}  # fmt: skip
     assert {name for name in listed if "." not in name} == set(lh.__all__) - modules
     elsewhere = {"exact", "llc", "sample"}  # a module of its own, and names of lambdahat itself
     for module in sorted(modules):

@@ -71,12 +71,12 @@ def test_json_holds_the_same_numbers_as_the_library(project):
 
 
 def test_options_reach_the_advice(project):
-    result = call(f"{project}:make_problem", "--batch-size", 4, "--optimizer", "adam", "--samples", 20, "--each", 10,
+    result = call(f"{project}:make_problem", "--batch-size", 4, "--optimizer", "adam", "--samples", 20, "--variance-samples", 10,
                   "--batches", 3, "--steps", 5, "--json")  # fmt: skip
     document = json.loads(result.stdout)
     assert document["about"]["samples"] == 20
     assert [row["name"] for row in document["advice"]][-1] == "stable rate by training"
-    assert document["measured"]["along"]["stderr"] > 0
+    assert document["measured"]["tau2"]["stderr"] > 0
 
 
 def test_everything_is_written(project, tmp_path):

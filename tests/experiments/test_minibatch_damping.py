@@ -120,6 +120,19 @@ def test_everything_is_measured_and_stored(found, tmp_path):
     assert loaded.verdicts == found.verdicts
 
 
+LEFT_OUT = [{"part": "edge", "batch_size": 64}, {"part": "edge"}, {"part": "rule"}, {"part": "scaling"}]
+
+
+@pytest.mark.parametrize("left", LEFT_OUT)
+def test_some_cells_of_a_grid_are_enough_to_say_something(found, left):
+    """As while it runs: the rest of the edges, or no edges, rules or runs at all."""
+    rows = Rows([row for row in found.rows() if left.items() - row.items()])
+    assert len(rows.where(**left)) == 0 < len(rows)
+    judge(EXPERIMENT.claims(rows))
+    assert all(len(line) == len(table.header) for table in EXPERIMENT.tables(rows) for line in table.rows)
+    assert len(EXPERIMENT.charts(rows)) > 0
+
+
 def test_every_cell_gives_the_rows_of_the_whole_run(found):
     """One of each kind is run: KFAC's least δ at one batch size, the rule, Adam's scaled runs."""
     grid, rows = EXPERIMENT.grid("smoke"), Rows(found.rows())

@@ -224,9 +224,11 @@ def test_simulations_are_seeded():
         (lambda: QUADRATIC.printed("last", 3), "kind must be one of 'final', 'average', 'ema'"),
         (lambda: NoisyQuadratic([0.0], 0.1).printed("final", 3), "curvatures must be above 0 for the printed laws"),
         (lambda: matching_rate([0.0, 1.0], 3), "curvatures must be above 0"),
+        (lambda: matching_rate([], 3), "curvatures must be one or more numbers, got none"),
+        (lambda: QUADRATIC.ema(3, "a"), "decay must be a number in .* got 'a'"),
         (lambda: crossing_steps(NoisyQuadratic([1.0], 0.1, 0.0)), "noise must be above 0 in a direction that bends"),
     ],
 )
 def test_misuse(call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         call()

@@ -63,6 +63,11 @@ def test_an_eigenvalue_that_drowns_leaves_the_edge_of_the_noise():
     assert float(found.exponent) == pytest.approx(0.5, abs=1e-3)
 
 
+def test_a_largest_eigenvalue_below_0_has_no_regime():
+    found = predict(pairs(-1.0, -2.0), 1e-6, 50)
+    assert found.regime.startswith("no curvature upwards: λ₁ = -1 of all data")
+
+
 def test_the_regimes_change_where_the_noise_equals_the_signal():
     variance, population = 0.02, 1000
     found = predict(pairs(0.5), variance, 64, population)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from lambdahat.randommatrix.rate_limits import allowed_excess, differ, propagated, stability_limit
+from lambdahat.randommatrix.rate_limits import allowed_excess, differ, limit_of, propagated, stability_limit
 from lambdahat.results import Estimate
 
 MOMENTA = (0.0, 0.3, 0.9)
@@ -88,14 +88,31 @@ def test_an_unknown_error_stays_unknown():
     assert math.isnan(float(propagated(lambda x: 2 * x, Estimate(1.0, math.nan)).stderr))
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_an_excess_below_0_keeps_its_error(momentum, nesterov):
+    found = limit_of(Estimate(4.0), Estimate(-0.2, 0.05), momentum, nesterov)
+    assert float(found) == stability_limit(4.0, 0.0, momentum, nesterov)
+    one_more = stability_limit(4.0, 0.05, momentum, nesterov)
+    assert math.isclose(float(found.stderr), float(found) - one_more, rel_tol=0.05)
+
+
+def test_a_limit_has_the_errors_of_curvature_and_excess():
+    found = limit_of(Estimate(4.0, 0.03), Estimate(1.0, 0.04))
+    assert math.isclose(float(found.stderr), 0.05 * 2 / 25, rel_tol=1e-3)
+
+
 @pytest.mark.parametrize(("arguments", "text"), [
+    ((1.0, 0.0, "0.9"), r"momentum must be a number in \[0, 1\), got '0.9'"),
+    ((1.0, "a"), "excess must be a number, got 'a'"),
+    ((1.0, math.nan), "excess must be a number, got nan"),
     ((0.0,), "curvature must be a finite number above 0, got 0.0; a direction that bends down"),
     ((-1.0,), "curvature must be a finite number above 0"),
     ((1.0, 0.0, 1.0), r"momentum must lie in \[0, 1\), got 1.0"),
     ((1.0, 0.0, -0.1), r"momentum must lie in \[0, 1\)"),
 ])  # fmt: skip
 def test_misuse(arguments, text):
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((ValueError, TypeError), match=text):
         stability_limit(*arguments)
 
 

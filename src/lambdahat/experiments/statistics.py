@@ -37,6 +37,8 @@ class Reading:
         return Reading(-self.value, self.stderr, self.dof).p_above(-threshold)
 
     def __str__(self) -> str:
+        if math.isnan(self.value):
+            return "not known"
         return f"{self.value:.4g} ± {self.stderr:.2g}" if self.stderr > 0 else f"{self.value:.4g}"
 
 

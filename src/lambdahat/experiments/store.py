@@ -1,7 +1,7 @@
 """The rows of one experiment on disk, in SQLite: one writer, any number of readers, whole cells or nothing.
 
-Why SQLite and not Parquet: docs/decisions/0008-store.md. Only the process that runs the sweep writes; a cell's rows and the
-mark that it is finished go in with one transaction, so that a kill leaves a cell either whole or absent.
+Why SQLite and not Parquet: docs/decisions/0008-store.md. Only the process that runs the sweep writes; a cell's rows and
+the mark that it is finished go in with one transaction, so that a kill leaves a cell either whole or absent.
 """
 
 from __future__ import annotations

@@ -69,9 +69,9 @@ def thick_restart_lanczos(
     Thick-restart Lanczos (Wu and Simon 2000), which is Krylov–Schur for symmetric matrices: at most ``capacity`` + 1
     vectors are stored. Stops when min(r, r²/gap) ≤ max(tol·max|θ|, rounding) for all wanted pairs, or when
     ``max_matvecs`` products are spent; with ``tol`` above 1e-5 the values must then stay for eight more products, or a
-    third as many as they took, unless they reach 1e-5 before. After an invariant subspace it goes on from a random vector, until one such
-    start finds nothing better: this is how repeated eigenvalues are found. ``repeated`` asks for such a start in any
-    case.
+    third as many as they took, unless they reach 1e-5 before. After an invariant subspace it goes on from a random
+    vector, until one such start finds nothing better: this is how repeated eigenvalues are found. ``repeated`` asks for
+    such a start in any case.
     """
     state = Krylov(operator, random_vector(operator, seed, task, 0), capacity)
     starts, look, cuda = 0, 0, operator.device.type == "cuda"

@@ -211,8 +211,8 @@ def _mind_layers(problem: Problem) -> list[str]:
     found = []
     if any(isinstance(layer, BATCH_NORMS) for layer in layers):
         found.append(
-            "normalisation layers use running statistics here, those of the batch in training: another network; "
-            'compare batch_eigenpairs of problems with norm="eval" and "train", and find the rate by largest_stable_rate of the latter'
+            "normalisation layers use running statistics here and those of the batch in training, so that this is "
+            'advice for another network: find its rate by largest_stable_rate of a problem with norm="train"'
         )
     if any(isinstance(layer, torch.nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in layers):
         found.append("dropout is off here and on in training, where it adds noise: stay further below the limit")

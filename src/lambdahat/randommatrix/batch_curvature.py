@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lambdahat._check import require, require_choice, require_count
 from lambdahat._progress import report
@@ -15,10 +14,8 @@ from lambdahat._rng import generator
 from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.operators import ggn, hessian
 from lambdahat.problem import Problem, require_problem
-from lambdahat.results import Eigenpairs, Estimate
+from lambdahat.results import Array, Eigenpairs, Estimate
 from lambdahat.storage import Result, Status
-
-Array = NDArray[np.float64]
 
 CURVATURES = {"hessian": hessian, "ggn": ggn}
 

@@ -17,10 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lambdahat._check import require, require_positive
-from lambdahat.results import Estimate, Spectrum
+from lambdahat.results import Array, Estimate, Spectrum
 from lambdahat.storage import Result, Status
-
-Array = NDArray[np.float64]
 
 ALONE = 0.1  # a node is resolved when its residual is below this part of the distance to its neighbours
 ONE = 10.83  # the 99.9 % quantile of χ²₁: more than one eigenvalue's weight beyond it

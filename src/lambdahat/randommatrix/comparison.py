@@ -23,8 +23,10 @@ class BatchComparison(Result):
 
     def __post_init__(self) -> None:
         known = {each.batch_size for each in self.measured}
-        missing = sorted({each.batch_size for each in self.predictions} ^ known)
-        require(not missing, "predictions", "be of the batch sizes that were measured", f"others: {missing}")
+        for model in self.models:
+            missing = sorted({each.batch_size for each in self.predictions if each.model == model} ^ known)
+            expected = f"be of the batch sizes that were measured, for {model!r}"
+            require(not missing, "predictions", expected, f"others: {missing}")
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -37,7 +39,10 @@ class BatchComparison(Result):
         return tuple(sorted((p for p in self.predictions if p.model == model), key=lambda p: p.batch_size))
 
     def scores(self, model: str, which: str = "largest") -> Array:
-        """(λ − predicted)/√(spread² + stderr²) of every measured batch; ``which`` is "largest" or "smallest"."""
+        """(λ − predicted)/√(spread² + stderr²) of every measured batch; ``which`` is "largest" or "smallest".
+
+        A batch of all data, of which an exact prediction has neither, is left out.
+        """
         require_choice(which, "which", ("largest", "smallest"))
         by_size = {each.batch_size: each for each in self.of(model)}
         found = []
@@ -46,7 +51,10 @@ class BatchComparison(Result):
             expected = prediction.largest if which == "largest" else prediction.smallest
             spread = prediction.spread if which == "largest" else prediction.smallest_spread
             values = measured.largest[:, 0] if which == "largest" else measured.smallest[:, 0]
-            found.append((values - float(expected)) / math.hypot(spread, float(expected.stderr)))
+            width = math.hypot(spread, float(expected.stderr))
+            if width > 0:
+                found.append((values - float(expected)) / width)
+        require(bool(found), "measured", "hold batches smaller than the data", "none", "all data has no noise to score")
         return np.concatenate(found)
 
     def within(self, model: str, deviations: float = 1.0, which: str = "largest") -> Estimate:

@@ -25,10 +25,10 @@ from lambdahat._rng import generator
 from lambdahat.batches import Batch
 from lambdahat.estimators.variances import PerSample, require_own_losses, spread_of
 from lambdahat.problem import Problem, require_problem
+from lambdahat.randommatrix.batch_curvature import CURVATURES
 from lambdahat.results import Eigenpairs, Estimate
 from lambdahat.storage import Result
 
-OPERATORS = ("hessian", "ggn")
 PROBES = 4
 KEPT = 4096
 
@@ -84,7 +84,7 @@ def directional_variance(
     bias. k² numbers a sample are kept meanwhile.
     """
     require_problem(problem)
-    require_choice(operator, "operator", OPERATORS)
+    require_choice(operator, "operator", tuple(CURVATURES))
     require_count(probes, "probes")
     _require_pairs(problem, eigenpairs)
     require_own_losses(problem)

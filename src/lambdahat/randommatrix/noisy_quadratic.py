@@ -15,20 +15,21 @@ has the rate α/B_j along direction j.
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
-from lambdahat._check import require, require_choice, require_count
+from lambdahat._check import describe, require, require_choice, require_count
 from lambdahat._progress import report
 from lambdahat._rng import generator
+from lambdahat.results import Array
 from lambdahat.storage import Result
 
-Array = NDArray[np.float64]
 KINDS = ("final", "average", "ema")
 GRID = 2**0.125  # ratio of the steps at which losses are compared
 
@@ -207,6 +208,7 @@ def matching_rate(curvatures: ArrayLike, steps: int, noise: ArrayLike = 1.0) -> 
     solution, 2/(2 + n)·mean(1/λ) (Eq. 7.28), is it where all λ are equal, and may be beyond 2/λ₁ where they are not.
     """
     require_count(steps, "steps")
+    require(np.size(curvatures) > 0, "curvatures", "be one or more numbers", "none")
     given = NoisyQuadratic(curvatures, 1e-3 / max(float(np.max(np.asarray(curvatures))), 1e-300), noise)
     values, sigma = given.curvatures, given.noise
     require(bool((values > 0).all()), "curvatures", "be above 0", values)
@@ -259,5 +261,7 @@ def _along(value: ArrayLike, name: str, size: int) -> Array:
 
 
 def _fraction(decay: float) -> float:
+    real = isinstance(decay, numbers.Real) and not isinstance(decay, bool)
+    require(real, "decay", "be a number in [0, 1)", describe(decay), "", TypeError)
     require(0 <= decay < 1, "decay", "lie in [0, 1)", repr(decay))
     return float(decay)

@@ -164,10 +164,12 @@ def _regime(noise: NoiseModel, reading: Reading, exponent: Estimate) -> str:
     """Which of the three regimes of Figure 5.1 of the spectral thesis it is, in words."""
     top = int(np.argmax(noise.eigenvalues))
     seen, true = float(reading.extremes[1]), float(noise.eigenvalues[top])
+    if true <= 0:
+        return f"no curvature upwards: λ₁ = {true:.4g} of all data, and a batch shows {seen:.4g}"
     falls = f"it falls as B^-{float(exponent):.2f}"
     if reading.overlaps[top] <= 0:
         return f"noise: λ₁ = {true:.4g} drowns in the noise, whose edge a batch shows; {falls}"
-    added = (seen - true) / true if true else math.inf
+    added = (seen - true) / true
     if added <= NEGLIGIBLE:
         return f"signal: noise adds {added:.1%} to λ₁ = {true:.4g}; larger batches change little"
     return f"between: λ₁ = {true:.4g} stands apart and noise adds {added:.0%}; {falls}"

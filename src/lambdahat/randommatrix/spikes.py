@@ -14,6 +14,7 @@ Silverstein 2006; Paul 2007; for any bulk Bai and Yao 2012, Benaych-Georges and 
 from __future__ import annotations
 
 import math
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
@@ -22,9 +23,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 
-from lambdahat._check import require, require_count, require_positive
-
-Array = NDArray[np.float64]
+from lambdahat._check import describe, require, require_count, require_positive
+from lambdahat.results import Array
 
 
 def effective_batch(batch_size: int, population: int | None = None) -> float:
@@ -49,7 +49,11 @@ def noise_scale(variance: float, dimension: int, batch: float) -> float:
 
     ``variance`` is σ², that of one element over samples; ``batch`` the effective b.
     """
+    for value, name in ((variance, "variance"), (batch, "batch")):
+        real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        require(real, name, "be a number", describe(value), "", TypeError)
     require(variance >= 0, "variance", "be a number of at least 0", repr(variance))
+    require(batch > 0, "batch", "be a number above 0", repr(batch))
     return math.sqrt(variance * require_count(dimension, "dimension") / batch)
 
 

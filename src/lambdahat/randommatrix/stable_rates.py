@@ -30,8 +30,8 @@ NAMED: dict[str, MakeOptimizer] = {
 BEYOND_RETURN = 1e8  # times the first loss; heavy ball at its limit passes (2/(1 − ρ))², 4·10⁴ at ρ = 0.99, and returns
 STRIDE = 4.0
 MOST_STRIDES = 30
-SMALL = 1 / 16  # of the rate to start with: where what noise adds to the loss is measured
-MARGIN = 4.0
+SMALL = 1 / 4  # of the rate to start with: where what noise adds to the loss is measured
+MARGIN = 2.0
 
 
 class NoLimitError(ValueError):
@@ -69,10 +69,11 @@ def largest_stable_rate(
 
     A run diverges if the loss of a batch is not finite, or if the loss of all data ends above ``factor`` times the
     first. A network that dies ends near the loss of chance, so at the start of training a factor below 1 asks that it
-    learns. Near a minimum noise alone raises the loss, at a rate α by no more than α²: with None a run diverges if it
-    ends above the first loss by 4(α/α₀)² times as much as runs at α₀, ``start``/16, do. ``optimizer`` is "sgd",
-    "momentum" or "nesterov" (both 0.9), "adam", or a function ``(parameters, rate) -> torch.optim.Optimizer``.
-    ``batch_size`` samples a step (default: all) are drawn without replacement, a new order each epoch.
+    learns. Near a minimum noise alone raises the loss: with None a run diverges if it ends above the first loss by 2·4²
+    times as much as runs at a quarter of ``start`` do, (α/start)² of that at rates α below ``start``, which is then to
+    be the limit as far as known. ``optimizer`` is "sgd", "momentum" or "nesterov" (both 0.9), "adam", or a function
+    ``(parameters, rate) -> torch.optim.Optimizer``. ``batch_size`` samples a step (default: all) are drawn without
+    replacement, a new order each epoch.
 
     From ``start`` the rate goes by factors of 4 until one is stable and the next is not, then by bisection of its
     logarithm until the two are within ``tol``. Each of ``runs`` has its own order of the data; with all data there is
@@ -97,7 +98,7 @@ def largest_stable_rate(
     found: list[tuple[float, float]] = []
     runs = 1 if size == total else runs
     if factor is None:
-        work.know_noise(SMALL * start, runs)
+        work.know_noise(start, runs)
     for run in range(runs):
         guess = start if not found else math.sqrt(found[0][0] * found[0][1])
         found.append(bisected(lambda rate, run=run: work.stable(rate, run), guess, tol))  # type: ignore[misc]
@@ -155,19 +156,20 @@ class _Trials:
     ) -> None:
         self.problem, self.make, self.size, self.steps, self.seed = problem, make, size, steps, seed
         self.first, self.factor = first, factor
-        self.noise = 0.0  # what it adds to the loss at a rate α, over α²
+        self.noise, self.start = 0.0, math.inf  # what noise adds to the loss at the rate to start with
         self.gradients = 0
         self._columns = None if size == problem.num_samples else _joined(problem)
 
-    def know_noise(self, rate: float, runs: int) -> None:
-        """Measure by how much runs at a small rate end above the first loss, at most."""
-        ends = [self._end(rate, run) for run in range(runs)]
-        self.noise = max([0.0, *(end - self.first for end in ends if math.isfinite(end))]) / rate**2
+    def know_noise(self, start: float, runs: int) -> None:
+        """Measure by how much runs at a small rate end above the first loss, at most; at first it grows as α²."""
+        ends = [self._end(SMALL * start, run) for run in range(runs)]
+        self.start = start
+        self.noise = max([0.0, *(end - self.first for end in ends if math.isfinite(end))]) / SMALL**2
 
     def stable(self, rate: float, run: int) -> bool:
         """Whether training at ``rate`` does not diverge."""
         if self.factor is None:
-            return self._end(rate, run) <= self.first + MARGIN * self.noise * rate**2
+            return self._end(rate, run) <= self.first + MARGIN * self.noise * min(rate / self.start, 1.0) ** 2
         return self._end(rate, run) < self.factor * self.first
 
     def _end(self, rate: float, run: int) -> float:
@@ -177,17 +179,14 @@ class _Trials:
         require(
             isinstance(optimizer, Optimizer), "optimizer", "return a torch.optim.Optimizer", optimizer, "", TypeError
         )
+        scale = abs(self.first) + self.noise or 1.0
         for parts in self._batches(run):
             loss = optimizer.step(lambda parts=parts: self._backward(optimizer, named, parts))  # type: ignore[misc]
             self.gradients += 1
-            if not (isinstance(loss, float) and abs(loss) < BEYOND_RETURN * self._scale(rate)):
+            if not (isinstance(loss, float) and abs(loss) < BEYOND_RETURN * scale):
                 return math.nan
         theta = self.problem.space.flatten({name: tensor.detach() for name, tensor in named.items()})
         return self.problem.loss(theta) if bool(torch.isfinite(theta).all()) else math.nan
-
-    def _scale(self, rate: float) -> float:
-        """A loss of usual size: the first, with what noise adds; 1 where both are 0."""
-        return abs(self.first) + self.noise * rate**2 or 1.0
 
     def _backward(self, optimizer: Optimizer, named: dict[str, Tensor], parts: Parts) -> float:
         optimizer.zero_grad()

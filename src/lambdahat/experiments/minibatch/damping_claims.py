@@ -36,7 +36,7 @@ def claims_of(frontiers: Sequence[Frontier], rules: Sequence[RateRule], scaling:
                            frontier.slope(), "within", -1.0, MARGIN))  # fmt: skip
         for rule in (rule for rule in rules if rule.network == frontier.network):
             sentence = f"{where}: the least damping is the rule's, within a factor 2"
-            found.append(factor_claim(sentence, "Eq. 5.36", frontier, expected_damping(rule, frontier.optimizer)))
+            found.append(factor_claim(sentence, "Eq. 5.36", frontier, damping_by_size(rule, frontier.optimizer)))
     for runs in scaling:
         where = f"{runs.network}, {NAMES[runs.optimizer]}, B = {far_from(runs)} from {runs.reference}"
         source = FIGURES[runs.optimizer]
@@ -59,3 +59,8 @@ def expected_damping(rule: RateRule, optimizer: str) -> Tensor:
     excess = (rule.measured.mean(1) - rule.full).clamp_min(0.0)
     limits = [stability_limit(rule.full, float(value), beta) for value in excess]
     return RATE * (1 - beta) / torch.tensor(limits, dtype=torch.float64)
+
+
+def damping_by_size(rule: RateRule, optimizer: str) -> dict[int, float]:
+    """The same by batch size."""
+    return dict(zip(rule.batch_sizes, expected_damping(rule, optimizer).tolist(), strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.experiment import Rows
-from lambdahat.experiments.minibatch.damping_claims import NAMES, expected_damping
+from lambdahat.experiments.minibatch.damping_claims import NAMES, damping_by_size
 from lambdahat.experiments.minibatch.frontiers import Frontier
 from lambdahat.experiments.minibatch.rate_rows import frontiers_of, rules_of, scaling_of
 from lambdahat.experiments.minibatch.rate_rules import RateRule
@@ -29,7 +29,7 @@ def tables_of(frontiers: Sequence[Frontier], rules: Sequence[RateRule], scaling:
 def _dampings(network: str, frontiers: Sequence[Frontier], rules: Sequence[RateRule]) -> Table:
     mine = [frontier for frontier in frontiers if frontier.network == network]
     own = [rule for rule in rules if rule.network == network]
-    expected = {f"the rule, {f.optimizer}": _by_size(rule, f) for rule in own for f in mine}
+    expected = {f"the rule, {f.optimizer}": damping_by_size(rule, f.optimizer) for rule in own for f in mine}
     lines = []
     for size in sorted({size for frontier in mine for size in frontier.batch_sizes}):
         found = [frontier.cell(size) if size in frontier.batch_sizes else "" for frontier in mine]
@@ -39,10 +39,6 @@ def _dampings(network: str, frontiers: Sequence[Frontier], rules: Sequence[RateR
     return Table(f"{network}: the least damping that trains at α = 1", header, tuple(lines))
 
 
-def _by_size(rule: RateRule, frontier: Frontier) -> dict[int, float]:
-    return dict(zip(rule.batch_sizes, expected_damping(rule, frontier.optimizer).tolist(), strict=True))
-
-
 def charts(rows: Rows) -> list[Chart]:
     """The least damping over batch sizes with the rule's, and what comes of scaling it."""
     frontiers, rules, out = frontiers_of(rows), rules_of(rows), []
@@ -50,7 +46,7 @@ def charts(rows: Rows) -> list[Chart]:
         mine = [frontier for frontier in frontiers if frontier.network == network]
         told = [
             Series(f"rule, {NAMES[frontier.optimizer]}", rule.batch_sizes,
-                   [value or None for value in expected_damping(rule, frontier.optimizer).tolist()])
+                   [value or None for value in damping_by_size(rule, frontier.optimizer).values()])
             for rule in rules
             for frontier in mine
             if rule.network == network
