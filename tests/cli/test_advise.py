@@ -71,8 +71,8 @@ def test_json_holds_the_same_numbers_as_the_library(project):
 
 
 def test_options_reach_the_advice(project):
-    result = call(f"{project}:make_problem", "--batch-size", 4, "--optimizer", "adam", "--samples", 20, "--variance-samples", 10,
-                  "--batches", 3, "--steps", 5, "--json")  # fmt: skip
+    result = call(f"{project}:make_problem", "--batch-size", 4, "--optimizer", "adam", "--samples", 20,
+                  "--variance-samples", 10, "--batches", 3, "--steps", 5, "--json")  # fmt: skip
     document = json.loads(result.stdout)
     assert document["about"]["samples"] == 20
     assert [row["name"] for row in document["advice"]][-1] == "stable rate by training"

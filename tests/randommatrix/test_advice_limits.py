@@ -1,6 +1,7 @@
 """The advised rate against the exact limit: where second moments of the coupled recursion begin to grow."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ from scipy.optimize import brentq
 from lambdahat._rng import generator
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import advise
+from lambdahat.randommatrix.advice_rules import MODEL
+from lambdahat.randommatrix.rate_limits import limit_of
+from lambdahat.results import Estimate
 
 N = 60
 
@@ -37,8 +41,8 @@ def exact_limit(rows, size, rho):
     return highest if above is None else brentq(growth, rates[above - 1], rates[above], rtol=1e-6)
 
 
-def _sets():
-    rng = np.random.default_rng(1)
+def _sets(seed=1):
+    rng = np.random.default_rng(seed)
     rare = np.eye(4)[rng.choice(4, N, p=[0.6, 0.3, 0.07, 0.03])] * np.array([1, 1.5, 3, 5.0])
     return {
         "one sharp direction": rng.normal(size=(N, 4)) * [3, 1, 1, 1],
@@ -91,13 +95,36 @@ def test_the_interval_covers_the_exact_limit_at_nine_seeds_of_ten(name, size, rh
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("samples", [None, 30])
+def test_the_interval_covers_sets_on_which_its_width_was_not_chosen():
+    """MODEL was chosen on ``SETS``. Here: 104 of 114 inside, none wholly above the exact limit, ratios 0.74 to 1.07."""
+    inside = []
+    for seed in (11, 12, 13, 14):
+        for rows in _sets(seed).values():
+            matrices = np.einsum("ni,nj->nij", rows, rows)
+            values, vectors = np.linalg.eigh(matrices.mean(0))
+            tau2 = np.square((matrices - matrices.mean(0)) @ vectors).sum(1).mean(0)
+            if values[0] < 1e-6:  # a feature that no sample has
+                continue
+            for size, rho in itertools.product((1, 4, 16), (0.0, 0.9)):
+                noises = (N - size) / (size * (N - 1)) * tau2 / values
+                limits = [
+                    limit_of(Estimate(v), Estimate(n, MODEL * n), rho) for v, n in zip(values, noises, strict=True)
+                ]
+                low, high = min(limits, key=float).interval()
+                exact = exact_limit(rows, size, rho)
+                assert low <= exact
+                inside.append(exact <= high)
+    assert len(inside) > 100
+    assert np.mean(inside) >= 0.9
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size", "rho"), CASES, ids=IDS)
-def test_the_interval_covers_the_exact_limit(name, size, rho, samples):
+def test_the_interval_covers_the_exact_limit(name, size, rho):
     problem, exact = least_squares(SETS[name]), truth(name, size, rho)
     held = 0
     for seed in range(40):
-        found = advise(problem, "sgd", size, momentum=rho, seed=seed, samples=samples)["largest stable rate"]
+        found = advise(problem, "sgd", size, momentum=rho, seed=seed)["largest stable rate"]
         low, high = found.interval()
         held += low <= exact <= high or abs(float(found) / exact - 1) < 0.05
     assert held >= 36

@@ -125,8 +125,13 @@ class _Frame:
     def rest(self, columns: int, rng: torch.Generator) -> Tensor:
         """(I − QQᵀ)z for Gaussian z, (n, columns)."""
         block = torch.randn(len(self.labels), columns, generator=rng, dtype=self.entries.dtype)
-        inside = torch.zeros(self.count, columns, dtype=block.dtype).index_add_(0, self.labels, block * self.entries)
-        return block.sub_(inside[self.labels].mul_(self.entries))
+        inside = torch.zeros(self.count, columns, dtype=block.dtype)
+        parts = list(zip(block.split(RUN), self.labels.split(RUN), self.entries.split(RUN), strict=True))
+        for rows, labels, entries in parts:
+            inside.index_add_(0, labels, rows * entries)
+        for rows, labels, entries in parts:
+            rows.sub_(inside[labels].mul_(entries))
+        return block
 
 
 def _readings(matrix: Tensor, draw: object, count: int, probes: int, seed: int, place: tuple[int, int]) -> Array:

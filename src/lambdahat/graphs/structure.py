@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse
 import torch
 from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from lambdahat._check import require
@@ -18,6 +19,8 @@ from lambdahat._rng import generator
 from lambdahat.graphs.edges import require_weights
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.matrix import Matrix
+
+ROWS = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +84,7 @@ class Graph:
     @cached_property
     def components(self) -> NDArray[np.int32]:
         """The number 0, 1, … of each node's connected component, (n,)."""
-        _, labels = scipy.sparse.csgraph.connected_components(self.adjacency, directed=False)
-        return np.asarray(labels, dtype=np.int32)
+        return symmetric_components(self.adjacency)
 
     def without_isolated(self) -> Graph:
         """The graph of the nodes that have an edge."""
@@ -95,13 +97,14 @@ class Graph:
         """D^{−1/2} W D^{−1/2} as a ``csr_array``, with 1 on the diagonal of an isolated node: I − L_norm, Eq. 3.3."""
         degrees = self.degrees
         scale = 1.0 / np.sqrt(np.where(degrees > 0, degrees, 1.0))
-        rows = np.repeat(scale.astype(dtype), np.diff(self.adjacency.indptr))
-        data = self.adjacency.data.astype(dtype)
-        data *= rows
-        data *= scale.astype(dtype)[self.adjacency.indices]
-        matrix = scipy.sparse.csr_array(
-            (data, self.adjacency.indices, self.adjacency.indptr), shape=self.adjacency.shape
-        )
+        scale = scale.astype(dtype)
+        data, indices, indptr = self.adjacency.data.astype(dtype), self.adjacency.indices, self.adjacency.indptr
+        for first in range(0, len(self), ROWS):  # not at once: that would take the memory of the graph once more
+            rows = indptr[first : first + ROWS + 1]
+            part = slice(rows[0], rows[-1])
+            data[part] *= np.repeat(scale[first : first + ROWS], np.diff(rows))
+            data[part] *= scale[indices[part]]
+        matrix = scipy.sparse.csr_array((data, indices, indptr), shape=self.adjacency.shape)
         alone = degrees == 0
         return matrix + scipy.sparse.diags_array(alone.astype(dtype), format="csr") if alone.any() else matrix
 
@@ -121,6 +124,18 @@ class Graph:
         """
         matrix = scipy.sparse.eye_array(len(self), format="csr") - self.normalized()
         return Matrix(csr_tensor(matrix, torch.float64), symmetric=True, psd=True)
+
+
+def symmetric_components(matrix: Any) -> NDArray[np.int32]:
+    """The number 0, 1, … of each row's connected component, (n,), in order of the first rows.
+
+    In a symmetric matrix these are the strong components, which SciPy finds without a transposed copy.
+    """
+    _, found = connected_components(matrix, directed=True, connection="strong")
+    _, first, labels = np.unique(found, return_index=True, return_inverse=True)
+    order = np.empty(len(first), dtype=np.int32)
+    order[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
+    return order[labels]
 
 
 def _symmetric(matrix: Any) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import scipy.sparse
 import torch
-from scipy.sparse.csgraph import connected_components
+from numpy.typing import NDArray
 
 from lambdahat._rng import generator
 from lambdahat.graphs.block_moments import Partition
-from lambdahat.graphs.structure import Graph, csr_tensor
+from lambdahat.graphs.structure import Graph, csr_tensor, symmetric_components
 
 STEPS = 40
 STARTS = 16
@@ -29,19 +31,27 @@ def walk_partition(graph: Graph, seed: int) -> Partition:
     for _ in range(STEPS):
         torch.addmm(block, normal, block, beta=0.5, alpha=0.5, out=(image := torch.empty_like(block)))
         block = image
-    scale = 1.0 / np.sqrt(np.where(graph.degrees > 0, graph.degrees, 1.0)).astype(np.float32)
-    places = block.numpy() * scale[:, None]
-    lengths = np.linalg.norm(places, axis=1)
-    adjacency = graph.adjacency
-    rows = np.repeat(np.arange(len(graph), dtype=np.int32), np.diff(adjacency.indptr))
-    columns = adjacency.indices
-    near = np.empty(len(rows), dtype=bool)
-    for first in range(0, len(rows), EDGES):
-        part = slice(first, first + EDGES)
-        i, j = rows[part], columns[part]
-        apart = np.linalg.norm(places[i] - places[j], axis=1)
-        near[part] = apart < APART / 2 * (lengths[i] + lengths[j])
-    kept = scipy.sparse.csr_array((near[near], (rows[near], columns[near])), shape=adjacency.shape)
-    count, labels = connected_components(kept, directed=False)
+    del normal
+    scale = 1.0 / np.sqrt(np.where(graph.degrees > 0, graph.degrees, 1.0))
+    places = block.mul_(torch.as_tensor(scale.astype(np.float32))[:, None]).numpy()
+    labels = symmetric_components(_near(graph.adjacency, places))
+    count = int(labels.max()) + 1
     whole = count == int(graph.components.max()) + 1
-    return Partition(graph.components if whole else labels.astype(np.int32), whole)
+    return Partition(graph.components if whole else labels, whole)
+
+
+def _near(adjacency: Any, places: NDArray[np.float32]) -> Any:
+    """The edges whose ends the places (n, starts) do not tell apart, some at a time."""
+    indptr, indices = adjacency.indptr, adjacency.indices
+    lengths = np.sqrt(np.einsum("ij,ij->i", places, places))
+    ends, columns, size = np.zeros_like(indptr), np.empty_like(indices), 0
+    for first in range(0, len(indices), EDGES):
+        j = indices[first : first + EDGES]
+        i = np.searchsorted(indptr, np.arange(first, first + len(j)), side="right") - 1
+        apart = np.linalg.norm(places[i] - places[j], axis=1)
+        near = apart < APART / 2 * (lengths[i] + lengths[j])
+        np.add.at(ends, i[near] + 1, 1)
+        columns[size : size + int(near.sum())] = j[near]
+        size += int(near.sum())
+    np.cumsum(ends, out=ends)
+    return scipy.sparse.csr_array((np.ones(size, dtype=bool), columns[:size], ends), shape=adjacency.shape)

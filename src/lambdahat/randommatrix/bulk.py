@@ -15,6 +15,7 @@ from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from lambdahat._check import require, require_positive
 from lambdahat.results import Array, Estimate, Spectrum
@@ -28,6 +29,7 @@ NEAR = 4  # nodes whose distances give the spacing at the edge
 WORTH_NAMING = 0.5
 # the largest of a bulk's eigenvalues is 1.21 ± 1.27 Airy units within the edge, and its distance to the second 2.06
 MEAN_DEPTH, SPREAD = 1.2065 / 2.056, 1.268 / 2.056
+TAIL = 0.1
 UNITS = 1.5  # how far a Gauss rule's nodes leave the edge open, in their own unit
 UNKNOWN_UNIT = 1.3  # the unit itself comes from a few nodes: measured on random matrices
 
@@ -40,7 +42,9 @@ class BulkFit(Result):
     eigenvalues each weighs as (χ²₁ over probes for one) and ``residuals`` (k,) how near an eigenvalue is. The errors of
     the edges are those of the limit law's edge: what one matrix's last eigenvalue fluctuates, and what the spacing of
     the nodes leaves open. ``weight_edges`` are the outermost nodes that weigh κ/P or more, the rule of Figure 6.1.
-    The status is NO_GAP where no candidate reaches ``level``.
+    The status is NO_OUTLIER where no candidate reaches ``level``, and NO_EDGE where the outliers follow one another as
+    the eigenvalues inside do in a tail of any power or exponential: then their confidences, which rest on a square-root
+    edge, are too high.
     """
 
     lower: Estimate
@@ -88,7 +92,7 @@ def fit_bulk(spectrum: Spectrum, level: float = 0.95, kappa: float = 5.0) -> Bul
     apart = bool((found[1] >= level).any())
     return BulkFit(
         _edge(ends[-1]), _edge(ends[1]), *found, (edges[0], edges[1]), level,
-        Status.CONVERGED if apart else Status.NO_GAP,
+        _status(apart, ends),
     )  # fmt: skip
 
 
@@ -102,6 +106,14 @@ class _End:
     confidences: Array
     edge: float
     error: float
+    tail: float  # the probability of outliers as far out as these, were they the tail of the bulk
+
+
+def _status(apart: bool, ends: dict[int, list[_End]]) -> Status:
+    if not apart:
+        return Status.NO_OUTLIER
+    tails = [float(np.mean([end.tail for end in probes])) for probes in ends.values()]
+    return Status.NO_EDGE if max(tails) > TAIL else Status.CONVERGED
 
 
 @dataclass(frozen=True)
@@ -146,7 +158,7 @@ class _Row:
         values = np.array([sign * float(np.average(x[group], weights=masses[group])) for group in groups])
         widths = np.array([float(residuals[group].max() + np.ptp(x[group])) for group in groups])
         weights = np.array([float(masses[group].sum()) for group in groups])
-        return _End(values, widths, weights, confidences, sign * edge, error)
+        return _End(values, widths, weights, confidences, sign * edge, error, _tail(x, counts, first))
 
 
 def _resolved(nodes: Array, residuals: Array) -> NDArray[np.bool_]:
@@ -184,6 +196,27 @@ def _spacing(x: Array, counts: Array, residual: float) -> float:
     between = np.cumsum((counts[:-1] + counts[1:]) / 2)[:NEAR]
     distances = x[0] - x[near]
     return float(np.median(distances / np.maximum(between, 1.0) ** (2 / 3)))
+
+
+def _tail(x: Array, counts: Array, first: int) -> float:
+    """The probability that ``first`` nodes, descending and called outliers, are so far out as the tail of those below.
+
+    Of these as many eigenvalues count as there are outliers, or a few.
+
+    Of a power law j·ln(x_j/x_{j+1}), with x from the centre, are independent and exponential (Rényi 1953), and so of
+    an exponential law nearly: their means over two sets of them have the ratio F.
+    """
+    middle = int(np.searchsorted(np.cumsum(counts), counts.sum() / 2))
+    numbers = np.maximum((counts[:middle] + counts[1 : middle + 1]) / 2, 1.0)
+    enough = np.flatnonzero(np.cumsum(numbers[first:]) >= max(float(numbers[:first].sum()), NEAR))
+    if first == 0 or len(enough) == 0 or first + enough[0] + 1 >= middle:
+        return 0.0
+    last = first + int(enough[0]) + 1
+    steps = np.cumsum(counts)[:last] * np.log((x[:last] - x[middle]) / (x[1 : last + 1] - x[middle]))
+    numbers = numbers[:last]
+    out, inside = float(numbers[:first].sum()), float(numbers[first:].sum())
+    ratio = (steps[:first].sum() / out) / (steps[first:].sum() / inside)
+    return float(stats.f.sf(ratio, 2 * out, 2 * inside))
 
 
 def _beyond(x: Array, counts: Array, residual: float, resolved: bool) -> tuple[float, float]:

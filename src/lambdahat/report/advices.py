@@ -12,9 +12,9 @@ from lambdahat.randommatrix.advice import Advice
 from lambdahat.randommatrix.advice_rules import GRADIENT, Request, expected_limit
 from lambdahat.randommatrix.noise_levels import NoiseLevels
 from lambdahat.randommatrix.rate_limits import propagated
-from lambdahat.randommatrix.spikes import Additive
+from lambdahat.randommatrix.spikes import Additive, effective_batch, noise_scale
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, VERMILION, new_figure, tidy
-from lambdahat.results import Array, Estimate
+from lambdahat.results import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +86,7 @@ def _isotropic(levels: NoiseLevels, b: float) -> Estimate:
     """λ₁ + s²/λ₁ beyond s = σ√(P/b), else 2s."""
 
     def seen(variance: float, true: float) -> float:
-        return float(Additive((max(variance, 0.0) * levels.parameters / b) ** 0.5).outlier(true))
+        return float(Additive(noise_scale(max(variance, 0.0), levels.parameters, b)).outlier(true))
 
     return propagated(seen, levels.variance, levels.largest)
 
@@ -98,8 +98,8 @@ def _plus(first: Estimate, second: Estimate) -> Estimate:
 def _draw_curve(levels: NoiseLevels, axes: Axes, curve: Curve, colour: str, label: str) -> None:
     """A line with the band of its 95 % intervals."""
     total = levels.population
-    sizes: Array = np.geomspace(1, 0.98 * total, POINTS)
-    found = [curve(float(size / (1 - size / total))) for size in sizes]
+    sizes = np.unique(np.geomspace(1, max(total - 1, 1), POINTS).round().astype(int))
+    found = [curve(effective_batch(int(size), total)) for size in sizes]
     ends = np.array([each.interval() for each in found])
     axes.plot(sizes, [float(each) for each in found], color=colour, label=label, linewidth=1.3)
     axes.fill_between(sizes, ends[:, 0], ends[:, 1], color=colour, alpha=0.2, linewidth=0)
