@@ -45,7 +45,7 @@ def test_too_few_products_do_not_match(power):
 
 
 def test_mnist_that_is_not_at_hand_is_replaced_by_digits(monkeypatch):
-    monkeypatch.setattr("lambdahat.experiments.power_check.locate", lambda name: None)
+    monkeypatch.setattr("lambdahat.experiments.regularization.power_check.locate", lambda name: None)
     assert {cell["data"] for cell in POWER.grid("paper")} == {"digits"}
 
 

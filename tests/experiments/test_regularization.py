@@ -160,7 +160,7 @@ def test_every_rule_is_measured_and_every_claim_judged(swept, task):
 
 def test_data_that_is_not_at_hand_is_named(swept, monkeypatch):
     assert "8 × 8 digits in place of MNIST" in find("rules-mnist").tables(swept("rules-mnist").rows())[0].title
-    monkeypatch.setattr("lambdahat.experiments.data_rules.locate", lambda name: None)
+    monkeypatch.setattr("lambdahat.experiments.regularization.data_rules.locate", lambda name: None)
     assert {cell["data"] for cell in cells_with_data(MNIST.scales["paper"])} == {"digits"}
     assert {cell["data"] for cell in cells_with_data(SYNTHETIC.scales["paper"])} == {"synthetic"}
 
