@@ -1,6 +1,7 @@
 """The runner and its store: whole cells or nothing, no cell twice, the same rows whoever runs them."""
 
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -34,6 +35,7 @@ def test_two_workers_give_the_rows_of_one(tmp_path):
     alone = sweep(toy(), tmp_path / "one", scale="cpu")
     together = sweep(toy(), tmp_path / "two", scale="cpu", jobs=2)
     assert records(alone) == records(together)
+    assert not multiprocessing.active_children()
 
 
 def test_a_finished_cell_is_not_run_again(tmp_path):

@@ -103,10 +103,13 @@ def _outcomes(
 
 
 def _loky(jobs: int, address: str | None) -> AbstractContextManager[Any]:
+    """Processes of this machine, which end with the sweep."""
     require(
         address is None, "address", "be left out with the loky backend", repr(address), "pass --backend dask or ray"
     )
-    return nullcontext()
+    from joblib.externals.loky import get_reusable_executor
+
+    return _Cluster(nullcontext(), lambda: get_reusable_executor().shutdown(wait=True))
 
 
 def _dask(jobs: int, address: str | None) -> AbstractContextManager[Any]:
