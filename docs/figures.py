@@ -450,7 +450,7 @@ def graph_spectra() -> Any:
     for column, (name, made) in enumerate(random.items(), start=1):
         graph, axes = graphs.graph(made), tidy(figure.add_subplot(1, 2, column))
         values = torch.linalg.eigvalsh(graph.normalized_laplacian().dense()).numpy()
-        axes.hist(values, 80, (0, 2), density=True, color=GREY, alpha=0.4, label="all eigenvalues")
+        axes.hist(values, 80, range=(0, 2), density=True, color=GREY, alpha=0.4, label="all eigenvalues")
         for moments, colour in ((3, AMBER), (30, VERMILION), (100, BLUE)):
             density = graphs.spectrum(graph, moments, probes=100).density
             axes.plot(places, density.evaluate(places), color=colour, linewidth=1.2, label=f"{moments} moments")
