@@ -25,7 +25,7 @@ def section(store: Store) -> str:
     made = f"`{about['command']}`" if about.get("command") else f"scale {store.scale}"
     head = f"### {experiment.title}\n\n{experiment.paper}; `{experiment.name}`, {made}, torch {about['torch']}."
     rows = [tuple(cell.replace("|", "\\|") for cell in row) for row in table.rows]
-    return f"{head}\n\n{markdown_table(table.header, rows)}"
+    return f"{head}\n\n{markdown_table(table.header, rows)}".rstrip()
 
 
 def main() -> None:
