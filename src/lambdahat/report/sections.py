@@ -108,9 +108,9 @@ def _readings(experiment: Experiment, rows: Rows) -> tuple[dict[str, Any], list[
 
 
 def _purpose(experiment: Experiment) -> str:
-    """The docstring of the experiment's module."""
+    """The docstring of the experiment's module, without the marks of code in it."""
     module = sys.modules.get(experiment.run.__module__)
-    return inspect.getdoc(module) or "" if module is not None else ""
+    return (inspect.getdoc(module) or "").replace("``", "") if module is not None else ""
 
 
 def _configuration(config: Any) -> dict[str, str]:
