@@ -216,7 +216,7 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config("digits", 1000, 300, 30, 4, depth=40, together=2),
         "cpu": Config("mnist", 45_000, 5_000, 150, 3, others=VARIANTS[:3]),
-        "paper": Config("mnist", 45_000, 5_000, 1000, 10, others=VARIANTS, together=10),
+        "paper": Config("mnist", 45_000, 5_000, 1000, 10, others=VARIANTS),
     },
     cells,
     run,
