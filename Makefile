@@ -7,7 +7,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 # The theme prints a notice at every build otherwise.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test check docs bench clean
+.PHONY: demo test check docs bench bench-check bench-page dist-check clean
 
 demo: .venv/.dev
 	$(BIN)/lambdahat demo --out demo-output
@@ -26,8 +26,22 @@ check: .venv/.dev
 docs: .venv/.dev
 	$(BIN)/mkdocs build --strict
 
+# What everything costs beside the peers; then the questions that need neither hours nor data that are fetched.
 bench: .venv/.bench
-	@set -e; for name in products estimates scaling coverage sampling optimizer_cost gpu; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
+	$(BIN)/lambdahat bench --peers --out benchmarks/scratch/bench
+	@set -e; for name in scaling coverage sampling; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
+
+# Fails where we are slower by more than 15 %, in the ratios to a gradient and to every peer, than on record.
+bench-check: .venv/.bench
+	$(BIN)/lambdahat bench --peers --against benchmarks/results/bench-cpu.json --out benchmarks/scratch/bench
+
+# The tables and figures of docs/bench.md, from benchmarks/results/bench-*.json.
+bench-page: .venv/.dev
+	$(BIN)/python benchmarks/bench_page.py
+
+# The wheel and the sdist install beside torch in a fresh environment, and measure a trace there.
+dist-check: .venv/.dev
+	$(BIN)/python tests/distribution.py
 
 clean:
 	rm -rf .venv build dist site demo-output .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -15,14 +15,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import sampling_peers
-from problems import LOSS
-from sampling import trained_on, whole
-from sampling_peers import Settings
+from sampling import available, trained_on
 from timing import arguments, report, set_tf32, setting
 from torch.nn.functional import cross_entropy
 
 import lambdahat as lh
+from lambdahat.bench import devinterp_chains
+from lambdahat.bench.devinterp_chains import Settings
 from lambdahat.sampling import sample, sgld
 
 RUNS, BURN_IN, DRAWS, PEER_DRAWS, TARGET = 20, 500, 500, 150, 0.01
@@ -50,7 +49,7 @@ def main() -> None:
     set_tf32(False)
     runs = 3 if args.quick else RUNS
     case = trained_on(args.images, "mlp", args.batch_size, args.device)
-    problem = lh.Problem(case.model, LOSS, case.batches)
+    problem = case.problem()
     start = time.perf_counter()
     found = lh.llc(problem, batch_size=args.batch_size)
     described = setting(args) | {"runs": runs, "nβ": found.nbeta, "γ": found.localization, "ε": found.step_size}
@@ -70,11 +69,11 @@ def main() -> None:
         label = f"lambdahat, {chains} chains, whole call"
         table.append(row(label, values, BURN_IN, DRAWS, float(np.median(times)), chains))
         report("Cost of one per cent", described, table, args.json)
-    if sampling_peers.available():
+    if available():
         settings = Settings(found.step_size, found.nbeta, float(found.localization), args.batch_size, 4, PEER_DRAWS)
         values, steps = [], []
         for seed in range(runs):
-            run = sampling_peers.sampled(case.model, LOSSES, whole(case), replace(settings, seed=1000 * seed))
+            run = devinterp_chains.sampled(case.model, LOSSES, case.whole(), replace(settings, seed=1000 * seed))
             values.append(float(run.per_chain.mean()))
             steps.append(run.step_s)
         seconds = 4 * PEER_DRAWS * float(np.median(steps))

@@ -10,6 +10,10 @@ test_images and test_labels in bytes; without them the data come from ``lh.data.
 
 joins what was measured, adds predictions and verdicts (no GPU needed), saves the result with one flat row for every
 batch beside it as RESULT.csv, and puts its tables between the two marks of a Markdown page.
+
+    python benchmarks/minibatch_eigenvalues.py --store FOLDER --page PAGE
+
+does the last with the rows that ``lambdahat reproduce`` or benchmarks/minibatch_store.py left in a folder.
 """
 
 from __future__ import annotations
@@ -21,14 +25,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from minibatch_pieces import BatchEigenvaluesResult, concluded, measure_networks
 from timing import set_tf32
 
 from lambdahat._progress import progress
 from lambdahat.cli.tables import markdown_table
 from lambdahat.data.splits import Split, image_split
-from lambdahat.experiments.minibatch.eigenvalues import BatchEigenvaluesResult, concluded, measure_networks
+from lambdahat.experiments.claims import judge
+from lambdahat.experiments.experiment import Row, Rows
+from lambdahat.experiments.registry import find
 from lambdahat.experiments.reproduction import Table, Verdict
+from lambdahat.experiments.store import Store
 
+NAME = "batch-eigenvalues"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 
@@ -42,6 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cifar", type=Path, help="CIFAR-10 as .npz")
     parser.add_argument("--json", type=Path, default=Path("batch-eigenvalues.json"), help="where the result goes")
     parser.add_argument("--conclude", nargs="+", type=Path, help="files with what was measured")
+    parser.add_argument("--store", type=Path, help="a folder with the rows of lambdahat reproduce")
     parser.add_argument("--page", type=Path, help="a page to fill with the tables")
     return parser.parse_args()
 
@@ -55,8 +65,10 @@ def read_split(path: Path) -> Split:
 
 
 def write_rows(found: BatchEigenvaluesResult, path: Path) -> None:
-    """One row for every batch, as CSV."""
-    rows = [row for row in found.rows() if row["part"] == "batch"]
+    """One row for every batch, as CSV, each with the predictions that stand with the first of its size."""
+    rows: list[Row] = []
+    for row in (row for row in found.rows() if row["part"] == "batch"):
+        rows.append(row if row["batch"] == 0 else rows[-1] | row)
     names = list(dict.fromkeys(name for row in rows for name in row))
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, names)
@@ -76,11 +88,13 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     return Table("Claims", ("claim", *columns, "source"), rows)
 
 
-def markdown(found: BatchEigenvaluesResult) -> str:
+def markdown(rows: Rows) -> str:
     """Verdicts, tables and the figures behind the verdicts, in Markdown."""
-    tables = (verdict_table(found.verdicts), *found.tables())
+    experiment = find(NAME)
+    verdicts = judge(experiment.claims(rows))
+    tables = (verdict_table(verdicts), *experiment.tables(rows))
     parts = [f"**{table.title}**\n\n{markdown_table(table.header, table.rows)}" for table in tables]
-    lines = (f"- {v.claim}: **{v.verdict}**. {v.evidence}." for v in found.verdicts)
+    lines = (f"- {v.claim}: **{v.verdict}**. {v.evidence}." for v in verdicts)
     return "\n".join([*parts, "**Figures behind the verdicts**\n\n" + "\n".join(lines)])
 
 
@@ -108,20 +122,23 @@ def measure(args: argparse.Namespace) -> None:
         found.save(args.json)
 
     with progress():
-        measure_networks(args.scale, args.seed, device=args.device, data=data, networks=args.networks, keep=keep)
+        measure_networks(args.scale, args.seed, args.device, data, args.networks, keep)
 
 
 def main() -> None:
     args = arguments()
-    if args.conclude is None:
+    if args.store is not None:
+        text = markdown(Store(args.store, NAME, args.scale).rows())
+    elif args.conclude is not None:
+        with progress():
+            found = concluded([BatchEigenvaluesResult.load(path) for path in args.conclude])
+        text = markdown(Rows(found.rows()))
+        found.save(args.json)
+        write_rows(found, args.json.with_suffix(".csv"))
+    else:
         measure(args)
         return
-    with progress():
-        found = concluded([BatchEigenvaluesResult.load(path) for path in args.conclude])
-    text = markdown(found)
     print(text)
-    found.save(args.json)
-    write_rows(found, args.json.with_suffix(".csv"))
     if args.page is not None:
         fill(args.page, text)
 

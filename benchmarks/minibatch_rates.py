@@ -21,23 +21,18 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from minibatch_pieces import Piece, run_damping, run_lanczos_opt, run_stable_rates
 from timing import set_tf32
 
 from lambdahat._progress import progress
+from lambdahat.cli.reproduce import CLAIMS_HEADER
 from lambdahat.cli.tables import markdown_table
 from lambdahat.data.splits import Split, image_split
-from lambdahat.experiments import run_damping, run_lanczos_opt, run_stable_rates
-from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import Rows
-from lambdahat.experiments.minibatch.damping import DampingResult
-from lambdahat.experiments.minibatch.lanczos import LanczosResult
-from lambdahat.experiments.minibatch.rates import SCALES, StableRatesResult
+from lambdahat.experiments.minibatch.rates import SCALES
 from lambdahat.experiments.registry import find
 from lambdahat.experiments.reproduction import Table
-from lambdahat.storage import Result
 
-CLAIMS_HEADER = ("verdict", "claim", "source", "published", "here")
-Measured = DampingResult | LanczosResult | StableRatesResult
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 
@@ -63,13 +58,13 @@ def read_split(path: Path, normalization: str) -> Split:
     return image_split(train, test, 10, normalization)
 
 
-def parts(args: argparse.Namespace) -> dict[str, Callable[[], Measured]]:
+def parts(args: argparse.Namespace) -> dict[str, Callable[[], Piece]]:
     """What is to be run, in the order of what a killed run should have done first."""
     files = {name: path for name, path in (("mnist", args.images), ("cifar10", args.cifar)) if path is not None}
     splits = {name: read_split(path, "standard") for name, path in files.items()}
     plain = read_split(args.images, "unit") if args.images is not None else None
     common = {"scale": args.scale, "seed": args.seed, "device": args.device}
-    found: dict[str, Callable[[], Measured]] = {
+    found: dict[str, Callable[[], Piece]] = {
         "lanczos-opt": partial(run_lanczos_opt, split=plain if args.scale != "smoke" else None, **common),
         "damping": partial(run_damping, splits=splits, **common),
     }
@@ -79,35 +74,29 @@ def parts(args: argparse.Namespace) -> dict[str, Callable[[], Measured]]:
     return found
 
 
-def markdown(results: Sequence[Measured]) -> str:
+def markdown(results: Sequence[Piece]) -> str:
     """Verdicts and tables of saved results, one after the other, in Markdown."""
     out = []
     for found in results:
         # of a file that an earlier version wrote the verdicts may be judged otherwise
-        verdicts = judge(find(found.name).claims(Rows(found.rows())))
-        rows = tuple((v.verdict, v.claim, v.source, v.published, v.evidence) for v in verdicts)
-        tables = (Table(f"Claims: {found.name}", CLAIMS_HEADER, rows), *found.tables())
+        rows = tuple((v.verdict, v.claim, v.source, v.published, v.evidence) for v in found.judged())
+        measured = find(found.name).tables(Rows(found.rows()))
+        tables = (Table(f"Claims: {found.name}", CLAIMS_HEADER, rows), *measured)
         out += [f"**{table.title}**\n\n{markdown_table(table.header, table.rows)}" for table in tables]
     return "\n".join(out)
 
 
-def fill(page: Path, results: Sequence[Measured]) -> None:
+def fill(page: Path, results: Sequence[Piece]) -> None:
     """Put the tables between the page's marks."""
     head, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, tail = rest.partition(END)
     page.write_text(f"{head}{BEGIN}\n\n{markdown(results)}\n{END}{tail}", encoding="utf-8")
 
 
-def loaded(path: Path) -> Measured:
-    found = Result.load(path)
-    assert isinstance(found, Measured)
-    return found
-
-
 def main() -> None:
     args = arguments()
     if args.page is not None:
-        fill(args.page, [loaded(path) for path in args.results])
+        fill(args.page, [Piece.load(path) for path in args.results])
         return
     every = parts(args)
     unknown = sorted(set(args.parts or ()) - set(every))

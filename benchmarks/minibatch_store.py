@@ -12,16 +12,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from minibatch_pieces import Piece
+
 from lambdahat.experiments.experiment import Cell, Row
-from lambdahat.experiments.minibatch.damping import DampingResult
-from lambdahat.experiments.minibatch.eigenvalues import BatchEigenvaluesResult
-from lambdahat.experiments.minibatch.lanczos import LanczosResult
-from lambdahat.experiments.minibatch.rates import StableRatesResult
 from lambdahat.experiments.registry import find
 from lambdahat.experiments.store import Store
-from lambdahat.storage import Result
 
-Measured = BatchEigenvaluesResult | DampingResult | LanczosResult | StableRatesResult
 PLACE = ("part", "network", "epoch", "operator", "optimizer", "point", "batch_size")  # settings that tell cells apart
 
 
@@ -30,7 +26,7 @@ def belongs(row: Row, cell: Cell) -> bool:
     return all(row.get(name) == cell[name] for name in PLACE if name in cell)
 
 
-def keep(found: Measured, folder: Path, scale: str, source: str) -> int:
+def keep(found: Piece, folder: Path, scale: str, source: str) -> int:
     """Add the cells that a result has; how many."""
     experiment = find(found.name)
     cells, rows = experiment.grid(scale), found.rows()
@@ -50,8 +46,7 @@ def main() -> None:
     parser.add_argument("results", nargs="+", type=Path)
     args = parser.parse_args()
     for path in args.results:
-        found = Result.load(path)
-        assert isinstance(found, Measured)
+        found = Piece.load(path)
         print(f"{path}: {keep(found, args.out, args.scale, path.name)} cells")
 
 

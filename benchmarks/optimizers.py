@@ -23,13 +23,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from timing import arguments, report, set_tf32, setting, synchronize
+from timing import arguments, report, set_tf32, setting
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import lambdahat as lh
 from lambdahat import optim
 from lambdahat._rng import generator
+from lambdahat.bench.timing import synchronize
 
 Pair = tuple[Tensor, Tensor]
 HELD_OUT = 5000

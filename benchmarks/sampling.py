@@ -2,7 +2,7 @@
 
 The unit is one gradient on one batch. A step's time is a median while the chains run; "call ms" divides the whole call,
 set-up included, by its steps. λ̂ is over several seeds with the same ε, nβ, γ, batch size, chains and draws, nothing
-thrown away; devinterp's once as it reports it and once paired, from its own trace: see sampling_peers.py.
+thrown away; devinterp's once as it reports it and once paired, from its own trace: see devinterp_chains.py.
 
 The GPU machine has no devinterp: carry a copy. In the repository root (carry/ is ignored by git), for its Python 3.12:
 
@@ -18,38 +18,29 @@ it the networks are trained to a minimum, so that λ̂ means something; what bot
 from __future__ import annotations
 
 import math
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
-import sampling_peers
 import torch
-from problems import LOSS, Case, load
-from sampling_peers import Settings
-from timing import GRADIENT, arguments, report, seconds, set_tf32, setting
+from timing import arguments, report, set_tf32, setting
 from torch.nn.functional import cross_entropy
 
 import lambdahat as lh
+from lambdahat.bench import devinterp_chains
+from lambdahat.bench.chain_rows import our_steps
+from lambdahat.bench.devinterp_chains import Settings
+from lambdahat.bench.problems import LOSS, Case, load
+from lambdahat.bench.timing import compare
 from lambdahat.sampling import sample, sgld
 
 LOSSES = partial(cross_entropy, reduction="none")
 MODES = {"cpu": ("batched", "sequential", "processes", "auto"), "cuda": ("batched", "graph", "auto")}
 STEP_SIZE, LOCALIZATION = 1e-5, 1000.0
+GRADIENT = "one gradient"
 RATES = {"mlp": (0.1,) * 4 + (0.02,) * 3 + (0.005,) * 2, "lenet5": (0.05,) * 3 + (0.01,) * 2 + (0.002,)}  # per epoch
-
-
-class Cost(NamedTuple):
-    """Seconds of a chain-step while the chains run, and of the whole call over its chain-steps."""
-
-    step_s: float
-    call_s: float
 
 
 def trained_on(path: Path, name: str, batch_size: int, device: str) -> Case:
@@ -69,75 +60,45 @@ def trained_on(path: Path, name: str, batch_size: int, device: str) -> Case:
     return replace(case, batches=list(zip(x.split(batch_size), y.split(batch_size), strict=True)))
 
 
-def whole(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    images, labels = zip(*case.batches, strict=True)
-    return torch.cat(images), torch.cat(labels)
-
-
-def ours(problem: lh.Problem, settings: Settings, watch: Callable[[np.ndarray], Any] | None = None, **options: Any):
-    kernel = sgld(step_size=settings.step_size, nbeta=settings.nbeta, localization=settings.localization)
-    return sample(problem, kernel, settings.chains, settings.draws, settings.seed,
-                     batch_size=settings.batch_size, watch=watch, **options)  # fmt: skip
-
-
-def our_cost(problem: lh.Problem, settings: Settings, mode: str) -> Cost:
-    """Timed between the calls of ``watch``, which come some twenty times in a run."""
-    marks: list[tuple[float, int]] = []
-
-    def watch(energies: np.ndarray) -> None:
-        marks.append((time.perf_counter(), energies.shape[1]))
-
-    call = seconds(lambda: ours(problem, settings, watch, mode=mode)) / (settings.chains * settings.draws)
-    pairs = pairwise(marks)
-    steps = [(end - start) / ((after - before) * settings.chains) for (start, before), (end, after) in pairs]
-    return Cost(statistics.median(steps), call)
-
-
-def peer_cost(case: Case, settings: Settings) -> Cost:
-    run = sampling_peers.sampled(case.model, LOSSES, whole(case), settings)
-    return Cost(run.step_s, run.total_s / (settings.chains * settings.draws))
+def available() -> bool:
+    try:
+        devinterp_chains.devinterp("slt.sampler")
+    except ImportError as error:
+        print(f"devinterp: skipped, {error}")
+        return False
+    return True
 
 
 def costs(case: Case, problem: lh.Problem, settings: Settings, modes: tuple[str, ...], rounds: int) -> list[dict]:
-    """Medians over rounds, in each of which everyone runs once, a gradient measured right after it."""
-    one = Case(case.name, case.model, case.batches[:1])
-    tasks: dict[str, Callable[[], Cost]] = {GRADIENT: lambda: Cost(*[seconds(one.gradient, 50)] * 2)}
-    ratios: dict[str, list[float]] = {}
-    tasks |= {f"lambdahat, {mode}": partial(our_cost, problem, settings, mode) for mode in modes}
-    if sampling_peers.available():
-        tasks["devinterp"] = partial(peer_cost, case, replace(settings, chains=min(settings.chains, 4)))
-    samples: dict[str, list[Cost]] = {}
-    for number in range(rounds + 1):  # the first warms up
-        for name, task in list(tasks.items()):
-            try:
-                cost = task()
-            except (RuntimeError, ValueError) as error:
-                print(f"{name}: skipped, {type(error).__name__}: {error}")
-                del tasks[name]
-                continue
-            if number:
-                samples.setdefault(name, []).append(cost)
-                ratios.setdefault(name, []).append(cost.step_s / seconds(one.gradient, 50))
-    medians = {name: Cost(*map(statistics.median, zip(*found, strict=True))) for name, found in samples.items()}
-    peer = medians.get("devinterp")
+    """A chain-step in every way of running the chains, in interleaved rounds."""
+    one = case.one_batch(settings.batch_size)
+    makers = {GRADIENT: lambda: one.gradient}
+    makers |= {mode: partial(partial, our_steps, problem, settings, mode) for mode in modes}
     return [
-        {"case": case.name, "chains": settings.chains, "by": name, "ms": 1e3 * cost.step_s,
-         "gradients": statistics.median(ratios[name]), "call ms": 1e3 * cost.call_s,
-         "devinterp over it": peer.step_s / cost.step_s if peer else None}
-        for name, cost in medians.items()
+        {"case": case.name, "chains": settings.chains, "by": name, "ms": 1e3 * found.seconds, "gradients": found.cost,
+         "note": found.note}
+        for name, found in compare(makers, GRADIENT, rounds).items()
     ]  # fmt: skip
+
+
+def our_mean(problem: lh.Problem, settings: Settings) -> float:
+    """λ̂ with the batches of a step shared by all chains, as devinterp has it."""
+    kernel = sgld(step_size=settings.step_size, nbeta=settings.nbeta, localization=settings.localization)
+    found = sample(problem, kernel, settings.chains, settings.draws, settings.seed, batch_size=settings.batch_size,
+                   shared_batches=True)  # fmt: skip
+    return found.energies.mean().item()
 
 
 def agreement(case: Case, problem: lh.Problem, settings: Settings, seeds: int) -> list[dict]:
     """λ̂ of both over seeds; z is the distance from ours in standard errors of the difference."""
     names = "lambdahat", "devinterp, paired, with replacement", "devinterp, paired", "devinterp"
-    data, found = whole(case), {name: [] for name in names}
+    data, found = case.whole(), {name: [] for name in names}
     for seed in range(seeds):
         now = replace(settings, seed=1000 * seed)  # devinterp seeds chain i with seed + i
-        found["lambdahat"].append(ours(problem, now, shared_batches=True).energies.mean().item())
-        if sampling_peers.available():
-            again = sampling_peers.sampled(case.model, LOSSES, data, now, replacement=True)
-            run = sampling_peers.sampled(case.model, LOSSES, data, now)
+        found["lambdahat"].append(our_mean(problem, now))
+        if available():
+            again = devinterp_chains.sampled(case.model, LOSSES, data, now, replacement=True)
+            run = devinterp_chains.sampled(case.model, LOSSES, data, now)
             runs = again.paired, run.paired, run.per_chain
             for name, values in zip(names[1:], runs, strict=True):
                 found[name].append(values.mean().item())
@@ -158,8 +119,8 @@ def agreement(case: Case, problem: lh.Problem, settings: Settings, seeds: int) -
 def baseline_spread(case: Case, data: tuple[torch.Tensor, torch.Tensor], settings: Settings) -> float:
     """nβ·σ·√(1/m − 1/n): the standard deviation of nβ·L₀ over m = 32 batches drawn without replacement, σ² the variance
     of a sample's loss at w*. The mean over the chain's batches varies far less."""
-    centre = sampling_peers.losses_at(case.model, LOSSES, data)
-    taken = min(sampling_peers.INIT_BATCHES * settings.batch_size, len(centre))
+    centre = devinterp_chains.losses_at(case.model, LOSSES, data)
+    taken = min(devinterp_chains.INIT_BATCHES * settings.batch_size, len(centre))
     return settings.nbeta * centre.std().item() * math.sqrt(1 / taken - 1 / len(centre))
 
 
@@ -188,7 +149,7 @@ def main() -> None:
         else:
             case = trained_on(args.images, name, args.batch_size, args.device)
         print(case.describe(), f"‖∇L‖ {case.gradient().norm():.2g}")
-        problem, nbeta = lh.Problem(case.model, LOSS, case.batches), case.num_samples / math.log(case.num_samples)
+        problem, nbeta = case.problem(), case.num_samples / math.log(case.num_samples)
         described |= {"n": case.num_samples, "nβ": round(nbeta, 1)}
         settings = Settings(STEP_SIZE, nbeta, LOCALIZATION, args.batch_size, 4, draws)
         for chains in (4, 32) if kind == "cuda" else (4,):

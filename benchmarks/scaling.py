@@ -6,16 +6,21 @@ from functools import partial
 
 import numpy as np
 import torch
-from ours import Lambdahat
-from problems import LOSS, load
-from timing import arguments, compare, report, setting
+from timing import arguments, report, setting
+
+import lambdahat as lh
+from lambdahat.bench.problems import load
+from lambdahat.bench.timing import compare
 
 
 def product_task(samples: int, width: int, args):
     case = load("mlp", samples, batch_size=args.batch_size, device=args.device, width=width)
-    product = Lambdahat().hvp(case.model, LOSS, case.batches)
     v = torch.ones(case.num_parameters, device=args.device)
-    return case.num_parameters, lambda: product(v)
+    return case.num_parameters, partial(lh.hessian(case.problem()).__matmul__, v)
+
+
+def density(problem: lh.Problem, depth: int) -> None:
+    lh.spectrum(lh.hessian(problem), depth=depth, probes=1, seed=0)
 
 
 def exponent(sizes: list[int], times: list[float]) -> tuple[float, float]:
@@ -28,8 +33,6 @@ def exponent(sizes: list[int], times: list[float]) -> tuple[float, float]:
 def main() -> None:
     args = arguments(__doc__).parse_args()
     described = setting(args)
-    if not Lambdahat().available():
-        return
     unit, repeats = (64, 1) if args.quick else (1024, 9)
     sweeps: dict[str, list] = {"data": [], "parameters": [], "depth": []}
     for factor in (1, 2, 4, 8):
@@ -38,12 +41,14 @@ def main() -> None:
         sweeps["parameters"].append(product_task(unit, 128 * factor, args))
     case = load("mlp", unit, batch_size=args.batch_size, device=args.device)
     for depth in (10, 20, 40, 80):
-        sweeps["depth"].append((depth, partial(Lambdahat().density, case.model, LOSS, case.batches, depth=depth)))
+        sweeps["depth"].append((depth, partial(density, case.problem(), depth)))
     table = []
     for axis, points in sweeps.items():
-        times = compare({str(size): task for size, task in points}, 3 if axis == "depth" else repeats)
-        slope, stderr = exponent([size for size, _ in points], list(times.values()))
-        for (size, _), t in zip(points, times.values(), strict=True):
+        makers = {str(size): lambda task=task: task for size, task in points}
+        timed = compare(makers, str(points[0][0]), 3 if axis == "depth" else repeats)
+        times = [one.seconds for one in timed.values()]
+        slope, stderr = exponent([size for size, _ in points], times)
+        for (size, _), t in zip(points, times, strict=True):
             table.append({"axis": axis, "size": size, "ms": 1e3 * t, "exponent": slope, "stderr": stderr})
     report("Scaling: a product over data and parameters, a density over depth", described, table, args.json)
 

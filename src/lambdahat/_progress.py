@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+# seconds from which the time left is estimated: a cell of an experiment may take many minutes
+REMEMBERED = 4 * 3600.0
+
 Listener = Callable[[str, int, int | None], None]
 
 _listener: ContextVar[Listener | None] = ContextVar("lambdahat_progress", default=None)
@@ -91,7 +94,8 @@ def _terminal_bars() -> Iterator[Listener]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=REMEMBERED) as bars:
 
         def update(number: int, text: str, done: int, total: int | None) -> None:
             bars.update(number, description=text, completed=done, total=total)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +78,13 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._kept) if self._kept is not None else self._fresh_pass()
 
-    def _fresh_pass(self) -> Iterator[Batch]:
+    def some(self, wanted: Container[int]) -> Iterator[Batch]:
+        """The batches at some places of the pass; the others are not moved to the device."""
+        if self._kept is not None:
+            return (batch for batch in self._kept if batch.index in wanted)
+        return self._fresh_pass(wanted)
+
+    def _fresh_pass(self, wanted: Container[int] | None = None) -> Iterator[Batch]:
         """A pass over the raw data; a DataLoader draws from the global generator when it starts."""
         end = object()
         with rng_untouched():
@@ -87,7 +93,8 @@ class Batches:
             with rng_untouched():
                 raw = next(source, end)
             require(raw is not end, "data", f"give {len(self.sizes)} batches at every pass", f"{index}")
-            yield self.place(raw, index)
+            if wanted is None or index in wanted:
+                yield self.place(raw, index)
 
     @property
     def in_memory(self) -> bool:
@@ -115,6 +122,14 @@ class Batches:
         whole = concatenate(list(chosen()))
         return Batches(lambda: _slices(whole, batch_size), self.device, self.dtype)
 
+    def cut(self, rows: int) -> Batches:
+        """The same samples in the same order, each batch cut into pieces of at most ``rows``."""
+        pieces = Batches(
+            lambda: (part for batch in self for part in _slices(batch.data, rows)), self.device, self.dtype
+        )
+        pieces.raw = self.raw
+        return pieces
+
     def place(self, raw: Any, index: int) -> Batch:
         """Raw data as a batch on the device."""
 
@@ -126,6 +141,17 @@ class Batches:
 
         raw = _plain(raw)
         return Batch(tree_map(move, raw), _size(raw), index)
+
+
+def kept_if_small(batches: Iterable[Batch], device: torch.device) -> list[Batch] | None:
+    """The batches as a list where they fit in a quarter of the free memory, else None."""
+    room, kept = CACHE_FRACTION * free_memory(device), []
+    for batch in batches:
+        room -= _bytes(batch.data)
+        if room < 0:
+            return None
+        kept.append(batch)
+    return kept
 
 
 def chosen_indices(indices: Tensor | Sequence[int], total: int) -> Tensor:

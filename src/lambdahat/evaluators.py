@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from torch.func import functional_call
 
 from lambdahat._check import require
 from lambdahat.batches import Batch
-from lambdahat.losses import IGNORE, Loss
+from lambdahat.labels import IGNORE, KEY, shifted, shifts_labels, token_labels
+from lambdahat.losses import Loss
+from lambdahat.recomputing import nothing_recomputed
 
 Parameters = Mapping[str, Tensor]
 TARGET_KEYS = ("labels", "label", "targets", "target")
@@ -25,6 +27,8 @@ class Evaluator:
         self, model: nn.Module, loss: Loss, norm: str, constants: Callable[[], dict[str, Tensor]], model_loss: bool
     ) -> None:
         self.model, self.loss, self.norm, self._constants, self.model_loss = model, loss, norm, constants, model_loss
+        self.shifts = False  # whether the model's labels are those of the next position
+        self.by_sequence = False  # whether the model's own loss, a mean over labels, is to be one over sequences
         self._written: frozenset[str] | None = None  # the buffers that a forward pass writes to: it gets copies
 
     @property
@@ -44,6 +48,16 @@ class Evaluator:
         other.loss = loss
         return other
 
+    def counted_in(self, count: str | None, parameters: Parameters, batches: Iterable[Batch]) -> Evaluator:
+        """The same for labels counted in tokens or sequences, with the causal shift where the model makes it."""
+        other, asked = copy.copy(self), copy.copy(self)
+        asked.model_loss = True
+        other.shifts = shifts_labels(lambda batch: asked.output(parameters, batch).loss, batches)
+        other.by_sequence = count == "sequences"
+        if not self.model_loss:
+            other.loss = self.loss.counted_in(count)
+        return other
+
     def apart(self) -> Evaluator:
         """The same with copies of what training the model would change: buffers, and parameters that need gradients."""
         trained = {name for name, tensor in self.model.named_parameters() if tensor.requires_grad}
@@ -56,6 +70,8 @@ class Evaluator:
         if isinstance(data, Mapping):
             key = None if self.model_loss else next((key for key in TARGET_KEYS if key in data), None)
             inputs = {name: value for name, value in data.items() if name != key}
+            if key == KEY and self.shifts:
+                return (), inputs, shifted(data[KEY])
             return (), inputs, data if key is None else data[key]
         if isinstance(data, tuple | list):
             *inputs_, target = data if len(data) > 1 else (*data, None)
@@ -65,10 +81,14 @@ class Evaluator:
     def output(self, parameters: Parameters, batch: Batch) -> Any:
         """What the model gives for a batch; logits where it gives an object that holds them."""
         args, kwargs, _ = self.split(batch)
+        kept = self._kept(batch)
+        if kept is not None:  # a mean over no label would be NaN: any label does, for its weight is 0
+            kwargs = {**kwargs, KEY: torch.where(kept > 0, kwargs[KEY], 0)}
         names = dict(self.model.named_buffers()) if self._written is None else self._written
         constants = self.constants
         copies = {name: constants[name].clone() for name in names}
-        output = functional_call(self.model, {**constants, **copies, **parameters}, args, kwargs)
+        with nothing_recomputed():
+            output = functional_call(self.model, {**constants, **copies, **parameters}, args, kwargs)
         if self._written is None:
             same = {name for name, new in copies.items() if _unwritten(new, constants[name])}
             self._written = frozenset(copies) - same
@@ -81,23 +101,28 @@ class Evaluator:
             require(isinstance(found, Tensor), 'the output of a model with loss="model"', "hold its loss", output,
                     'give "labels" in each batch, or name a loss', TypeError)  # fmt: skip
             assert isinstance(found, Tensor)
-            return found
+            kept = self._kept(batch)
+            if kept is None:
+                return found
+            return found * (kept / batch.size if self.by_sequence else (kept > 0)).to(found.dtype)
         return self.loss.value(output, self.split(batch)[2])
 
     def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
         return self.loss_of(self.output(parameters, batch), batch)
 
     def terms(self, batch: Batch) -> float:
-        """The weight of a batch before normalisation; for a model's own loss, the labels that are not −100.
-
-        A causal model shifts its labels, so that the first of each sequence is counted here and not there.
-        """
+        """The weight of a batch before normalisation; for a model's own loss, the labels that it counts."""
         if not self.model_loss:
             return self.loss.terms(self.split(batch)[2], batch.size)
-        labels = batch.data.get("labels") if isinstance(batch.data, Mapping) else None
-        if not isinstance(labels, Tensor) or labels.ndim == 0 or labels.is_floating_point():
-            return float(batch.size)
-        return float(labels.ne(IGNORE).sum())
+        kept = self._kept(batch)
+        return float(batch.size if kept is None or self.by_sequence else kept)
+
+    def _kept(self, batch: Batch) -> Tensor | None:
+        """How many labels of a batch a model's own loss is the mean over, a tensor (); None where it has none."""
+        labels = token_labels(batch.data) if self.model_loss else None
+        if labels is None:
+            return None
+        return (labels[:, 1:] if self.shifts else labels).ne(IGNORE).sum()
 
 
 def _unwritten(after: Tensor, before: Tensor) -> bool:

@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdahat._check import require, require_choice
-
-IGNORE = -100
+from lambdahat.labels import IGNORE as IGNORE
 
 
 class Loss(ABC):
@@ -42,6 +41,12 @@ class Loss(ABC):
         """How many equal terms the mean is over: the weight of a batch in the whole data set's mean."""
         return float(size)
 
+    def counted_in(self, count: str | None) -> Loss:
+        """The same as a mean over "tokens", all targets that count, or over "sequences", their sum within each."""
+        require(count is None, "count", "be left out for a loss that is not cross-entropy or the model's own", count,
+                'use "cross_entropy", "nll" or "model"')  # fmt: skip
+        return self
+
     def product(self, output: Any, target: Any) -> Callable[[Tensor], Tensor] | None:
         """u (B, …) ↦ M u for each sample, where a closed form exists."""
         return None
@@ -60,7 +65,8 @@ class CrossEntropy(Loss):
 
     Classes are dimension 1, as in torch, or the last dimension where only that fits the targets (language models).
     ``settled`` decides which for a whole data set. ``torch_order``: where both fit, dimension 1. Targets of −100 are
-    left out of the mean.
+    left out of the mean. ``by_sequence``: the mean over samples of the sum over each one's T positions, so that M is
+    not divided by T. Logits in half precision are taken to float32.
     """
 
     name, convex, likelihood = "cross_entropy", True, True
@@ -68,6 +74,12 @@ class CrossEntropy(Loss):
     def __init__(self, torch_order: bool = False) -> None:
         self.torch_order = torch_order
         self.classes: int | None = None  # the dimension, 1 or −1, once it is decided
+        self.by_sequence = False
+
+    def counted_in(self, count: str | None) -> CrossEntropy:
+        other = copy.copy(self)
+        other.by_sequence = count == "sequences"
+        return other
 
     def settled(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> CrossEntropy:
         """The same with the dimension of the classes decided by the first (output, target) that leaves one choice."""
@@ -87,11 +99,12 @@ class CrossEntropy(Loss):
         return other
 
     def value(self, output: Tensor, target: Tensor) -> Tensor:
-        logits = self._classes_first(output, target)
+        logits = _wide(self._classes_first(output, target))
         if target.is_floating_point():
-            return F.cross_entropy(logits, target)
+            positions = logits[0, 0].numel() if self.by_sequence else 1
+            return F.cross_entropy(logits, target) * positions
         counted = (target != IGNORE).sum().clamp(min=1)  # torch gives NaN where no target counts; here 0, of weight 0
-        return F.cross_entropy(logits, target, reduction="sum") / counted
+        return F.cross_entropy(logits, target, reduction="sum") / (len(target) if self.by_sequence else counted)
 
     def check(self, output: Any, target: Any) -> None:
         logits = self._classes_first(output, target)
@@ -109,17 +122,20 @@ class CrossEntropy(Loss):
                 f"number classes from 0, and mark targets to leave out with {IGNORE}")  # fmt: skip
 
     def terms(self, target: Tensor, size: int) -> float:
-        return float((target != IGNORE).sum()) if not target.is_floating_point() else float(size)
+        each = self.by_sequence or target.is_floating_point()
+        return float(size) if each else float((target != IGNORE).sum())
 
     def product(self, output: Tensor, target: Tensor) -> Callable[[Tensor], Tensor]:
+        """Keeps one tensor of the size of the output: with a vocabulary of 50,000 each is most of the memory."""
         logits = self._classes_first(output, target)
         classes = 1 if logits is output else -1
-        p = output.softmax(dim=classes)
+        p = _wide(output).softmax(dim=classes)
         scale = self._scale(logits, target).square()
-        scaled = p * (scale if logits is output else scale.movedim(1, -1))
+        scale = scale if logits is output else scale.movedim(1, -1)
 
         def multiply(u: Tensor) -> Tensor:
-            return scaled * (u - (p * u).sum(dim=classes, keepdim=True))
+            wide = u.to(p.dtype)
+            return (wide - (p * wide).sum(dim=classes, keepdim=True)).mul_(p).mul_(scale).to(u.dtype)
 
         return multiply
 
@@ -164,12 +180,17 @@ class CrossEntropy(Loss):
         return fitting
 
     def _scale(self, logits: Tensor, target: Tensor) -> Tensor:
-        """√(B/terms) where a position counts and 0 where it is left out, shaped to multiply logits (B, C, …)."""
+        """√(B/terms), 1 by sequence, where a position counts and 0 where not, shaped to multiply logits (B, C, …)."""
         if target.is_floating_point():
             counted, mass = torch.ones_like(logits[:, :1]), target.sum(dim=1, keepdim=True)
-            return counted * mass.sqrt() * math.sqrt(len(logits) / (logits[:, 0].numel()))
+            positions = 1 if self.by_sequence else logits[0, 0].numel()
+            return counted * mass.sqrt() / math.sqrt(positions)
         kept = (target != IGNORE).unsqueeze(1).to(logits.dtype)
-        return kept * math.sqrt(len(logits) / max(float(kept.sum()), 1.0))
+        return kept if self.by_sequence else kept * math.sqrt(len(logits) / max(float(kept.sum()), 1.0))
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
 class _Elementwise(Loss):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lambdahat._check import require
+from lambdahat.sharded_tensors import is_sharded, without_sharding
 from lambdahat.space import Pattern, matcher
 
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -20,6 +22,7 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
     """A copy of the module tree that shares the tensors, set to the evaluation mode asked for."""
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         model = model.module
+    model = without_sharding(model) if is_sharded(model) else model
     memo = {id(tensor): tensor for tensor in named_tensors(model).values()}
     try:
         private = copy.deepcopy(model, memo)
@@ -27,6 +30,9 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
         raise TypeError(f"model must survive copy.deepcopy, got {type(error).__name__}: {error}; "
                         "drop cached tensors or handles kept as attributes") from error  # fmt: skip
     private.eval()
+    config = getattr(private, "config", None)
+    if getattr(config, "use_cache", False):  # keys and values for generation, which only cost memory here
+        config.use_cache = False  # type: ignore[union-attr]
     for name, layer in private.named_modules():
         coupled = isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None
         require(not coupled or norm == "train", "norm", f'be "train": layer {name!r} keeps no running statistics',
@@ -74,6 +80,20 @@ def select_parameters(model: nn.Module, pattern: Pattern | None, norm: str) -> d
                 f"{type(tensor).__name__}, {tensor.dtype}",
                 "run a lazy model once, or leave it out with parameters=")  # fmt: skip
     return chosen
+
+
+def device_of(tensors: Mapping[str, Tensor], asked: torch.device | str | None) -> torch.device:
+    """The device asked for, or the one that all the tensors are on."""
+    if asked is None:
+        found = {tensor.device for tensor in tensors.values()}
+        one = len(found) == 1 and torch.device("meta") not in found
+        require(one, "model", "be on one device, with data", ", ".join(sorted(map(str, found))), "pass device=")
+        return found.pop()
+    try:
+        torch.empty(0, device=asked)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f'device must be available, got {asked!r}; use "cpu" ({error})') from error
+    return torch.device(asked)
 
 
 @contextmanager

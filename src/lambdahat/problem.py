@@ -17,8 +17,13 @@ from lambdahat._check import describe, require, require_choice, require_count
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, Batches, chosen_indices, concatenate, make_batches, rng_untouched, take
 from lambdahat.evaluators import Evaluator, FunctionEvaluator, Parameters
+from lambdahat.labels import COUNTS
 from lambdahat.losses import CrossEntropy, Custom, GaussianNLL, Loss, make_loss
-from lambdahat.network import BATCH_NORMS, accumulating, named_tensors, private_copy, select_parameters
+from lambdahat.memory import fitted, memory_bytes
+from lambdahat.network import BATCH_NORMS, accumulating, device_of, named_tensors, private_copy, select_parameters
+from lambdahat.ranks import Ranks
+from lambdahat.sharded_tensors import whole
+from lambdahat.shares import Share, joined, splits
 from lambdahat.space import Pattern, Space
 
 DEFAULT_BATCH = {"cpu": 1024, "cuda": 8192}
@@ -35,6 +40,16 @@ class Problem:
     statistics, "train" the statistics of each fixed batch, "frozen" running statistics with the layers' own parameters
     held constant. Dropout is off.
 
+    For labels of several positions, −100 left out, the loss is the mean over positions and n counts samples. ``count``
+    "tokens" makes n the positions too; "sequences" makes the loss the mean over samples of their sums, so that n·L is
+    the negative log-likelihood either way. A model that moves its own "labels" by one has them moved for any loss.
+
+    ``memory``, in bytes or as "4GiB", is what operators, estimators and chains of this problem may take beside the
+    model and the data: batches are cut, graphs dropped and chains run one by one to stay within it.
+
+    ``ranks`` are the processes that share the work: "auto" all ranks of ``torch.distributed`` where it is initialised,
+    a process group, or None for this one alone. Every rank gives the same model and the whole data.
+
     The model is never changed. Parameters and buffers are shared with it, so ``vector`` and the statistics follow later
     training, also with ``dtype`` or ``device``; operators copy them when they are made.
     """
@@ -50,25 +65,34 @@ class Problem:
         norm: str = "eval",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        count: str | None = None,
+        memory: int | str | None = None,
+        ranks: Any = "auto",
     ) -> None:
         require(isinstance(model, nn.Module), "model", "be a torch.nn.Module", model,
                 "for a bare function use Problem.from_function", TypeError)  # fmt: skip
         require_choice(norm, "norm", ("eval", "train", "frozen"))
+        if count is not None:
+            require_choice(count, "count", COUNTS)
+        self.ranks = Ranks.of(ranks)
         self.source: nn.Module | dict[str, Tensor] = model  # the user's own, which training runs and changes
         model = private_copy(model, norm)
         chosen = select_parameters(model, parameters, norm)
-        self.device = _device(named_tensors(model), device)
+        self.device = device_of(named_tensors(model), device)
         _require_float(dtype)
         self._cast = dtype
         constants = {name: tensor for name, tensor in named_tensors(model).items() if name not in chosen}
         own_loss = loss == "model"
-        self._evaluate: Evaluator | FunctionEvaluator = Evaluator(
+        evaluate = Evaluator(
             model, make_loss("cross_entropy" if own_loss else loss), norm, partial(self._placed, constants), own_loss
         )
         self._parameters: dict[str, Tensor] = chosen
         self._theta: Tensor | None = None
-        self.norm = norm
+        self.norm, self.count, self.memory = norm, count, memory_bytes(memory)
         self.batches = self._batched(data, batch_size)
+        with rng_untouched():
+            evaluate = evaluate.counted_in(count, self._placed(chosen), self.batches)
+        self._evaluate: Evaluator | FunctionEvaluator = evaluate
         self._finish()
 
     @classmethod
@@ -82,6 +106,8 @@ class Problem:
         batch_size: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        memory: int | str | None = None,
+        ranks: Any = "auto",
     ) -> Self:
         """A problem from ``loss_fn(params, batch) -> mean loss``, or ``loss_fn(params)`` when there is no data.
 
@@ -95,12 +121,13 @@ class Problem:
             require(tensor.is_floating_point(), f"params[{name!r}]", "be floating point", str(tensor.dtype))
         _require_float(dtype)
         self = cls.__new__(cls)
+        self.ranks = Ranks.of(ranks)
         self.source = dict(params)
-        self.device = _device(params, device)
+        self.device = device_of(params, device)
         self._cast = dtype
         self._parameters = {name: tensor.detach() for name, tensor in params.items()}
         self._theta = None
-        self.norm = "eval"
+        self.norm, self.count, self.memory = "eval", None, memory_bytes(memory)
         self._evaluate = FunctionEvaluator(loss_fn, data is not None)
         if data is None:
             count = 1 if num_samples is None else require_count(num_samples, "num_samples")
@@ -116,10 +143,25 @@ class Problem:
                 "inference mode, which forbids gradients", "torch.no_grad() is fine")  # fmt: skip
         self.space = Space.of(self._parameters)
         with rng_untouched():
+            if self.memory is not None:
+                self.batches = fitted(self.batches, self.memory, self._evaluate, self.norm, self.named(self.vector))
             _validate(self)
         terms = [self._evaluate.terms(batch) for batch in self.batches]
         require(sum(terms) > 0, "data", "hold at least one target that counts", "only ignored targets")
         self.weights = [term / sum(terms) for term in terms]
+        self.num_terms = round(sum(terms)) if self.count == "tokens" else self.num_samples  # the n of n·L and of nβ
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """This rank's share of the data, once all ranks agree on the whole."""
+        many = self.ranks.size > 1
+        cut = many and splits(self._evaluate, self.norm, self.named(self.vector), self.batches.first())
+        self.ranks = joined(self.ranks, self.batches, {
+            "n": self.num_samples, "P": self.num_parameters, "parameters": f"{self.space}", "dtype": f"{self.dtype}",
+            "norm": self.norm, "batches": f"{self.batches.sizes}", "loss": f"{type(self.loss_function)}, {cut=}",
+        })  # fmt: skip
+        self.agree("the problem")
+        self.share = Share(self.ranks, self.batches, self.weights, cut, self._evaluate.terms)
 
     @property
     def num_parameters(self) -> int:
@@ -149,7 +191,9 @@ class Problem:
         """The current flat parameters (P,), a copy."""
         if self._theta is not None:
             return self._theta.clone()
-        return self.space.flatten({k: v.detach().to(self.device, self.dtype) for k, v in self._parameters.items()})
+        return self.space.flatten(
+            {k: whole(v).detach().to(self.device, self.dtype) for k, v in self._parameters.items()}
+        )
 
     @property
     def loss_function(self) -> Loss | None:
@@ -253,9 +297,7 @@ class Problem:
     def named(self, theta: Tensor) -> dict[str, Tensor]:
         """A flat vector (P,), or several (k, P), as named tensors, each in its parameter's own dtype."""
         views = self.space.unflatten(theta)
-        if self._cast is not None:
-            return views
-        return {name: view.to(self._parameters[name].dtype) for name, view in views.items()}
+        return {name: view.to(self._cast or self._parameters[name].dtype) for name, view in views.items()}
 
     def batch_loss(self, parameters: Parameters, batch: Batch) -> Tensor:
         """The mean loss of one batch at named parameters."""
@@ -275,10 +317,12 @@ class Problem:
 
     def loss(self, theta: Tensor | None = None) -> float:
         """L(θ), summed in float64 over batches."""
-        parameters = self.named(self._checked(theta))
+        vector = self._checked(theta)
+        parameters = self.named(vector)
         with torch.no_grad():
-            parts = [weight * self.batch_loss(parameters, batch).double() for weight, batch in self.weighted()]
-        return float(torch.stack(parts).sum())
+            parts = [weight * self.batch_loss(parameters, batch).double().reshape(()) for weight, batch in self.share]
+            total = torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64, device=self.device)
+        return float(self.ranks.sum(total, "the loss", vector))
 
     @torch.enable_grad()
     def gradient(self, theta: Tensor | None = None) -> Tensor:
@@ -287,18 +331,33 @@ class Problem:
         total = torch.zeros(
             self.num_parameters, dtype=torch.promote_types(vector.dtype, torch.float32), device=self.device
         )
-        for weight, batch in self.weighted():
+        for weight, batch in self.share:
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.named(vector).items()}
             grads = torch.autograd.grad(self.batch_loss(leaves, batch), list(leaves.values()), materialize_grads=True)
             total.add_(torch.cat([grad.reshape(-1) for grad in grads]), alpha=weight)
-        return total.to(vector.dtype)
+        return self.ranks.sum(total, "the gradient", vector).to(vector.dtype)
 
     def weighted(self) -> Iterator[tuple[float, Batch]]:
-        """Batches with their share of the whole mean."""
+        """All batches with their share of the whole mean; those of this rank are in ``share``."""
         return zip(self.weights, self.batches, strict=True)
 
+    def alone(self) -> Problem:
+        """The same problem for this process alone: nothing is shared out, and no other rank need take part."""
+        other = copy.copy(self)
+        other.ranks = Ranks(None)
+        other.share = Share(other.ranks, self.batches, self.weights, False, self._evaluate.terms)
+        return other
+
+    def agree(self, what: str) -> None:
+        """Raise where ranks differ in the parameters, or in constants such as batch-norm statistics."""
+        if self.ranks.size > 1:
+            held = self._evaluate.constants if isinstance(self._evaluate, Evaluator) else {}
+            facts = {"the parameters": self.vector, "buffers and constants": list(held.values())}
+            self.ranks.agree(what, facts, self.device)
+
     def __repr__(self) -> str:
-        return f"Problem(P={self.num_parameters}, n={self.num_samples}, {str(self.dtype)[6:]}, {self.device})"
+        unit = f" {self.count}" if self.count else ""
+        return f"Problem(P={self.num_parameters}, n={self.num_terms}{unit}, {str(self.dtype)[6:]}, {self.device})"
 
     def _batched(self, data: Any, batch_size: int | None) -> Batches:
         if not _brings_batches(data):
@@ -308,7 +367,7 @@ class Problem:
 
     def _placed(self, tensors: Parameters) -> dict[str, Tensor]:
         return {
-            name: t.detach().to(self.device, self._cast if t.is_floating_point() else None)
+            name: whole(t).detach().to(self.device, self._cast if t.is_floating_point() else None)
             for name, t in tensors.items()
         }
 
@@ -333,19 +392,6 @@ class Problem:
                 'one made by from_function or with loss="model"', f"{what} needs both", TypeError)  # fmt: skip
         assert isinstance(self._evaluate, Evaluator)
         return self._evaluate
-
-
-def _device(tensors: Parameters, asked: torch.device | str | None) -> torch.device:
-    if asked is None:
-        found = {tensor.device for tensor in tensors.values()}
-        one = len(found) == 1 and torch.device("meta") not in found
-        require(one, "model", "be on one device, with data", ", ".join(sorted(map(str, found))), "pass device=")
-        return found.pop()
-    try:
-        torch.empty(0, device=asked)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise ValueError(f'device must be available, got {asked!r}; use "cpu" ({error})') from error
-    return torch.device(asked)
 
 
 def _require_float(dtype: Any) -> None:

@@ -57,7 +57,7 @@ def test_a_second_run_resumes_and_a_fresh_one_does_not(monkeypatch):
     inner = experiment.run
     object.__setattr__(experiment, "run", lambda cell, device: calls.append(cell) or inner(cell, device))
     use(monkeypatch, experiment)
-    for options in ([], [], ["--fresh"]):
+    for options in ([], [], ["--resume"], ["--fresh"]):
         assert call("reproduce", "toy", "--scale", "smoke", "--quiet", *options).exit_code == 0
     assert len(calls) == 8
 

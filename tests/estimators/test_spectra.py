@@ -273,7 +273,7 @@ def test_misuse_is_named(call, text):
 
 def test_too_little_memory_is_named_before_any_product(monkeypatch):
     A = operator(with_eigenvalues(INDEFINITE))
-    monkeypatch.setattr("lambdahat.estimators.spectra.free_memory", lambda device: 1000)
+    monkeypatch.setattr("lambdahat.operators.base.free_memory", lambda device: 1000)
     with pytest.raises(ValueError, match="depth must fit into the free memory"):
         spectrum(A, 10)
     assert A.matvecs == 0

@@ -9,6 +9,7 @@ import torch
 
 import lambdahat as lh
 from lambdahat.experiments.minibatch.points import BatchCell, CurvaturePoint
+from lambdahat.experiments.sweeps import sweep
 from lambdahat.randommatrix.batch_curvature import BatchEigenvalues
 from lambdahat.randommatrix.directions import DirectionalVariance
 from lambdahat.randommatrix.predictions import BatchPrediction, PredictedOutlier
@@ -57,10 +58,17 @@ def point(cells, epoch=0, variance=(1.0, 0.01), top=1.0, batch_scale=1.0, networ
                           (part, part))  # fmt: skip
 
 
+def swept(experiment, folder):
+    """What the runner stores at the scale smoke."""
+    store = sweep(experiment, folder, scale="smoke")
+    assert store.errors() == []
+    return store.rows()
+
+
 def assert_same_rows(found, expected, rel=1e-6):
-    """The same columns in the same order, texts equal and numbers close."""
+    """The columns of ``expected`` in the same order of rows, texts equal and numbers close."""
     for row, other in zip(found, expected, strict=True):
-        assert set(row) == set(other)
+        assert set(row) >= set(other)
         for name, value in other.items():
             if isinstance(value, float | int | list):
                 assert row[name] == pytest.approx(value, rel=rel, nan_ok=True), name

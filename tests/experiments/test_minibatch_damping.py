@@ -6,30 +6,32 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from lambdahat.experiments import run_damping
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.minibatch.damping import (
-    DampingResult,
+    OPTIMIZERS,
+    SCALES,
     _kfac_trained,
     least_epsilon,
     least_kfac_damping,
+    scaled_runs,
 )
 from lambdahat.experiments.minibatch.damping_claims import claims_of, expected_damping
 from lambdahat.experiments.minibatch.damping_experiment import EXPERIMENT
 from lambdahat.experiments.minibatch.frontiers import Frontier, Section
+from lambdahat.experiments.minibatch.rate_rows import edge_rows, frontiers_of, rules_of, scaling_of, scaling_rows
 from lambdahat.experiments.minibatch.rate_rules import RateRule
 from lambdahat.experiments.minibatch.rate_subjects import Subject, prepared
-from lambdahat.storage import Result
-from tests.experiments.minibatch_made import assert_same_rows
+from lambdahat.report.chart_figures import draw
+from tests.experiments.minibatch_made import assert_same_rows, swept
 
 TINY = Subject("tiny", "mlp", "digits", 128, (128,), 10, 2, 1, 128, {"widths": (4,)})
 SIZES = (16, 64, 256, 1024)
 
 
 @pytest.fixture(scope="module")
-def found():
-    return run_damping("smoke")
+def found(tmp_path_factory):
+    return swept(EXPERIMENT, tmp_path_factory.mktemp("damping"))
 
 
 @pytest.fixture(scope="module")
@@ -107,17 +109,13 @@ def test_claims_are_judged_as_stated():
     assert verdicts(160 / sizes) == ["holds", "does not hold"]
 
 
-def test_everything_is_measured_and_stored(found, tmp_path):
-    assert [f.optimizer for f in found.frontiers] == ["adam", "kfac"]
-    assert [runs.optimizer for runs in found.scaling] == ["adam", "kfac"]
-    assert found.scaling[0].rules == ("inverse", "constant")
-    assert len(found.verdicts) == 8
-    assert len(found.tables()) == 3
-    found.save(tmp_path / "found")
-    loaded = Result.load(tmp_path / "found")
-    assert isinstance(loaded, DampingResult)
-    assert loaded.tables() == found.tables()
-    assert loaded.verdicts == found.verdicts
+def test_everything_is_measured(found):
+    assert [f.optimizer for f in frontiers_of(found)] == list(OPTIMIZERS)
+    runs = scaling_of(found)
+    assert [each.optimizer for each in runs] == list(OPTIMIZERS)
+    assert runs[0].rules == ("inverse", "constant")
+    assert len(judge(EXPERIMENT.claims(found))) == 8
+    assert len(EXPERIMENT.tables(found)) == 3
 
 
 LEFT_OUT = [{"part": "edge", "batch_size": 64}, {"part": "edge"}, {"part": "rule"}, {"part": "scaling"}]
@@ -126,41 +124,25 @@ LEFT_OUT = [{"part": "edge", "batch_size": 64}, {"part": "edge"}, {"part": "rule
 @pytest.mark.parametrize("left", LEFT_OUT)
 def test_some_cells_of_a_grid_are_enough_to_say_something(found, left):
     """As while it runs: the rest of the edges, or no edges, rules or runs at all."""
-    rows = Rows([row for row in found.rows() if left.items() - row.items()])
+    rows = Rows([row for row in found if any(row.get(name) != value for name, value in left.items())])
     assert len(rows.where(**left)) == 0 < len(rows)
     judge(EXPERIMENT.claims(rows))
     assert all(len(line) == len(table.header) for table in EXPERIMENT.tables(rows) for line in table.rows)
     assert len(EXPERIMENT.charts(rows)) > 0
 
 
-def test_every_cell_gives_the_rows_of_the_whole_run(found):
-    """One of each kind is run: KFAC's least δ at one batch size, the rule, Adam's scaled runs."""
-    grid, rows = EXPERIMENT.grid("smoke"), Rows(found.rows())
-    assert [cell["part"] for cell in grid] == ["edge"] * 6 + ["rule"] + ["scaling"] * 2
-    for cell in (grid[3], grid[6], grid[7]):
-        place = {name: cell[name] for name in ("part", "network", "optimizer", "batch_size") if name in cell}
-        expected = rows.where(**place)
-        assert len(expected) > 0
-        assert_same_rows(EXPERIMENT.run(cell, "cpu"), expected)
+def test_cells_are_parts_of_one_search(found):
+    """KFAC's least δ at all batch sizes at once and Adam's scaled runs are those of the cells."""
+    assert [cell["part"] for cell in EXPERIMENT.grid("smoke")] == ["edge"] * 6 + ["rule"] + ["scaling"] * 2
+    whole = prepared(SCALES["smoke"][0], {}, 0, "cpu")
+    assert_same_rows(found.where(part="edge", optimizer="kfac"), edge_rows(least_kfac_damping(whole, 0)))
+    assert_same_rows(found.where(part="scaling", optimizer="adam"), scaling_rows(scaled_runs(whole, "adam", 0)))
 
 
-def test_tables_claims_and_charts_come_from_rows(found):
-    rows = Rows(found.rows())
-    assert tuple(EXPERIMENT.tables(rows)) == found.tables()
-    assert tuple(judge(EXPERIMENT.claims(rows))) == found.verdicts
-    dampings, *scaled = EXPERIMENT.charts(rows)
+def test_charts_come_from_rows(found):
+    dampings, *scaled = EXPERIMENT.charts(found)
     assert [series.name for series in dampings.series] == ["Adam's ε", "KFAC's δ", "rule, Adam's ε", "rule, KFAC's δ"]
-    assert dampings.series[2].y == pytest.approx(expected_damping(found.rules[0], "adam").tolist())
+    assert dampings.series[2].y == pytest.approx(expected_damping(rules_of(found)[0], "adam").tolist())
     assert len(scaled) == 4
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"scale": "huge"}, "scale must be one of 'smoke', 'cpu', 'paper', got 'huge'"),
-        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
-    ],
-)
-def test_misuse_is_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        run_damping(**{"scale": "smoke", **arguments})
+    for chart in (dampings, *scaled):
+        draw(chart)

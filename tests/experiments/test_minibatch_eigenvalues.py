@@ -11,7 +11,6 @@ import torch
 
 import lambdahat as lh
 from lambdahat._rng import generator
-from lambdahat.experiments import run_batch_eigenvalues
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.minibatch.eigen_claims import claims, distance, excess_slope, share_within
@@ -19,12 +18,11 @@ from lambdahat.experiments.minibatch.eigen_experiment import EXPERIMENT, subject
 from lambdahat.experiments.minibatch.eigen_measuring import batch_extremes
 from lambdahat.experiments.minibatch.eigen_rows import points_of, rows_of
 from lambdahat.experiments.minibatch.eigen_subjects import SCALES, load_split, training_stops
-from lambdahat.experiments.minibatch.eigenvalues import BatchEigenvaluesResult, concluded
 from lambdahat.experiments.minibatch.points import continuous_region
 from lambdahat.randommatrix import effective_batch
+from lambdahat.report.chart_figures import draw
 from lambdahat.results import Spectrum
-from lambdahat.storage import Result
-from tests.experiments.minibatch_made import N, assert_same_rows, cell, point
+from tests.experiments.minibatch_made import N, cell, point, swept
 
 TEN = np.arange(10.0)  # mean 4.5, deviation √(55/6)
 DEVIATION = math.sqrt(55 / 6)
@@ -149,25 +147,21 @@ def test_a_batch_that_shows_more_is_seen():
 
 
 @pytest.fixture(scope="module")
-def found():
-    kept = []
-    result = run_batch_eigenvalues("smoke", keep=kept.append)
-    assert [len(part.points) for part in kept] == [1, 3, 5]
-    own = [verdict.evidence for verdict in result.verdicts if verdict.claim.startswith("softmax")]
-    assert [verdict.evidence for verdict in concluded(kept[:1]).verdicts] == own
-    return result
+def found(tmp_path_factory):
+    return swept(EXPERIMENT, tmp_path_factory.mktemp("eigenvalues"))
 
 
 def test_every_network_epoch_operator_and_size_is_measured(found):
-    keys = [(point.network, point.epoch, point.operator) for point in found.points]
+    points = found.where(part="point")
     both = ("hessian", "ggn")
+    keys = [(row["network"], row["epoch"], row["operator"]) for row in points]
     assert keys == [("softmax", 5, "hessian"), *(("MLP", epoch, operator) for epoch in (0, 5) for operator in both)]
-    for each in found.points:
-        assert [cell.batch_size for cell in each.cells] == [16, 128]
-        assert each.models == ("additive", "multiplicative", "directional")
-        for one in each.cells:
-            assert len(one.measured) == 3
-            assert all(math.isfinite(float(one.predicted(model, "largest"))) for model in each.models)
+    for each in points_of(found):
+        assert [batches.size for batches in each.batches] == [16, 128]
+        assert each.models == ["additive", "multiplicative", "directional"]
+        for batches in each.batches:
+            assert len(batches.rows) == 3
+            assert all(math.isfinite(batches.told(model, "largest").value) for model in each.models)
 
 
 @pytest.mark.parametrize("network", ["softmax", "MLP"])
@@ -176,13 +170,13 @@ def test_the_full_data_is_that_of_the_dense_matrix(found, network):
     for epoch, problem in training_stops(subject, load_split("digits"), 0, "cpu"):
         for name in subject.operators:
             operator = {"hessian": lh.hessian, "ggn": lh.ggn}[name]
-            point = next(p for p in found.points if (p.network, p.epoch, p.operator) == (network, epoch, name))
+            (point,) = found.where(part="point", network=network, epoch=epoch, operator=name)
             exact = torch.linalg.eigvalsh(operator(problem).dense().double())
             scale = float(exact.abs().max())
-            torch.testing.assert_close(point.pairs.values[:3], exact.flip(0)[:3], rtol=0, atol=1e-3 * scale)
+            assert point["full largest"] == pytest.approx(float(exact[-1]), abs=1e-3 * scale)
             if name == "hessian":
-                assert point.smallest == pytest.approx(float(exact[0]), abs=1e-3 * scale)
-            assert point.loss == pytest.approx(problem.loss(), rel=1e-6)
+                assert point["full smallest"] == pytest.approx(float(exact[0]), abs=1e-3 * scale)
+            assert point["loss"] == pytest.approx(problem.loss(), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["hessian", "ggn"])
@@ -202,36 +196,22 @@ def test_a_batch_shows_the_extremes_of_its_dense_matrix(name):
 
 def test_the_same_seed_gives_the_same_numbers_and_leaves_the_global_generator_alone(found):
     before = torch.get_rng_state()
-    again = run_batch_eigenvalues("smoke", networks=["softmax"])
+    again = EXPERIMENT.run(EXPERIMENT.grid("smoke")[0], "cpu")
     assert torch.equal(torch.get_rng_state(), before)
-    for one, other in zip(again.points, found.points[:1], strict=True):
-        np.testing.assert_allclose(one.cells[0].values("largest"), other.cells[0].values("largest"), rtol=1e-6)
+    first = found.where(network="softmax").values("largest")
+    np.testing.assert_allclose([row["largest"] for row in again if row["part"] == "batch"], first, rtol=1e-6)
 
 
-def test_tables_and_rows_hold_every_batch(found):
-    rows = Rows(found.rows()).where(part="batch")
+def test_rows_hold_every_batch_and_a_prediction_for_each_size(found):
+    rows = found.where(part="batch")
     assert len(rows) == 5 * 2 * 3
-    assert {"network", "epoch", "operator", "batch_size", "batch", "largest", "smallest", "overlaps"} <= set(rows[0])
-    assert {"additive largest", "directional smallest spread", "multiplicative overlaps error"} <= set(rows[0])
-    for table in found.tables():
+    told = {"additive largest", "directional smallest spread", "multiplicative overlaps error"}
+    for row in rows:
+        assert {"network", "epoch", "operator", "batch_size", "batch", "largest", "smallest", "overlaps"} <= set(row)
+        assert told <= set(row) if row["batch"] == 0 else not told & set(row)
+    for table in EXPERIMENT.tables(found):
         assert all(len(row) == len(table.header) for row in table.rows), table.title
-    assert {verdict.verdict for verdict in found.verdicts} <= {"holds", "does not hold", "undecided"}
-
-
-def test_results_are_stored_whole(found, tmp_path):
-    found.save(tmp_path / "found")
-    loaded = Result.load(tmp_path / "found")
-    assert isinstance(loaded, BatchEigenvaluesResult)
-    assert loaded.tables() == found.tables()
-    assert loaded.verdicts == found.verdicts
-
-
-def test_every_cell_gives_the_rows_of_the_whole_run(found):
-    grid, rows = EXPERIMENT.grid("smoke"), Rows(found.rows())
-    places = [{name: each[name] for name in ("network", "epoch", "operator")} for each in grid]
-    assert places == [{name: getattr(one, name) for name in places[0]} for one in found.points]
-    for place in (0, 4):
-        assert_same_rows(EXPERIMENT.run(grid[place], "cpu"), rows.where(**places[place]), rel=1e-4)
+    assert {verdict.verdict for verdict in judge(claims(found))} <= {"holds", "does not hold", "undecided"}
 
 
 @pytest.mark.parametrize("scale", ["smoke", "cpu", "paper"])
@@ -246,23 +226,12 @@ def test_a_cell_holds_its_subject(scale):
 
 
 def test_charts_draw_batches_models_and_spectra(found):
-    charts = EXPERIMENT.charts(Rows(found.rows()))
+    charts = EXPERIMENT.charts(found)
     assert len(charts) == 3 * 3 + 1  # λ'₁, overlap and spectrum of each network and operator at the end; variances
-    last = found.points[0]
-    assert charts[0].series[0].y == pytest.approx([float(one.mean("largest")) for one in last.cells])
-    assert charts[0].series[1].y == pytest.approx([float(one.predicted("additive", "largest")) for one in last.cells])
-    assert charts[0].lines == (("full data", pytest.approx(last.largest)),)
+    last = points_of(found.where(network="softmax"))[-1]
+    assert charts[0].series[0].y == pytest.approx([each.mean("largest").value for each in last.batches])
+    assert charts[0].series[1].y == pytest.approx([each.told("additive", "largest").value for each in last.batches])
+    assert charts[0].lines == (("full data", pytest.approx(last["full largest"])),)
     assert [len(series.x) for series in charts[-1].series] == [1, 2, 2]
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"scale": "huge"}, "scale must be one of 'smoke', 'cpu', 'paper', got 'huge'"),
-        ({"scale": "smoke", "networks": ["VGG-16"]}, "networks must be one of 'softmax', 'MLP', got 'VGG-16'"),
-        ({"scale": "smoke", "seed": -1}, "seed must be an integer of at least 0"),
-    ],
-)
-def test_misuse_is_named(given, text):
-    with pytest.raises(ValueError, match=text):
-        run_batch_eigenvalues(**given)
+    for chart in charts:
+        draw(chart)

@@ -6,11 +6,9 @@ from torch.nn.functional import cross_entropy
 
 from lambdahat._rng import generator
 from lambdahat.data import Split, digits_split
-from lambdahat.experiments import run_lanczos_opt
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.minibatch import lanczos as module
-from lambdahat.experiments.minibatch.lanczos import LanczosResult
 from lambdahat.experiments.minibatch.lanczos_experiment import EXPERIMENT, Config, cells
 from lambdahat.experiments.minibatch.stacked_softmax import Softmax, krylov, newton_directions, start_vectors
 from lambdahat.krylov import lanczos
@@ -18,7 +16,7 @@ from lambdahat.models import softmax_regression
 from lambdahat.operators import hessian
 from lambdahat.optim import LanczosNewton
 from lambdahat.problem import Problem
-from lambdahat.storage import Result
+from lambdahat.report.chart_figures import draw
 
 CLASSES, INPUTS, SAMPLES = 3, 4, 30
 
@@ -123,23 +121,27 @@ def test_a_cell_that_diverges_is_told_and_stops_no_other():
 
 @pytest.fixture(scope="module")
 def found():
-    return run_lanczos_opt("smoke")
+    """All seeds of the scale smoke together, as rows."""
+    return Rows(module.rows_at(module.SCALES["smoke"], 0))
 
 
-def test_every_cell_is_measured_and_every_claim_judged(found):
-    assert found.measures["test error"].shape == (3, 2, 3, 3)
-    assert found.descent["training loss"].shape == (3, 2)
-    assert found.steps == (20, 40, 60)
-    assert len(found.verdicts) == 1 + 3 + 1 + 2
-    train, test = found.tables()
+def test_every_run_is_measured_and_every_claim_judged(found):
+    assert len(found) == (3 * 3 + 1) * 2 * 3  # dampings × η and gradient descent, seeds, looks
+    assert found.distinct("step") == [20, 40, 60]
+    assert len(judge(EXPERIMENT.claims(found))) == 1 + 3 + 1 + 2
+    train, test = EXPERIMENT.tables(found)
     assert test.header == ("δ", "η = 1", "η = 3", "η = 10")
     assert [row[0] for row in train.rows] == ["0.001", "0.01", "0.1", "GD"]
 
 
 def test_smaller_steps_in_sharp_directions_train_slower(found):
     """At every δ and seed the training loss rises with η: Newton's rate in the sharp directions is divided by η."""
-    loss = found.final("training loss")
-    assert bool((loss.diff(dim=-1) > 0).all())
+    last = found.where(step=60, method="LanczosOPT")
+    for damping in last.distinct("damping"):
+        for seed in (0, 1):
+            losses = [row["training loss"] for row in last.where(damping=damping, seed=seed)]
+            assert losses == sorted(losses)
+            assert len(set(losses)) == 3
 
 
 def test_gradient_descent_is_torch_s(found):
@@ -158,19 +160,14 @@ def test_gradient_descent_is_torch_s(found):
         cross_entropy(model(x), y).backward()
         optimizer.step()
     expected = cross_entropy(model(x), y).item()
-    assert float(found.descent["training loss"][-1, 0]) == pytest.approx(expected, rel=1e-5)
+    (last,) = found.where(method="GD", seed=0, step=setting.steps)
+    assert last["training loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_same_seed_gives_the_same_numbers(found, tmp_path):
+def test_the_same_seed_gives_the_same_numbers(found):
     before = torch.get_rng_state()
-    again = run_lanczos_opt("smoke")
+    assert module.rows_at(module.SCALES["smoke"], 0) == list(found)
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(again.final("test loss"), found.final("test loss"))
-    again.save(tmp_path / "found")
-    loaded = Result.load(tmp_path / "found")
-    assert isinstance(loaded, LanczosResult)
-    assert loaded.tables() == found.tables()
-    assert loaded.verdicts == found.verdicts
 
 
 def made(test, training=0.0, seeds=4):
@@ -207,35 +204,25 @@ def test_the_slope_over_dampings_is_in_percent_per_tenfold():
 
 def test_cells_of_seeds_together_are_the_whole_run(found):
     (cell,) = cells(Config(module.SCALES["smoke"], together=2))
-    assert EXPERIMENT.run(cell, "cpu") == found.rows()
+    assert EXPERIMENT.run(cell, "cpu") == list(found)
     alone = EXPERIMENT.grid("smoke")
     assert [(one["group"], one["seeds"]) for one in alone] == [(0, 1), (1, 1)]
     assert {row["seed"] for row in EXPERIMENT.run(alone[1], "cpu")} == {1}
 
 
-def test_tables_and_charts_come_from_rows(found):
-    rows = Rows(found.rows())
-    assert tuple(EXPERIMENT.tables(rows)) == found.tables()
-    training, test, way = EXPERIMENT.charts(rows)
-    assert test.heat.values[1][2] == pytest.approx(100 * float(found.final("test error")[:, 1, 2].mean()))
+def test_charts_come_from_rows(found):
+    training, test, way = EXPERIMENT.charts(found)
+    part = found.where(step=60, damping=0.01, eta=10.0).values("test error")
+    assert test.heat.values[1][2] == pytest.approx(100 * sum(part) / len(part))
     assert training.heat.y == ["δ = 0.001", "δ = 0.01", "δ = 0.1"]
     assert way.series[0].x == [20, 40, 60]
-    assert way.series[-1].y == pytest.approx((100 * found.descent["test error"].mean(1)).tolist())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"scale": "huge"}, "scale must be one of 'smoke', 'cpu', 'paper', got 'huge'"),
-        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
-    ],
-)
-def test_misuse_is_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        run_lanczos_opt(**{"scale": "smoke", **arguments})
+    descent = [found.where(method="GD", step=step).values("test error") for step in (20, 40, 60)]
+    assert way.series[-1].y == pytest.approx([100 * sum(values) / len(values) for values in descent])
+    for chart in (training, test, way):
+        draw(chart)
 
 
 def test_too_few_images_are_refused():
     x, y = torch.zeros(20, 64), torch.zeros(20, dtype=torch.int64)
     with pytest.raises(ValueError, match="split must have 200 training samples, got 20"):
-        run_lanczos_opt("smoke", split=Split((x, y), (x, y), 10))
+        module.trained(module.SCALES["smoke"], 0, Split((x, y), (x, y), 10))

@@ -6,22 +6,28 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lambdahat.experiments import run_stable_rates
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.minibatch.frontiers import Frontier, Section
 from lambdahat.experiments.minibatch.rate_claims import claims_of, errors_of, far_from
 from lambdahat.experiments.minibatch.rate_experiment import EXPERIMENT
-from lambdahat.experiments.minibatch.rate_rows import frontiers_of, rules_of, scaling_of
+from lambdahat.experiments.minibatch.rate_rows import (
+    edge_rows,
+    frontiers_of,
+    rule_rows,
+    rules_of,
+    scaling_of,
+    scaling_rows,
+)
 from lambdahat.experiments.minibatch.rate_rules import RateRule, rule_at, start_of, trained_from
 from lambdahat.experiments.minibatch.rate_subjects import Subject, prepared
-from lambdahat.experiments.minibatch.rates import SCALES, StableRatesResult, stable_rates
+from lambdahat.experiments.minibatch.rates import SCALES, rule_of, scaled_runs, stable_rates
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns, scaling_runs
 from lambdahat.experiments.minibatch.stacked_networks import Cells, Settings
 from lambdahat.operators import hessian
 from lambdahat.randommatrix import largest_stable_rate
-from lambdahat.storage import Result
-from tests.experiments.minibatch_made import assert_same_rows
+from lambdahat.report.chart_figures import draw
+from tests.experiments.minibatch_made import assert_same_rows, swept
 
 TINY = Subject("tiny", "mlp", "digits", 128, (4, 32, 128), 10, 2, 1, 32, {"widths": (4,)})
 SAMPLES = 10**9
@@ -34,8 +40,8 @@ def ground():
 
 
 @pytest.fixture(scope="module")
-def found():
-    return run_stable_rates("smoke")
+def found(tmp_path_factory):
+    return swept(EXPERIMENT, tmp_path_factory.mktemp("rates"))
 
 
 def test_the_edge_is_that_of_the_library_s_bisection():
@@ -48,7 +54,7 @@ def test_the_edge_is_that_of_the_library_s_bisection():
 
 
 def test_steady_rates_are_no_larger_than_those_that_train(found):
-    by = {(frontier.optimizer, frontier.criterion): frontier for frontier in found.frontiers}
+    by = {(frontier.optimizer, frontier.criterion): frontier for frontier in frontiers_of(found)}
     for optimizer in ("sgd", "momentum"):
         ratios = by[optimizer, "steady"].edges / by[optimizer, "trains"].edges
         assert int(ratios.isfinite().sum()) >= 4
@@ -178,28 +184,26 @@ def test_rules_scale_from_the_reference(ground):
     assert far_from(replace(made, batch_sizes=(32, 128, 1024))) == 128
 
 
-def test_every_search_is_made_and_stored(found, tmp_path):
-    assert [(f.optimizer, f.criterion) for f in found.frontiers] == [
+def test_every_search_is_made(found):
+    assert [(f.optimizer, f.criterion) for f in frontiers_of(found)] == [
         ("sgd", "trains"), ("sgd", "steady"), ("momentum", "trains"), ("momentum", "steady"), ("adam", "trains"),
     ]  # fmt: skip
-    assert [rule.point for rule in found.rules] == ["at the start", "trained"]
-    assert [runs.optimizer for runs in found.scaling] == ["momentum", "adam"]
-    assert len(found.tables()) == 1 + 1 + 2 + 2
-    found.save(tmp_path / "found")
-    loaded = Result.load(tmp_path / "found")
-    assert isinstance(loaded, StableRatesResult)
-    assert loaded.tables() == found.tables()
-    assert loaded.verdicts == found.verdicts
+    assert [rule.point for rule in rules_of(found)] == ["at the start", "trained"]
+    assert [runs.optimizer for runs in scaling_of(found)] == ["momentum", "adam"]
+    assert {row["network"] for row in found} == {subject.network for subject in SCALES["smoke"]}
+    assert len(EXPERIMENT.tables(found)) == 1 + 1 + 2 + 2
 
 
 def test_rows_hold_all_that_was_measured(found):
-    rows = Rows(found.rows())
-    again = replace(
-        found, frontiers=tuple(frontiers_of(rows)), rules=tuple(rules_of(rows)), scaling=tuple(scaling_of(rows))
-    )
-    assert_same_rows(again.rows(), found.rows(), rel=0)
-    assert tuple(EXPERIMENT.tables(rows)) == found.tables()
-    assert tuple(judge(EXPERIMENT.claims(rows))) == found.verdicts
+    """Edges, rules and runs to rows and back."""
+    parts = (("edge", edge_rows, frontiers_of), ("rule", rule_rows, rules_of), ("scaling", scaling_rows, scaling_of))
+    for part, to_rows, of_rows in parts:
+        again = [row for each in of_rows(found) for row in to_rows(each)]
+        rows = found.where(part=part)
+        assert len(again) == len(rows) > 0
+        for row in again:
+            (same,) = rows.where(**{name: value for name, value in row.items() if isinstance(value, str | int)})
+            assert_same_rows([same], [row], rel=0)
 
 
 LEFT_OUT = [{"part": "edge", "batch_size": 64}, {"part": "edge"}, {"part": "rule"}, {"part": "scaling"}]
@@ -208,49 +212,34 @@ LEFT_OUT = [{"part": "edge", "batch_size": 64}, {"part": "edge"}, {"part": "rule
 @pytest.mark.parametrize("left", LEFT_OUT)
 def test_some_cells_of_a_grid_are_enough_to_say_something(found, left):
     """As while it runs: the rest of the edges, or no edges, rules or runs at all."""
-    rows = Rows([row for row in found.rows() if left.items() - row.items()])
+    rows = Rows([row for row in found if any(row.get(name) != value for name, value in left.items())])
     assert len(rows.where(**left)) == 0 < len(rows)
     judge(EXPERIMENT.claims(rows))
     assert all(len(line) == len(table.header) for table in EXPERIMENT.tables(rows) for line in table.rows)
     assert len(EXPERIMENT.charts(rows)) > 0
 
 
-def test_every_cell_gives_the_rows_of_the_whole_run(found):
-    """A cell for each optimiser and batch size, each point, each optimiser's scaled runs; one of each kind is run."""
-    grid, rows = EXPERIMENT.grid("smoke"), Rows(found.rows())
-    assert [cell["part"] for cell in grid] == ["edge"] * 9 + ["rule"] * 2 + ["scaling"] * 2
-    for cell in (grid[4], grid[10], grid[12]):
-        place = {name: cell[name] for name in ("part", "network", "optimizer", "point", "batch_size") if name in cell}
-        expected = rows.where(**place)
-        assert len(expected) > 0
-        assert_same_rows(EXPERIMENT.run(cell, "cpu"), expected)
+def test_cells_are_parts_of_one_search(found):
+    """The edges of all batch sizes at once, a rule and runs are those of the cells, each of which starts anew."""
+    (subject,) = SCALES["smoke"]
+    whole = prepared(subject, {}, 0, "cpu")
+    assert [cell["part"] for cell in EXPERIMENT.grid("smoke")] == ["edge"] * 9 + ["rule"] * 2 + ["scaling"] * 2
+    edges = found.where(part="edge", optimizer="momentum", criterion="steady")
+    assert_same_rows(edges, edge_rows(stable_rates(whole, "momentum", 0, "steady")))
+    assert_same_rows(found.where(part="rule", point="trained"), rule_rows(rule_of(whole, "trained", 0)))
+    assert_same_rows(found.where(part="scaling", optimizer="adam"), scaling_rows(scaled_runs(whole, "adam", 0)))
 
 
 def test_charts_draw_edges_rules_and_runs(found):
-    charts = EXPERIMENT.charts(Rows(found.rows()))
+    charts = EXPERIMENT.charts(found)
     assert len(charts) == 1 + 2 * 2
     assert len(charts[0].series) == 5 + 2 * 2
-    centre = found.frontiers[0].centre().tolist()
+    centre = frontiers_of(found)[0].centre().tolist()
     assert charts[0].series[0].y == [value if math.isfinite(value) else None for value in centre]
-    assert charts[1].series[0].y == pytest.approx((100 * found.scaling[0].validation_error[0].mean(1)).tolist())
-
-
-def test_only_the_networks_named_are_run(found):
-    again = run_stable_rates("smoke", networks=[])
-    assert again.frontiers == again.verdicts == ()
-    assert {frontier.network for frontier in found.frontiers} == {subject.network for subject in SCALES["smoke"]}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"scale": "huge"}, "scale must be one of 'smoke', 'cpu', 'paper', got 'huge'"),
-        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
-    ],
-)
-def test_misuse_is_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        run_stable_rates(**{"scale": "smoke", **arguments})
+    errors = 100 * scaling_of(found)[0].validation_error[0].mean(1)
+    assert charts[1].series[0].y == pytest.approx(errors.tolist())
+    for chart in charts:
+        draw(chart)
 
 
 def test_an_unknown_criterion_is_named(ground):

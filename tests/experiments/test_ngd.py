@@ -9,7 +9,7 @@ import torch
 from lambdahat.experiments import registry
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import Rows
-from lambdahat.experiments.ngd.claims import FORMS, form_claim, survival
+from lambdahat.experiments.ngd.claims import FORMS, PLOTTED, form_claim, survival
 from lambdahat.experiments.ngd.training import (
     Point,
     Way,
@@ -54,6 +54,7 @@ def test_smoke_runs_and_reads(name):
         assert experiment.charts(found)
     for chart in experiment.charts(Rows(rows)):
         draw(chart)
+        assert (PLOTTED in chart.caption) == bool(chart.source)  # the paper prints no numbers
     assert all(experiment.grid(scale) for scale in ("cpu", "paper"))
 
 

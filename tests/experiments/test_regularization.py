@@ -17,7 +17,6 @@ from lambdahat.experiments.regularization.learning_rules import CURVED, FLAT, RU
 from lambdahat.experiments.regularization.published import PUBLISHED, quantities_of, score_of
 from lambdahat.experiments.regularization.runs import Config, cells_of, logistic, quadratic, run_rules
 from lambdahat.experiments.regularization.stacks import Member, Stack
-from lambdahat.experiments.regularization.stored import RegularizationResult, RuleRun
 from lambdahat.experiments.regularization.tables import agreement, mean_and_deviation
 from lambdahat.experiments.regularization.xor_rules import XOR, XOR_TASK, XORD_TASK
 from lambdahat.experiments.statistics import Reading
@@ -26,7 +25,6 @@ from lambdahat.experiments.sweeps import sweep
 from lambdahat.models import xor_network
 from lambdahat.optim import SelectiveL2, batch_product, layers_of
 from lambdahat.optim.regularizers import StoppedThenSelectiveL2
-from lambdahat.storage import Result
 
 TASKS = ("xor", "xord", "mnist", "synthetic", "cifar10")
 NAMES = {"xor": "xor", "xord": "xord", "mnist": "rules-mnist", "synthetic": "rules-synthetic",
@@ -287,16 +285,6 @@ def test_the_tables_of_the_thesis_bear_out_its_text(task):
 def quantity_of(claim):
     """The quantity that a claim's sentence opens with, after the activation."""
     return {claim.sentence.partition(":")[0].partition(", ")[2]}
-
-
-def test_results_stored_before_the_runner_still_load(tmp_path):
-    values = {"norm": torch.tensor([1.0, 3.0]), "training accuracy": torch.tensor([1.0, math.nan])}
-    result = RegularizationResult("xor", (RuleRun("tanh", "L2", values),), (), ("a",), 2, 0)
-    result.save(tmp_path / "found")
-    loaded = Result.load(tmp_path / "found")
-    assert isinstance(loaded, RegularizationResult)
-    assert loaded.tables() == result.tables()
-    assert loaded.tables()[0].rows[0][:3] == ("L2", "1 (1 diverged) [1]", "2 ± 1.4 [18.44]")
 
 
 @pytest.mark.slow

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from lambdahat.experiments import clusters
+from lambdahat.experiments.clusters import BACKENDS
 from lambdahat.experiments.experiment import Rows, key_of
+from lambdahat.experiments.registry import find
 from lambdahat.experiments.store import Store, stores_in
 from lambdahat.experiments.sweeps import matches, sweep
 from tests.experiments.toys import Config, toy
@@ -89,12 +92,20 @@ def test_numbers_that_json_lacks_come_back(tmp_path):
 def test_the_store_is_plain_sqlite_and_says_where_it_was_made(tmp_path):
     store = sweep(toy(), tmp_path, scale="smoke", command="lambdahat reproduce toy")
     with sqlite3.connect(store.path) as connection:
-        (count,) = connection.execute("SELECT COUNT(*) FROM rows").fetchone()
-        (value,) = connection.execute("SELECT record FROM rows LIMIT 1").fetchone()
-    assert count == 12
-    assert set(json.loads(value)) >= {"rate", "seed", "step", "value"}
+        found = [json.loads(record) for (record,) in connection.execute("SELECT record FROM records")]
+    assert found == records(store)
+    assert set(found[0]) >= {"rate", "seed", "step", "value"}
     assert store.about()["command"] == "lambdahat reproduce toy"
     assert [found.experiment for found in stores_in(tmp_path)] == ["toy"]
+
+
+def test_rows_of_a_thousand_characters_take_little_more_room(tmp_path):
+    experiment = toy()
+    object.__setattr__(experiment, "run", lambda cell, device: [{"curve": [1.2345] * 150, "seed": s} for s in range(9)])
+    store = sweep(experiment, tmp_path, scale="paper")
+    told = sum(len(json.dumps(row["curve"])) for row in store.rows())
+    assert told > 120_000
+    assert store.path.stat().st_size < 1.5 * told
 
 
 def test_rows_select_and_pair():
@@ -112,7 +123,7 @@ def test_rows_select_and_pair():
         ({"scale": "huge"}, "scale must be one of 'smoke', 'cpu', 'paper'"),
         ({"jobs": 0}, "jobs must be an integer of at least 1"),
         ({"backend": "spark"}, "backend must be one of 'loky', 'dask', 'ray'"),
-        ({"jobs": 2, "address": "tcp://x"}, "address must be left out with the loky backend"),
+        ({"address": "tcp://x"}, "address must be left out with the loky backend"),
     ],
 )
 def test_misuse_is_named(tmp_path, settings, message):
@@ -154,10 +165,73 @@ def test_twenty_kills_lose_nothing(tmp_path):
     assert records(finished) == records(whole)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["dask", "ray"])
+RAY = pytest.param("ray", marks=pytest.mark.slow)  # dask comes with the development tools, ray does not
+
+
+@pytest.mark.parametrize("backend", ["dask", RAY])
 def test_clusters_give_the_same_rows(tmp_path, backend):
     pytest.importorskip(backend)
     alone = sweep(toy(), tmp_path / "one", scale="cpu")
     there = sweep(toy(), tmp_path / "two", scale="cpu", jobs=2, backend=backend)
     assert records(alone) == records(there)
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_a_published_experiment_gives_the_same_rows_everywhere(tmp_path):
+    experiment = find("power-method")
+    alone = records(sweep(experiment, tmp_path / "alone", scale="smoke"))
+    assert records(sweep(experiment, tmp_path / "loky", scale="smoke", jobs=2)) == alone
+    for backend in ("dask", "ray"):
+        pytest.importorskip(backend)
+        assert records(sweep(experiment, tmp_path / backend, scale="smoke", jobs=2, backend=backend)) == alone
+
+
+@pytest.mark.slow
+def test_a_dask_cluster_at_an_address_is_used_and_left_running(tmp_path):
+    distributed = pytest.importorskip("dask.distributed")
+    alone = records(sweep(toy(), tmp_path / "one", scale="cpu"))
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        address = cluster.scheduler_address
+        assert records(sweep(toy(), tmp_path / "two", scale="cpu", backend="dask", address=address)) == alone
+        with distributed.Client(address) as client:
+            assert len(client.ncores()) == 2
+
+
+@pytest.mark.parametrize("backend", ["loky", pytest.param("dask", marks=pytest.mark.slow), RAY])
+def test_a_finished_cell_is_handed_back_while_another_runs(tmp_path, backend):
+    """The second cell waits for a file that is written once the first has come back."""
+    pytest.importorskip({"loky": "joblib"}.get(backend, backend))
+    sign = tmp_path / "sign"
+
+    def task(cell):
+        for _ in range(1200):
+            if cell["seed"] == 0 or sign.exists():
+                return cell["seed"]
+            time.sleep(0.05)
+        return None
+
+    found = BACKENDS[backend](task, [{"seed": seed} for seed in range(2)], 2, None, "cpu")
+    assert next(found) == 0
+    sign.touch()
+    assert list(found) == [1]
+
+
+def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(clusters, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r'backend must have ray installed, .* pip install "lambdahat\[ray\]"'):
+        sweep(toy(), tmp_path, scale="smoke", backend="ray")
+
+
+@pytest.mark.slow
+def test_an_address_where_nothing_answers_is_named(tmp_path):
+    dask = pytest.importorskip("dask")
+    short = dask.config.set({"distributed.comm.timeouts.connect": "1s"})
+    with short, pytest.raises(ValueError, match="address must be that of a dask cluster, got 'tcp:"):
+        sweep(toy(), tmp_path, scale="smoke", backend="dask", address="tcp://127.0.0.1:9")
+
+
+def test_nothing_is_started_for_no_cells(tmp_path, monkeypatch):
+    sweep(toy(), tmp_path, scale="smoke")
+    monkeypatch.setitem(BACKENDS, "dask", lambda *_: pytest.fail("there is nothing left to run"))
+    sweep(toy(), tmp_path, scale="smoke", backend="dask")

@@ -1,7 +1,6 @@
 """Every kind of result has its charts on the page, with the result's own numbers."""
 
 import math
-from dataclasses import dataclass
 from functools import cache
 
 import networkx as nx
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from lambdahat._rng import generator
-from lambdahat.experiments.reproduction import Reproduction, Table, Verdict
 from lambdahat.graphs import clusters, graph, similarity, spectrum, which_model
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import advise
@@ -148,26 +146,6 @@ def test_a_run_has_what_it_tracked_with_its_error():
     assert charts["loss, mean per sample"].y_log
     assert charts["trace"].series[0].error == pytest.approx([1.96 * 0.5] * 5)
     assert section_of_result("run", a_run()).rows[2]["trace"] == 15.0
-
-
-@dataclass(frozen=True)
-class Repeated(Reproduction):
-    name: str
-    verdicts: tuple[Verdict, ...]
-    assumptions: tuple[str, ...]
-    seed: int
-
-    def tables(self):
-        return (Table("Table 1", ("rule", "error"), (("SGD", "0.1"),)),)
-
-
-def test_a_reproduction_has_its_verdicts_tables_and_assumptions():
-    result = Repeated("xor", (Verdict("it holds", "Table 1", "holds", "1"),), ("nothing",), 7)
-    section = section_of_result("xor", result)
-    assert section.verdicts == result.verdicts
-    assert section.tables == result.tables()
-    assert section.assumptions == ("nothing",)
-    assert section.facts == {"seed": "7"}
 
 
 def test_numbers_are_cards_and_groups_are_opened():

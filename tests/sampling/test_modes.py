@@ -183,16 +183,18 @@ def test_the_fastest_mode_that_works_is_taken():
         modes_._fastest({"sequential": lambda: Slow(math.inf)})
 
 
-def test_too_little_memory_is_not_taken_for_a_model_that_cannot_be_mapped(monkeypatch):
+def test_chains_that_do_not_fit_together_run_one_by_one(monkeypatch):
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError) as told:
-        modes_._fastest({"batched": lambda: type("Full", (), {"skip": full, "close": lambda _: None})()})
-    assert 'mode="sequential" needs least' in told.value.__notes__[0]
+        modes_._fastest({"sequential": lambda: type("Full", (), {"skip": full, "close": lambda _: None})()})
+    assert "a larger accumulate or a smaller batch_size needs less" in told.value.__notes__[0]
+    alone = run(classifier(), "sequential", batch_size=5)
     monkeypatch.setattr(Together, "own_batches", full)
-    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
-        run(classifier(), "auto", batch_size=5)
+    together = run(classifier(), "auto", batch_size=5)
+    assert together.mode == "sequential"
+    assert np.array_equal(together.losses, alone.losses)
     monkeypatch.setattr(SampleLosses, "__call__", full)
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
         run(classifier(), "sequential", batch_size=5)

@@ -372,16 +372,20 @@ def reproduce(
     scale: Annotated[
         str, typer.Option(help="smoke: seconds; cpu: at most 15 minutes on two cores; paper: for a GPU.")
     ] = "cpu",
-    jobs: Annotated[int, typer.Option(min=1, help="Cells that run at once.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Cells that run at once; a cluster at an address runs all it can.")
+    ] = 1,
     backend: Annotated[str, typer.Option(help="Where cells run: loky (this machine), dask or ray.")] = "loky",
     address: Annotated[
-        str | None, typer.Option(help="Of a dask or ray cluster.", show_default="a new one here")
+        str | None, typer.Option(help="Of a dask or ray cluster; auto: ray's own here.", show_default="a new one here")
     ] = None,
     only: Annotated[
         str | None, typer.Option(help='Only cells whose settings hold these words: "alpha=0.1 seed=3".')
     ] = None,
     device: Annotated[str, typer.Option(help='"cpu" or "cuda".')] = "cpu",
-    fresh: Annotated[bool, typer.Option("--fresh", help="Throw away finished cells; else a run resumes.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="Go on with the finished cells, or throw them away.")
+    ] = True,
     out: Annotated[Path, typer.Option(help="Folder for the rows, the tables and the page.")] = Path("reproductions"),
     as_json: Json = False,
     quiet: Quiet = False,
@@ -393,8 +397,30 @@ def reproduce(
         if listed:
             list_experiments()
             raise typer.Exit(OK)
-        choices = Choices(out, scale, jobs, backend, address, only, device, fresh)
+        choices = Choices(out, scale, jobs, backend, address, only, device, resume)
         code = run_reproduce(asked_for(experiments, everything), choices, as_json, quiet)
+    raise typer.Exit(code)
+
+
+@app.command(epilog=EXIT_CODES)
+def bench(
+    peers: Annotated[bool, typer.Option("--peers", help="Time the other libraries that are installed too.")] = False,
+    device: Annotated[str, typer.Option(help='"cpu" or "cuda".')] = "cpu",
+    only: Annotated[str, typer.Option(help="Families of rows, a glob; one that matches none lists them.")] = "*",
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes: shows that it runs, times mean nothing.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds, of which the medians are taken.")] = 9,
+    against: Annotated[Path | None, typer.Option(help="A bench.json on record: what is slower exits with 1.")] = None,
+    tolerance: Annotated[float, typer.Option(help="What counts as slower than on record.")] = 0.15,
+    out: Annotated[Path | None, typer.Option(help="Folder for bench.json, after each task, table and figure.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """What everything costs in gradients, and beside the peers: times, errors, memory, and how far from the limit."""
+    from lambdahat.bench.plans import Plan
+    from lambdahat.cli.bench import run_bench
+
+    with exit_codes("finished tasks are kept" if out else ""):
+        code = run_bench(Plan(device, peers, quick, rounds), only, out, against, tolerance, as_json, quiet)
     raise typer.Exit(code)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lambdahat.cli.exits import OK, code_of, say
+from lambdahat.cli.graph_commands import Reading
 from lambdahat.cli.measurements import bars
+from lambdahat.cli.options import Output
 from lambdahat.cli.tables import print_json, print_table
 from lambdahat.graphs import (
     Clusters,
@@ -29,66 +30,49 @@ from lambdahat.report.style import value_text
 from lambdahat.results import Estimate, Result
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How graph files are read."""
-
-    format: str | None = None
-    weighted: bool = True
-    loops: str = "drop"
-    duplicates: str = "max"
-    directed: str = "max"
-
-    def graphs(self, files: Sequence[Path], quiet: bool) -> Iterator[Graph]:
-        """One graph after the other, named by its file, with a number where two files have one name."""
-        seen: set[str] = set()
-        for file in files:
-            with bars(quiet):
-                one = graph(file, format=self.format, weighted=self.weighted, loops=self.loops,
-                            duplicates=self.duplicates, directed=self.directed)  # fmt: skip
-            name, number = one.name, 1
-            while name in seen:
-                number += 1
-                name = f"{one.name}-{number}"
-            seen.add(name)
-            yield graph(one, loops="keep", name=name)
+def graphs_of(files: Sequence[Path], reading: Reading, quiet: bool) -> Iterator[Graph]:
+    """One graph after the other, named by its file, with a number where two files have one name."""
+    seen: set[str] = set()
+    for file in files:
+        with bars(quiet):
+            one = graph(file, format=reading.format, weighted=not reading.unweighted, loops=reading.loops,
+                        duplicates=reading.duplicates, directed=reading.directed)  # fmt: skip
+        name, number = one.name, 1
+        while name in seen:
+            number += 1
+            name = f"{one.name}-{number}"
+        seen.add(name)
+        yield graph(one, loops="keep", name=name)
 
 
-@dataclass(frozen=True)
-class Shown:
-    """Where results go."""
+def write(output: Output, name: str, result: Result) -> None:
+    """The result and its figure into the folder, where one was named."""
+    if output.out is None:
+        return
+    result.save(output.out / f"{name}.json")
+    drawn = plot(result)
+    getattr(drawn, "figure", drawn).savefig(output.out / f"{name}.png", dpi=150)
 
-    out: Path | None
-    as_json: bool
-    quiet: bool
 
-    def write(self, name: str, result: Result) -> None:
-        """The result and its figure into the folder, where one was named."""
-        if self.out is None:
-            return
-        result.save(self.out / f"{name}.json")
-        drawn = plot(result)
-        getattr(drawn, "figure", drawn).savefig(self.out / f"{name}.png", dpi=150)
-
-    def show(self, document: Any, header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-        """The table, or the JSON document."""
-        if self.as_json:
-            print_json(document)
-        elif not self.quiet:
-            print_table(header, rows, title)
-            if self.out is not None:
-                print(f"written to {self.out}")
+def show(output: Output, document: Any, header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+    """The table, or the JSON document."""
+    if output.as_json:
+        print_json(document)
+    elif not output.quiet:
+        print_table(header, rows, title)
+        if output.out is not None:
+            print(f"written to {output.out}")
 
 
 def run_spectrum(
-    files: Sequence[Path], reading: Reading, moments: int, probes: int | None, seed: int, shown: Shown
+    files: Sequence[Path], reading: Reading, moments: int, probes: int | None, seed: int, output: Output
 ) -> int:
     """The entropic spectrum of every file."""
     documents, rows, statuses = [], [], []
-    for one in reading.graphs(files, shown.quiet):
-        with bars(shown.quiet):
+    for one in graphs_of(files, reading, output.quiet):
+        with bars(output.quiet):
             found = spectrum(one, moments, probes, seed)
-        shown.write(f"spectrum-{one.name}", found)
+        write(output, f"spectrum-{one.name}", found)
         statuses.append(found.status)
         about = _about(one)
         low, middle, high = (float(x) for x in found.density.quantile([0.05, 0.5, 0.95]))
@@ -103,7 +87,7 @@ def run_spectrum(
             f"{found.cost:,}", found.status.name,
         ))  # fmt: skip
     header = ("graph", "nodes", "edges", "components", "isolated", "entropy", "5, 50, 95 % of λ", "products", "status")
-    shown.show(documents, header, rows)
+    show(output, documents, header, rows)
     return code_of(statuses)
 
 
@@ -115,14 +99,14 @@ def run_clusters(
     seed: int,
     cut: float | None,
     labels: bool,
-    shown: Shown,
+    output: Output,
 ) -> int:
     """The number of clusters of every file."""
     documents, rows, found = [], [], []
-    for one in reading.graphs(files, shown.quiet):
-        with bars(shown.quiet):
+    for one in graphs_of(files, reading, output.quiet):
+        with bars(output.quiet):
             result = clusters(one, moments, probes, seed, cut, labels)
-        shown.write(f"clusters-{one.name}", result)
+        write(output, f"clusters-{one.name}", result)
         found.append((one.name, result))
         documents.append({**_about(one), **_clusters_document(one, result)})
         gap = f"{result.gaps[0].low:.3g} … {result.gaps[0].high:.3g}" if result.gaps else ""
@@ -133,7 +117,7 @@ def run_clusters(
             gap, others, f"{result.components:,}", f"{result.cost:,}", result.status.name,
         ))  # fmt: skip
     header = ("graph", "nodes", "clusters", "λ*", "widest gap", "next gaps after", "components", "products", "status")
-    shown.show(documents, header, rows)
+    show(output, documents, header, rows)
     for name, result in found:
         if not result.status.ok:
             say(f"{name}: {result.status.name}. {result.status.value}")
@@ -141,19 +125,19 @@ def run_clusters(
 
 
 def run_compare(
-    files: Sequence[Path], reading: Reading, moments: int, probes: int | None, seed: int, shown: Shown
+    files: Sequence[Path], reading: Reading, moments: int, probes: int | None, seed: int, output: Output
 ) -> int:
     """The divergences between the files' spectra."""
-    compared = list(reading.graphs(files, shown.quiet))
-    with bars(shown.quiet):
+    compared = list(graphs_of(files, reading, output.quiet))
+    with bars(output.quiet):
         found = similarity(compared, moments, probes, seed)
-    shown.write("similarity", found)
+    write(output, "similarity", found)
     order = found.order()
     header = ("", *(found.names[i] for i in order))
     rows = [(found.names[i], *(_divergence(found, i, j) for j in order)) for i in order]
     document = {"names": found.names, "divergences": found.divergences.tolist(), "stderr": found.stderr.tolist(),
                 "status": found.status.name}  # fmt: skip
-    shown.show(document, header, rows, "symmetric KL divergence between spectra")
+    show(output, document, header, rows, "symmetric KL divergence between spectra")
     return code_of([found.status])
 
 
@@ -165,22 +149,22 @@ def run_fit(
     draws: int | None,
     size: int | None,
     seed: int,
-    shown: Shown,
+    output: Output,
 ) -> int:
     """The nearest parameter of one random model to every file, or of all models and which is nearest."""
     given: dict[str, Any] = {"moments": moments, "draws": draws, "size": size, "seed": seed}
     given = {name: value for name, value in given.items() if value is not None}
     documents, rows = [], []
-    for one in reading.graphs(files, shown.quiet):
-        with bars(shown.quiet):
+    for one in graphs_of(files, reading, output.quiet):
+        with bars(output.quiet):
             found = which_model(one, **given) if model is None else fit_model(one, model, **given)
-        shown.write(f"fit-{one.name}", found)
+        write(output, f"fit-{one.name}", found)
         for fit in found.fits if isinstance(found, ModelChoice) else (found,):
             documents.append({"name": one.name, **_fit_document(fit)})
             rows.append((one.name, fit.model, f"{fit.parameter} = {value_text(fit)}", f"{fit.divergence:.4g}",
                          f"{fit.typical:.2g}", f"{fit.size:,}", f"{fit.cost:,}"))  # fmt: skip
     header = ("graph", "model", "parameter", "divergence", "typical", "nodes", "graphs drawn")
-    shown.show(documents, header, rows)
+    show(output, documents, header, rows)
     return OK
 
 

@@ -1,9 +1,12 @@
-"""Options that several commands share."""
+"""Options that several commands share, alone and in groups."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -11,3 +14,39 @@ Seed = Annotated[int, typer.Option(min=0, help="Decides all random probes and su
 Out = Annotated[Path | None, typer.Option(help="Folder for results, tables and figures; a killed run resumes from it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no table.")]
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where results go."""
+
+    out: Out = None
+    as_json: Json = False
+    quiet: Quiet = False
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """A command of which each parameter that is a dataclass becomes the options that are its fields, in their order."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            inner = get_type_hints(groups[name], include_extras=True)
+            parameters += [_option(field.name, inner[field.name], field.default) for field in fields(groups[name])]
+        else:
+            parameters.append(_option(name, hints[name], parameter.default))
+
+    def whole(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    whole.__name__, whole.__doc__ = command.__name__, command.__doc__
+    whole.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    whole.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return whole
+
+
+def _option(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)

@@ -33,7 +33,7 @@ class Choices:
     address: str | None = None
     only: str | None = None
     device: str = "cpu"
-    fresh: bool = False
+    resume: bool = True
 
 
 def asked_for(names: list[str] | None, everything: bool) -> list[str]:
@@ -66,7 +66,7 @@ def run_reproduce(names: list[str], choices: Choices, as_json: bool, quiet: bool
         with bars(quiet):
             store = sweep(
                 experiment, choices.out, scale=choices.scale, jobs=choices.jobs, backend=choices.backend,
-                address=choices.address, only=choices.only, device=choices.device, resume=not choices.fresh,
+                address=choices.address, only=choices.only, device=choices.device, resume=choices.resume,
                 command=" ".join(["lambdahat", *sys.argv[1:]]),
             )  # fmt: skip
         code = max(code, say_errors(store))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from lambdahat._check import require, require_choice, require_count, require_positive
-from lambdahat.batches import free_memory
 from lambdahat.krylov import (
     ROUNDING,
     RitzPairs,
@@ -21,6 +20,7 @@ from lambdahat.results import Eigenpairs, Estimate, Status
 
 DENSE_BELOW = 100
 MEMORY_SHARE = 0.25
+WORKING = 4  # vectors beside the basis: the newest product, what it is made from, and room to work in
 
 WHICH = ("largest", "smallest", "magnitude", "both")
 
@@ -34,13 +34,15 @@ def eigenpairs(
     max_memory: float | None = None,
     seed: int = 0,
     repeated: bool = False,
+    basis: str = "device",
 ) -> Eigenpairs:
     """k extreme eigenpairs by thick-restart Lanczos.
 
     ``which`` is "largest" (values in descending order), "smallest" (ascending), "magnitude" (descending |λ|) or "both":
     k at each end, in descending order. ``tol`` is the accuracy of the values relative to the largest |λ|: a pair has
     converged when min(r, r²/gap) ≤ tol·max|θ|, r its residual and gap the distance to its neighbour. ``max_memory``
-    bounds the bytes of the basis (default: a quarter of the free memory). Very small operators are diagonalised whole.
+    bounds the bytes of the basis (default: what the problem's ``memory`` leaves for vectors, or a quarter of the free
+    memory); ``basis`` "host" keeps it in the memory of the host. Very small operators are diagonalised whole.
 
     The residuals are those of the Lanczos recurrence joined with the rounding seen in the products. One random start
     sees each eigenspace once, so an eigenvalue that is repeated exactly may be found fewer times than it is there.
@@ -51,14 +53,20 @@ def eigenpairs(
     require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
     require_choice(which, "which", WHICH)
     require_positive(tol, "tol")
+    require_choice(basis, "basis", ("device", "host"))
     count = min(2 * k if which == "both" else k, operator.dim)
     budget = default_budget(count) if max_matvecs is None else require_count(max_matvecs, "max_matvecs")
     if is_small(operator, count) and budget >= operator.dim:
         return _result(_diagonalise(operator, Wanted(which), count), count, tol)
     require(budget >= count, "max_matvecs", f"be at least {count}, one for each pair", repr(budget))
-    capacity = basis_capacity(operator, count, max_memory)
+    elsewhere = (
+        operator.free_memory(torch.device("cpu")) * MEMORY_SHARE
+        if basis == "host" and max_memory is None
+        else max_memory
+    )
+    capacity = basis_capacity(operator, count, elsewhere)
     found = thick_restart_lanczos(operator, Wanted(which), count, tol=tol, max_matvecs=budget,
-                                  capacity=capacity, seed=seed, repeated=repeated)  # fmt: skip
+                                  capacity=capacity, seed=seed, repeated=repeated, place=basis)  # fmt: skip
     return _result(found, count, tol)
 
 
@@ -136,8 +144,9 @@ def is_small(operator: LinearOperator, count: int) -> bool:
 def basis_capacity(operator: LinearOperator, count: int, max_memory: float | None = None) -> int:
     """How many basis vectors to keep: enough not to restart on common spectra, within ``max_memory``."""
     row = operator.dim * torch.finfo(working_dtype(operator)).bits // 8
-    share = MEMORY_SHARE * free_memory(operator.device)
-    allowed = share if max_memory is None else require_positive(max_memory, "max_memory")
+    allowed = operator.room(MEMORY_SHARE) if max_memory is None else require_positive(max_memory, "max_memory")
+    if max_memory is None and operator.budget() is not None:
+        allowed -= (count + WORKING) * row
     least, most = min(count + 3, operator.dim), min(max(4 * count, 200), operator.dim)
     rows = int(min(allowed // row, most + 1))
     require(rows > least, "max_memory", f"hold {least + 1} vectors, {(least + 1) * row:,} bytes, for {count} pairs",

@@ -148,8 +148,9 @@ def _loss_on(here: Problem, other: Problem) -> float:
     """The loss on another problem's data, with this one's parameters and batch-norm statistics."""
     parameters = here.named(here.vector)
     with torch.no_grad():
-        parts = [weight * here.batch_loss(parameters, batch).double() for weight, batch in other.weighted()]
-    return float(torch.stack(parts).sum())
+        parts = [weight * here.batch_loss(parameters, batch).double().reshape(()) for weight, batch in other.share]
+        total = torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64, device=other.device)
+    return float(other.ranks.sum(total, "a loss on other data", here.vector))
 
 
 def _curvature(problem: Problem, vectors: Sequence[Tensor]) -> tuple[float, ...]:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_interval
 from lambdahat._progress import report
-from lambdahat.batches import free_memory
 from lambdahat.estimators.probes import FOURTH_MOMENTS, Probes, block_sizes, probes_for
 from lambdahat.krylov import (
     BREAKDOWN,
     Lanczos,
+    basis_bytes,
+    chosen_place,
     dot,
     lanczos,
     random_vector,
@@ -31,16 +32,22 @@ from lambdahat.results import Array, Estimate, Moments, Spectrum, Status
 DEFAULT_DEPTH = 100
 BOUNDS_DEPTH = 30
 DEFAULT_PROBES = 50
+WORKING = 4  # vectors beside a basis
 
 
-def spectrum(operator: LinearOperator, depth: int | None = None, probes: int = 1, seed: int = 0) -> Spectrum:
+def spectrum(
+    operator: LinearOperator, depth: int | None = None, probes: int = 1, seed: int = 0, *, basis: str = "auto"
+) -> Spectrum:
     """The spectral density by stochastic Lanczos quadrature (Golub and Meurant; Ubaru, Chen and Saad 2017).
 
     Each probe is uniform on the unit sphere and costs ``depth`` products (default: 100, or P if that is less). Its Ritz
     values and squared first components are the Gauss rule of the measure the probe sees: Σ_j w_j θ_j^k = zᵀAᵏz for
     k ≤ 2·depth − 1. When a probe's Krylov space ends early its row is filled up with nodes of weight 0.
+
+    ``basis`` says where the ``depth`` vectors of a run are kept: "device", "half" (as bfloat16 for float32, half the
+    bytes), "host" (the memory of the host, streamed through the GPU), or "auto", the first of these that fits.
     """
-    runs = lanczos_runs(operator, depth, probes, seed, "spectrum")
+    runs = lanczos_runs(operator, depth, probes, seed, "spectrum", basis)
     return quadrature(operator, runs)
 
 
@@ -137,20 +144,24 @@ def spectral_bounds(operator: LinearOperator, seed: int = 0) -> tuple[tuple[floa
     return (max(left, 0.0) if operator.psd and ends.high > 0 else left, right), ends.cost
 
 
-def lanczos_runs(operator: LinearOperator, depth: int | None, probes: int, seed: int, task: str) -> list[Lanczos]:
-    """One Lanczos run a probe; their bases are dropped."""
+def lanczos_runs(
+    operator: LinearOperator, depth: int | None, probes: int, seed: int, task: str, basis: str = "auto"
+) -> list[Lanczos]:
+    """One Lanczos run a probe; their bases, kept at ``basis`` meanwhile, are dropped."""
     require_symmetric(operator, task)
     require_count(probes, "probes")
     steps = min(DEFAULT_DEPTH, operator.dim) if depth is None else depth
     require_count(steps, "depth", 1, operator.dim, "at this size op.dense() is exact")
-    row = operator.dim * torch.finfo(working_dtype(operator)).bits // 8
-    free = free_memory(operator.device)
-    require((steps + 1) * row <= free, "depth", f"fit into the free memory, {free:,.0f} bytes",
-            f"{steps}, which needs {(steps + 1) * row:,}", "lower depth")  # fmt: skip
+    dtype, free = working_dtype(operator), operator.room(1.0)
+    room = free - WORKING * operator.dim * dtype.itemsize
+    place = chosen_place(steps + 1, operator.dim, dtype, operator.device, room, basis)
+    needed = basis_bytes(steps + 1, operator.dim, dtype, place)
+    require(needed <= max(room, 0.0), "depth", f"fit into the free memory, {free:,.0f} bytes", f"{steps}, which needs "
+            f"{needed + free - room:,.0f}", "lower depth")  # fmt: skip
     runs = []
     for probe in range(probes):
         start, done = random_vector(operator, seed, "sphere", probe), (probe * steps, probes * steps)
-        run = lanczos(operator, start, steps, task, done)
+        run = lanczos(operator, start, steps, task, done, place)
         runs.append(dataclasses.replace(run, basis=run.basis[:, :0].clone()))
     return runs
 

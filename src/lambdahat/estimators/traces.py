@@ -20,6 +20,7 @@ from lambdahat.operators.base import LinearOperator, require_operator
 from lambdahat.results import Estimate, Status
 
 METHODS = ("auto", "exact", "hutchinson", "hutch++", "xtrace")
+BLOCKS, MEMORY_SHARE = 6, 0.25
 
 
 def trace(
@@ -46,7 +47,7 @@ def trace(
     - "xtrace": the same with every probe used for both, in turn (Epperly, Tropp & Webber 2024).
     - "auto": exact where that is known, from sampled targets where a network has many classes. Otherwise Hutchinson
       until a sketch promises to save more products than it costs, then Hutch++; with the operator's control variate C,
-      tr C + tr(A − C), where a pilot shows that it pays.
+      tr C + tr(A − C), where a pilot shows that it pays. Probe by probe where blocks of 16 would fill the memory.
 
     ``probe`` is "rademacher", "gaussian" or "sphere"; by default Rademacher, and sphere for XTrace.
 
@@ -117,6 +118,12 @@ class _Task:
     meter: Meter
     tol: float
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a pilot's block, its products, a sketch of them and the room to make it are too much at once."""
+        block = MINIMUM * self.operator.dim * self.operator.dtype.itemsize
+        return BLOCKS * block > self.operator.room(MEMORY_SHARE)
+
     def goal(self, images: Tensor, offset: float = 0.0) -> Goal:
         """The tolerance, given some products AZ (P, k), of which the mean of ‖Az‖² estimates ‖A‖²_F."""
         floor = column_dots(images, images).mean().sqrt() if images.shape[1] else torch.zeros(())
@@ -166,7 +173,28 @@ def _quantity(probes: Probes) -> Quantity:
     )
 
 
+def _streamed(task: _Task) -> Mean:
+    """Hutchinson's samples one probe at a time, where a block of them would fill the memory."""
+    squares: list[Tensor] = []
+
+    def draw(count: int) -> Tensor:
+        samples = []
+        for _ in range(count):
+            probe = task.probes.draw(1)
+            image = task.operator @ probe
+            squares.append(column_dots(image, image))
+            samples.append(column_dots(probe, image))
+            task.meter.tell(task.meter.spent)
+        return torch.cat(samples)[:, None]
+
+    first = draw(min(MINIMUM, task.meter.limit))
+    goal = Goal(task.tol, torch.zeros(1, dtype=torch.float64), torch.cat(squares).mean().sqrt()[None])
+    return mean_until(draw, first, goal, task.meter)
+
+
 def _hutchinson(task: _Task) -> Mean:
+    if task.crowded:
+        return _streamed(task)
     pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit))
     return _plain(task, pilot, task.goal(pilot.image))
 
@@ -190,6 +218,8 @@ def _hutch_plus_plus(task: _Task) -> Mean:
 
 
 def _adaptive(task: _Task) -> Mean:
+    if task.crowded:
+        return _streamed(task)
     pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit))
     goal = task.goal(pilot.image)
     affordable = pilot.block.shape[1] <= task.meter.left

@@ -186,11 +186,11 @@ def require_own_losses(problem: Problem) -> None:
     coupled = problem.norm == "train"
     require(not coupled, "the problem", 'have norm="eval" or "frozen"', 'norm="train"',
             "batch statistics couple the samples of a batch, so that none has a loss of its own")  # fmt: skip
-    if isinstance(problem.loss_function, CrossEntropy):
+    if isinstance(problem.loss_function, CrossEntropy) and not problem.loss_function.by_sequence:
         kept = [_counted(problem.target(batch)) for batch in problem.batches]
         low, high = (int(end) for end in torch.stack(kept).aminmax())
         require(low == high, "targets", "have as many that count (not −100) in every sample", f"{low} to {high}",
-                "samples must have one weight in the mean loss; pass data of such samples")  # fmt: skip
+                "samples must have one weight in the mean loss; pass such data, or count='sequences'")  # fmt: skip
     few = take(problem.batches.first(), torch.arange(min(problem.batches.sizes[0], 8), device=problem.device))
     parameters = problem.named(problem.vector)
     with torch.no_grad():

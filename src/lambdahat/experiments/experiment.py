@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from lambdahat._check import require, require_choice
@@ -101,6 +101,11 @@ class Experiment:
         keys = {key_of(cell) for cell in cells}
         require(len(keys) == len(cells), f"the cells of {self.name}", "differ", f"{len(cells) - len(keys)} repeated")
         return cells
+
+
+def settings_of(config: Any, *varied: str) -> Cell:
+    """The fields of a configuration that all its cells share: without those whose members tell cells apart."""
+    return {field.name: getattr(config, field.name) for field in fields(config) if field.name not in varied}
 
 
 def key_of(cell: Cell) -> str:

@@ -1,7 +1,8 @@
 """The rows of one experiment on disk, in SQLite: one writer, any number of readers, whole cells or nothing.
 
 Why SQLite and not Parquet: docs/decisions/0008-store.md. Only the process that runs the sweep writes; a cell's rows and
-the mark that it is finished go in with one transaction, so that a kill leaves a cell either whole or absent.
+the mark that it is finished go in with one transaction, so that a kill leaves a cell either whole or absent. A cell's
+settings are written once; the view ``records`` has them in every row.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ CREATE TABLE IF NOT EXISTS cells (
     key TEXT PRIMARY KEY, position INTEGER NOT NULL, settings TEXT NOT NULL, seconds REAL, finished REAL, error TEXT);
 CREATE TABLE IF NOT EXISTS rows (
     key TEXT NOT NULL REFERENCES cells (key), number INTEGER NOT NULL, record TEXT NOT NULL,
-    PRIMARY KEY (key, number)) WITHOUT ROWID;
+    PRIMARY KEY (key, number));
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE VIEW IF NOT EXISTS records AS
+    SELECT key, number, json_patch(settings, record) AS record FROM rows JOIN cells USING (key)
+    ORDER BY position, number;
 """
 
 
@@ -58,11 +62,11 @@ class Store:
             connection.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", list(here.items()))
 
     def add(self, cell: Cell, rows: list[Row], seconds: float) -> None:
-        """A finished cell. Its settings are part of every row."""
+        """A finished cell and its rows."""
         key = key_of(cell)
         with self._connection() as connection:
             connection.execute("DELETE FROM rows WHERE key = ?", (key,))
-            records = [(key, number, _text({**cell, **row})) for number, row in enumerate(rows)]
+            records = [(key, number, _text(row)) for number, row in enumerate(rows)]
             connection.executemany("INSERT INTO rows VALUES (?, ?, ?)", records)
             connection.execute(
                 "UPDATE cells SET seconds = ?, finished = ?, error = NULL WHERE key = ?", (seconds, time.time(), key)
@@ -91,9 +95,9 @@ class Store:
         return dict(self._read("SELECT name, value FROM about ORDER BY name"))
 
     def rows(self) -> Rows:
-        """All rows of finished cells, in the order of the grid, whichever finished first."""
-        found = self._read("SELECT record FROM rows JOIN cells USING (key) ORDER BY position, number")
-        return Rows(_record(text) for (text,) in found)
+        """All rows of finished cells with their settings, in the order of the grid, whichever finished first."""
+        found = self._read("SELECT settings, record FROM rows JOIN cells USING (key) ORDER BY position, number")
+        return Rows(_record(settings) | _record(record) for settings, record in found)
 
     def _read(self, query: str) -> list[Any]:
         require(self.path.is_file(), "the store", "exist", f"{self.path} (no such file)", "run the experiment first",

@@ -15,10 +15,11 @@ from lambdahat.results import Array, Estimate, Spectrum
 from lambdahat.storage import Status
 
 POINTS = 2000
+WIDTH = 0.02
 
 
 def smoothed_lanczos_clusters(
-    graph: Graph, depth: int = 80, probes: int = 100, width: float = 0.02, seed: int = 0
+    graph: Graph, depth: int = 80, probes: int = 100, width: float = WIDTH, seed: int = 0
 ) -> Estimate:
     """The number of clusters by Algorithm 5 on a spectrum by Lanczos, each Ritz value a Gaussian of ``width``.
 
@@ -28,11 +29,15 @@ def smoothed_lanczos_clusters(
     require_graph(graph)
     require_count(depth, "depth", 2, len(graph))
     require_positive(width, "width")
-    found = spectrum(graph.normalized_laplacian(), depth, probes, seed)
+    return smoothed_count(spectrum(graph.normalized_laplacian(), depth, probes, seed), width)
+
+
+def smoothed_count(found: Spectrum, width: float = WIDTH) -> Estimate:
+    """How many eigenvalues a spectrum has below the first minimum of its smoothed density."""
     cut = _first_minimum(found, width)
     if cut is None:
         return Estimate(math.nan, math.nan, found.cost, Status.NO_GAP)
-    return found.expectation(lambda nodes: ndtr((cut - nodes) / width), len(graph))
+    return found.expectation(lambda nodes: ndtr((cut - nodes) / width), found.dim)
 
 
 def _first_minimum(found: Spectrum, width: float) -> float | None:

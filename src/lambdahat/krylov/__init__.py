@@ -1,5 +1,6 @@
 """Krylov methods on symmetric operators: Lanczos, its thick restart, power iteration, conjugate gradients."""
 
+from lambdahat.krylov.basis import basis_bytes, chosen_place
 from lambdahat.krylov.conjugate import Inverse, Solution, conjugate_gradients, inverse
 from lambdahat.krylov.lanczos import (
     BREAKDOWN,
@@ -24,6 +25,8 @@ __all__ = [
     "RitzPairs",
     "Solution",
     "Wanted",
+    "basis_bytes",
+    "chosen_place",
     "conjugate_gradients",
     "dot",
     "inverse",

@@ -1,7 +1,8 @@
 """Lanczos on a symmetric operator, its basis kept orthonormal to a tenth of √ε or better.
 
 Vectors are kept in the operator's dtype, scalars in float64: float32 dot products would cap the accuracy of
-Lanczos at about 2e-5. A basis is stored one vector a row, so that reorthogonalisation is two contiguous gemv.
+Lanczos at about 2e-5. A basis is stored one vector a row, so that reorthogonalisation is two contiguous gemv; ``basis``
+says where else it may be.
 """
 
 from __future__ import annotations
@@ -15,13 +16,11 @@ from lambdahat._check import require, require_count
 from lambdahat._precision import full_precision
 from lambdahat._progress import report
 from lambdahat._rng import generator
+from lambdahat.krylov.basis import CHUNK, GEMV_RUN, Basis
 from lambdahat.operators.base import LinearOperator, require_operator
 
 BREAKDOWN = 10.0  # β below this many roundings of the spectral scale ends a Krylov space
 FALL = 0.01  # of β in one step: the end of a Krylov space seen through amplified rounding
-GEMV_RUN = 4096
-FEW = 8
-CHUNK = 1 << 20  # elements per float64 copy
 
 
 def require_symmetric(operator: LinearOperator, name: str) -> None:
@@ -49,7 +48,7 @@ def random_vector(operator: LinearOperator, seed: int, *names: object) -> Tensor
 
 
 class Krylov:
-    """A decomposition A Q = Q T + β q eᵀ that grows by one product at a time in a preallocated basis.
+    """A decomposition A Q = Q T + β q eᵀ that grows by one product at a time in a basis preallocated at ``place``.
 
     ``rows[:size]`` is Qᵀ and ``rows[size]`` the next vector q. T has ``alpha`` on its diagonal; ``beta[j]`` couples
     vector j to j + 1, or, for the first ``kept`` vectors (those that a thick restart kept), to vector ``kept``.
@@ -57,15 +56,20 @@ class Krylov:
     space that is invariant to within ``slack``.
     """
 
-    def __init__(self, operator: LinearOperator, start: Tensor, capacity: int) -> None:
-        self.operator, self.capacity = operator, capacity
-        self.rows = torch.empty(capacity + 1, operator.dim, dtype=working_dtype(operator), device=operator.device)
-        self.rows[0] = start.to(self.rows) / torch.linalg.vector_norm(start, dtype=torch.float64)
+    def __init__(self, operator: LinearOperator, start: Tensor, capacity: int, place: str = "device") -> None:
+        self.operator, self.capacity, dtype = operator, capacity, working_dtype(operator)
+        self.basis = Basis(capacity + 1, operator.dim, dtype, operator.device, place)
+        self.basis.put(0, start.to(operator.device, dtype), torch.linalg.vector_norm(start, dtype=torch.float64))
         self.alpha = torch.zeros(capacity, dtype=torch.float64, device=operator.device)
         self.beta, self.drift = torch.zeros_like(self.alpha), torch.zeros_like(self.alpha)
-        self.scratch = torch.empty_like(self.rows[0])  # fresh memory costs more than the arithmetic done in it
+        self.scratch = torch.empty_like(self.basis[0])  # fresh memory costs more than the arithmetic done in it
         self.size = self.kept = self.origin = self.products = self._checked = 0
         self.slack = 0.0
+
+    @property
+    def rows(self) -> Tensor:
+        """The basis as it is stored, (capacity + 1, P)."""
+        return self.basis.rows
 
     @property
     def rounding(self) -> float:
@@ -78,31 +82,32 @@ class Krylov:
         After the three-term recurrence only rounding is left to remove, so the second pass is skipped where the
         first one changed little ("twice is enough", Parlett 1998, §6.9); on a GPU asking would cost more than doing.
         """
-        j, rows = self.size, self.rows
-        w = (self.operator @ rows[j]).to(rows.dtype)  # a product is the caller's to change
-        alpha = sum_of(torch.mul(w, rows[j], out=self.scratch))
-        w.addcmul_(rows[j], alpha.to(rows.dtype), value=-1)
+        j, basis = self.size, self.basis
+        last = basis[j]
+        w = (self.operator @ last).to(basis.dtype)  # a product is the caller's to change
+        alpha = sum_of(torch.mul(w, last, out=self.scratch))
+        w.addcmul_(last, alpha.to(basis.dtype), value=-1)
         if j == self.kept and j > 0:
-            w.addmv_(rows[:j].T, self.beta[:j].to(rows.dtype), alpha=-1)
+            basis.subtract(w, self.beta[:j], j)
         elif j > 0:
-            w.addcmul_(rows[j - 1], self.beta[j - 1].to(rows.dtype), value=-1)
+            w.addcmul_(basis[j - 1], self.beta[j - 1].to(basis.dtype), value=-1)
         if not orthogonalise and float(beta := norm(w)) > FALL * float(self.beta[j - 1]):
             self._append(w, alpha, beta)
             return
         # a β that fell by far leaves a vector of rounding, which the next step would blow up
-        correction = self._orthogonalise(w, j + 1)
+        correction = basis.orthogonalise(w, j + 1)
         alpha, beta = alpha + correction[j], norm(w)
         self.drift[j] = torch.linalg.vector_norm(correction, dtype=torch.float64)
-        if w.is_cuda or float(self.drift[j]) > 0.1 * float(beta):
-            alpha = alpha + self._orthogonalise(w, j + 1)[j]
+        if self.rows.is_cuda or float(self.drift[j]) > 0.1 * float(beta):
+            alpha = alpha + basis.orthogonalise(w, j + 1)[j]
             beta = norm(w)
         self._append(w, alpha, beta)
 
     def _append(self, w: Tensor, alpha: Tensor, beta: Tensor) -> None:
-        j, rows = self.size, self.rows
+        j, dtype = self.size, self.basis.dtype
         self.alpha[j], self.beta[j] = alpha, beta
         # a zero β stays a zero vector until the next call of broke_down
-        torch.div(w, beta.clamp_min(torch.finfo(rows.dtype).tiny).to(rows.dtype), out=rows[j + 1])
+        self.basis.put(j + 1, w, beta.clamp_min(torch.finfo(dtype).tiny).to(dtype))
         self.size, self.products = j + 1, self.products + 1
 
     def nearly_orthogonal(self) -> bool:
@@ -118,18 +123,6 @@ class Krylov:
         if float(self.drift[j - 1]) == 0.0:
             measured = (self.rounding * measured) ** 0.5
         return bool(measured <= 0.1 * self.rounding**0.5)
-
-    def _orthogonalise(self, w: Tensor, count: int) -> Tensor:
-        """w − QQᵀw in place over the first ``count`` vectors; returns Qᵀw."""
-        rows = self.rows[:count]
-        if w.is_cuda and count < FEW:  # cuBLAS takes seconds for a matrix of two or three rows of 10⁷
-            overlaps = torch.stack([torch.dot(row, w) for row in rows])
-            for row, overlap in zip(rows, overlaps, strict=True):
-                w.addcmul_(row, overlap, value=-1)
-            return overlaps
-        overlaps = _overlaps(rows, w)
-        w.addmv_(rows.T, overlaps.to(w.dtype), alpha=-1)
-        return overlaps
 
     def broke_down(self) -> bool:
         """Look for a vanished β since the last look; if there is one, cut the decomposition back to it.
@@ -153,10 +146,10 @@ class Krylov:
 
     def start_again(self, vector: Tensor) -> None:
         """Continue from a new random direction, decoupled from what is there: how repeated eigenvalues are found."""
-        w = vector.to(self.rows)
+        w = vector.to(self.basis.device, self.basis.dtype)
         for _ in range(2):
-            self._orthogonalise(w, self.size)
-        self.rows[self.size] = w / torch.linalg.vector_norm(w, dtype=torch.float64)
+            self.basis.orthogonalise(w, self.size)
+        self.basis.put(self.size, w, torch.linalg.vector_norm(w, dtype=torch.float64))
         self.beta[self.size - 1] = 0.0
         if self.size == self.kept:  # the arrow of a restart ends here too
             self.beta[: self.size] = 0.0
@@ -194,21 +187,19 @@ class Krylov:
         return float((drift * made).max())
 
     @full_precision()
-    def combine(self, weights: Tensor, out: Tensor) -> None:
-        """out (k, P) = weightsᵀ (k, m) Qᵀ, by column chunks so that ``out`` may be the first rows of the basis."""
-        weights = weights.T.to(self.rows)
-        step = max(1, CHUNK // max(1, self.size))
-        for left in range(0, self.operator.dim, step):
-            out[:, left : left + step] = weights @ self.rows[: self.size, left : left + step]
+    def combine(self, weights: Tensor) -> Tensor:
+        """weightsᵀ (k, m) Qᵀ, (k, P)."""
+        return self.basis.combine(weights, self.size)
 
+    @full_precision()
     def restart(self, values: Tensor, weights: Tensor, couplings: Tensor, origin: int) -> None:
         """Thick restart (Wu and Simon 2000): keep some Ritz vectors, the last residual couples them all.
 
         The first ``origin`` of them belong to earlier starts.
         """
-        count, last = len(values), self.rows[self.size]
-        self.combine(weights, self.rows[:count])
-        self.rows[count] = last
+        count, last = len(values), self.basis[self.size].clone()
+        self.basis.replace(weights, self.size)
+        self.basis.put(count, last)
         self.alpha[:count], self.beta[:count] = values.to(self.alpha), couplings.to(self.beta)
         self.drift[0] = self.noise()
         self.size = self.kept = self._checked = count
@@ -239,15 +230,6 @@ def sum_of(vector: Tensor) -> Tensor:
         return vector.sum(dtype=torch.float64)
     head = vector[: vector.numel() // GEMV_RUN * GEMV_RUN].view(-1, GEMV_RUN)
     return head.sum(dim=1).sum(dtype=torch.float64) + vector[head.numel() :].sum(dtype=torch.float64)
-
-
-def _overlaps(rows: Tensor, w: Tensor) -> Tensor:
-    """Qᵀw for Qᵀ (m, P). A float32 gemv on a CPU runs down each row and errs by 1e-6 on P = 10⁵; short runs, summed in
-    float64, err by 1e-7 at the same memory traffic. On a GPU the reduction is a tree already."""
-    if w.is_cuda or w.dtype == torch.float64:
-        return rows @ w
-    parts = zip(rows.split(GEMV_RUN, dim=1), w.split(GEMV_RUN), strict=True)
-    return torch.stack([a @ b for a, b in parts]).sum(0, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -292,19 +274,25 @@ class Lanczos:
 
 
 def lanczos(
-    operator: LinearOperator, start: Tensor, depth: int, task: str = "lanczos", progress: tuple[int, int] | None = None
+    operator: LinearOperator,
+    start: Tensor,
+    depth: int,
+    task: str = "lanczos",
+    progress: tuple[int, int] | None = None,
+    place: str = "device",
 ) -> Lanczos:
     """``depth`` steps from ``start`` (P,), semi-orthogonal; fewer when an invariant subspace is met.
 
     One product a step. Golub and Van Loan, Algorithm 10.3.1, with classical Gram–Schmidt against all of Q at every
-    step, or on a CPU at every other step while the overlaps measured stay below a tenth of √ε. Progress is reported
-    for ``task``, as part of ``progress`` = (products done before, total).
+    step, or where the basis is not on a GPU at every other step while the overlaps measured stay below a tenth of √ε.
+    Progress is reported for ``task``, as part of ``progress`` = (products done before, total). ``place`` says where
+    the basis is kept.
     """
     require_symmetric(operator, task)
     require_count(depth, "depth", 1, operator.dim, "at this size op.dense() is exact")
     require(start.shape == (operator.dim,), "start", f"have shape ({operator.dim},)", start)
     before, total = progress or (0, depth)
-    state = Krylov(operator, start, depth)
+    state = Krylov(operator, start, depth, place)
     for step in range(1, depth + 1):
         state.extend(orthogonalise=not state.nearly_orthogonal())
         report(task, before + step, total)

@@ -62,7 +62,7 @@ class RitzPairs:
 
 def thick_restart_lanczos(
     operator: LinearOperator, wanted: Wanted, k: int, *, tol: float, max_matvecs: int, capacity: int, seed: int,
-    repeated: bool = False, task: str = "eigenpairs",
+    repeated: bool = False, task: str = "eigenpairs", place: str = "device",
 ) -> RitzPairs:  # fmt: skip
     """The ``k`` most ``wanted`` eigenpairs, to a relative accuracy ``tol`` of the values.
 
@@ -73,7 +73,7 @@ def thick_restart_lanczos(
     vector, until one such start finds nothing better: this is how repeated eigenvalues are found. ``repeated`` asks for
     such a start in any case.
     """
-    state = Krylov(operator, random_vector(operator, seed, task, 0), capacity)
+    state = Krylov(operator, random_vector(operator, seed, task, 0), capacity, place)
     starts, look, cuda = 0, 0, operator.device.type == "cuda"
     settled = _Settled(wanted, k, tol)
     while True:
@@ -158,8 +158,7 @@ class _Projection:
 
     def extract(self) -> RitzPairs:
         chosen = self.wanted.select(self.values, self.k)
-        vectors = self.state.rows.new_empty(len(chosen), self.state.operator.dim)
-        self.state.combine(self.weights[:, chosen], vectors)
+        vectors = self.state.combine(self.weights[:, chosen])
         floor = torch.tensor(max(ROUNDING * self.noise, self.state.slack), dtype=torch.float64)
         residuals = torch.hypot(self.couplings[chosen], floor)
         return RitzPairs(self.values[chosen], vectors.T, residuals, self.errors[chosen], self.noise, self.scale,

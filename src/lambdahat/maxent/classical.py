@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from lambdahat._check import require, require_count, require_positive
 from lambdahat.maxent.bases import Array
 from lambdahat.maxent.densities import MaxentDensity
-from lambdahat.maxent.dual import Solution
+from lambdahat.maxent.dual import Solution, masses
 from lambdahat.maxent.fitting import MeasuredMoments, density_of, in_chebyshev
 from lambdahat.maxent.grids import Grid
 
@@ -50,7 +50,7 @@ def fit_classical(
             break
     in_x = polynomial.Polynomial(exponents)(polynomial.Polynomial([0.5, 0.5])).coef
     alpha: Array = -chebyshev.poly2cheb(np.pad(in_x, (0, count + 1 - len(in_x)))).astype(np.float64)
-    log_z = float(np.log((grid.weights * np.exp(-grid.features @ alpha[1:])).sum()))
+    _, log_z = masses(grid, alpha[1:])
     return density_of(grid, Solution(alpha[1:], log_z, 0.0, steps), values, covariance, bounds, False, tol)
 
 

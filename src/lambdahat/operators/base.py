@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require
+from lambdahat.batches import free_memory
 from lambdahat.results import Estimate
 from lambdahat.space import Pattern, Space
 
@@ -129,6 +130,22 @@ class LinearOperator(ABC):
         units = torch.zeros(self.dim, len(indices), dtype=self.dtype, device=self.device)
         units[list(indices), range(len(indices))] = 1.0
         return self._multiply(units)
+
+    def free_memory(self, device: torch.device | None = None) -> int:
+        """Bytes that can still be taken where it is, or on ``device``: the same on all ranks, that of the fullest."""
+        inner = [part for part in vars(self).values() if isinstance(part, LinearOperator)]
+        return min((part.free_memory(device) for part in inner), default=0) or free_memory(device or self.device)
+
+    def budget(self) -> int | None:
+        """The bytes that all work with it may take, where its problem sets them."""
+        inner = [part.budget() for part in vars(self).values() if isinstance(part, LinearOperator)]
+        return min((found for found in inner if found is not None), default=None)
+
+    def room(self, share: float) -> float:
+        """Bytes for vectors beside it: ``share`` of what is free, or what its budget leaves."""
+        if self.budget() is None:
+            return share * self.free_memory()
+        return min(part.room(share) for part in vars(self).values() if isinstance(part, LinearOperator))
 
     def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
         """The trace from one-sided samples, where that is cheaper than both the closed form and products."""

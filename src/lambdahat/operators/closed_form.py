@@ -131,7 +131,11 @@ def _accumulate(
                 squares |= _sample_squares(problem, leaves, part, factors, rest, diagonal)
             for name, square in squares.items():
                 total[name].add_(square.double(), alpha=share)
-    return total
+    if problem.ranks.size == 1:
+        return total
+    whole = problem.ranks.sum(torch.cat([part.reshape(-1) for part in total.values()]), "the squares of a trace")
+    pieces = whole.split([part.numel() for part in total.values()])
+    return {name: piece.view(total[name].shape) for name, piece in zip(total, pieces, strict=True)}
 
 
 def _chunk(problem: Problem, leaves: dict[str, Tensor], factors: Factors) -> int:
@@ -149,15 +153,15 @@ def _parts(problem: Problem, factors: Factors, most: int) -> Iterator[tuple[Batc
     """The data in parts small enough for their back-propagated signals, each with the weight of one of its samples."""
     loss = problem.loss_function
     assert loss is not None
-    count = 0
-    for weight, batch in problem.weighted():
+    count = -1 - problem.ranks.rank
+    for weight, batch in problem.share:
         if batch.size <= most or not factors.parts:
             yield batch, weight / batch.size
             continue
         terms = loss.terms(problem.target(batch), batch.size)
         for where in torch.arange(batch.size, device=problem.device).split(most):
-            count -= 1  # a place of its own, that no batch has
-            part = replace(take(batch, where), index=count)
+            part = replace(take(batch, where), index=count)  # a place of its own, that no batch has, and no other rank
+            count -= problem.ranks.size
             yield part, weight * loss.terms(problem.target(part), part.size) / terms / part.size
 
 

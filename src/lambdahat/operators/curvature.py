@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count
 from lambdahat.batches import Batch
+from lambdahat.memory import PASS, memory_bytes
 from lambdahat.operators import linearise
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.closed_form import Inspect, diagonal_of, sampled_trace, trace_of
@@ -34,7 +35,8 @@ class Curvature(LinearOperator):
     """A sum over batches Σ_b w_b A_b, each A_b known by a product that a ``Builder`` makes.
 
     ``modes`` maps the name of each way to build products to its builder, best first where the graph can be kept.
-    ``memory`` is the budget in bytes for graphs kept between products (default: 40 % of what is free).
+    ``memory`` is the budget in bytes, or as "4GiB", for graphs kept between products (default: a quarter of the
+    problem's ``memory``, or 40 % of what is free).
     """
 
     def __init__(
@@ -42,16 +44,17 @@ class Curvature(LinearOperator):
         problem: Problem,
         modes: dict[str, linearise.Builder],
         mode: str = "auto",
-        memory: int | None = None,
+        memory: int | str | None = None,
         *,
         psd: bool = False,
     ) -> None:
         dtype = torch.promote_types(problem.dtype, torch.float32)
         super().__init__(problem.num_parameters, dtype, problem.device, psd=psd, space=problem.space)
         require_choice(mode, "mode", ("auto", *modes))
-        if memory is not None:
-            require_count(memory, "memory", least=0)
+        memory = memory_bytes(memory, least=0)
         self.problem = problem.at(problem.vector)
+        self.problem.agree(f"{type(self).__name__} with {mode=} and {memory=}")
+        self.problem.ranks = self.problem.ranks.apart(type(self).__name__)
         self.modes = modes if mode == "auto" else {mode: modes[mode]}
         self.memory = memory
         self._leaves = linearise.leaves_of(self.problem, self.problem.vector)
@@ -75,6 +78,19 @@ class Curvature(LinearOperator):
     def _apply(self, block: Tensor) -> Tensor:
         return self._ready().apply(block.T.contiguous()).T
 
+    def budget(self) -> int | None:
+        return self.problem.memory
+
+    def room(self, share: float) -> float:
+        memory = self.problem.memory
+        if memory is None:
+            return super().room(share)
+        left = (1 - PASS) * memory - self.kept_batches * self.graph_bytes
+        return self.problem.ranks.least(left, "the memory left", self.device)
+
+    def free_memory(self, device: torch.device | None = None) -> int:
+        return int(self.problem.ranks.least(super().free_memory(device), "the free memory", self.device))
+
     def restrict(self, which: Pattern | Sequence[int] | Tensor) -> LinearOperator:
         """The principal submatrix; by name it differentiates with respect to those parameters only."""
         by_index = isinstance(which, Tensor) or (
@@ -97,7 +113,7 @@ class Curvature(LinearOperator):
 class Hessian(Curvature):
     """∂²L/∂θ². Its trace and diagonal are those of the Gauss–Newton matrix where the network is piecewise linear."""
 
-    def __init__(self, problem: Problem, mode: str = "auto", memory: int | None = None) -> None:
+    def __init__(self, problem: Problem, mode: str = "auto", memory: int | str | None = None) -> None:
         modes: dict[str, linearise.Builder] = {
             "reverse": linearise.hessian_reverse,
             "forward": linearise.hessian_forward,
@@ -138,6 +154,9 @@ class Hessian(Curvature):
 
         near = self._gauss_newton()
         answer = ask(near, inspect)
+        flat = self.problem.ranks.least(0.0 if self._curved else 1.0, "a look at all outputs", self.device)
+        if not flat and not self._curved:
+            self._curved = "an output that another rank saw is curved"
         return None if self._curved else answer
 
     def control(self) -> LinearOperator | None:
@@ -159,7 +178,7 @@ class GaussNewton(Curvature):
         make_map: Callable[[Problem], Callable[[Any, Batch], linearise.OutputMap]],
         factors: Callable[[Problem], Factors | None],
         mode: str,
-        memory: int | None,
+        memory: int | str | None,
         psd: bool,
     ) -> None:
         if problem.loss_function is None:
@@ -201,7 +220,7 @@ class GaussNewton(Curvature):
 class Covariance(Curvature):
     """(1/n) Σ_i g_i g_iᵀ, less ḡ ḡᵀ when centred; g_i the gradient of sample i."""
 
-    def __init__(self, problem: Problem, centred: bool, mode: str, memory: int | None) -> None:
+    def __init__(self, problem: Problem, centred: bool, mode: str, memory: int | str | None) -> None:
         require_separable(problem)
         if problem.loss_function is None:
             modes: dict[str, linearise.Builder] = {"samples": linearise.sample_gradients}
@@ -240,7 +259,7 @@ class Covariance(Curvature):
         return second if self._mean is None else second - self._mean.square()
 
 
-def hessian(problem: Problem, *, mode: str = "auto", memory: int | None = None) -> Hessian:
+def hessian(problem: Problem, *, mode: str = "auto", memory: int | str | None = None) -> Hessian:
     """The Hessian ∂²L/∂θ² of the mean loss.
 
     ``mode``: "reverse" (graph of the gradient kept between products), "forward" (dual numbers, nothing kept), "finite"
@@ -251,7 +270,7 @@ def hessian(problem: Problem, *, mode: str = "auto", memory: int | None = None) 
     return Hessian(problem, mode, memory)
 
 
-def ggn(problem: Problem, *, mode: str = "auto", memory: int | None = None) -> GaussNewton:
+def ggn(problem: Problem, *, mode: str = "auto", memory: int | str | None = None) -> GaussNewton:
     """The generalised Gauss–Newton matrix (1/n) Σ_i J_iᵀ (∂²ℓ_i/∂z²) J_i, J_i the Jacobian of the model's output z."""
     _require_problem(problem)
     loss = problem.loss_function
@@ -266,7 +285,7 @@ def fisher(
     samples: int = 1,
     seed: int = 0,
     mode: str = "auto",
-    memory: int | None = None,
+    memory: int | str | None = None,
 ) -> Curvature:
     """The Fisher information E[∇log p ∇log pᵀ] of the model's predictive distribution at the data's inputs.
 
@@ -286,6 +305,7 @@ def fisher(
         return ggn(problem, mode=mode, memory=memory)
     require_separable(problem)
     require_count(samples, "samples")
+    problem.ranks.agree("the Monte-Carlo Fisher", {"seed": seed, "samples": samples}, problem.device)
 
     def drawn(p: Problem) -> Callable[[Any, Batch], linearise.OutputMap]:
         return linearise.rank_one_map(linearise.monte_carlo_residuals(p, samples, seed))
@@ -297,7 +317,7 @@ def fisher(
 
 
 def gradient_covariance(
-    problem: Problem, *, centred: bool = True, mode: str = "auto", memory: int | None = None
+    problem: Problem, *, centred: bool = True, mode: str = "auto", memory: int | str | None = None
 ) -> Covariance:
     """The covariance of the per-sample gradients, (1/n) Σ_i g_i g_iᵀ − ḡ ḡᵀ; not centred, the empirical Fisher."""
     _require_problem(problem)

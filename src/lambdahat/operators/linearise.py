@@ -73,7 +73,7 @@ def saved_bytes(run: Callable[[], Any]) -> tuple[Any, int]:
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         seen[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # with its own node it would be a cycle that no collector sees; unpacking puts it back
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         result = run()

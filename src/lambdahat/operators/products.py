@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lambdahat.batches import Batch, free_memory
+from lambdahat.memory import GRAPHS, PASS
 from lambdahat.operators import linearise
 from lambdahat.problem import Problem
 
@@ -37,16 +38,20 @@ class Products:
         self.device = problem.device
         self.stream = torch.cuda.Stream(problem.device) if problem.device.type == "cuda" else None
         self.cache: list[linearise.Product] = []
-        budget = GRAPH_FRACTION * _room(problem.device) if memory is None else memory
+        budget = self._room() if memory is None else memory
         with linearise.twice_differentiable():
             self._prepare(budget)
 
     def _prepare(self, budget: float) -> None:
         """Choose the mode and keep what the budget holds."""
+        first: linearise.Product | None
         first, self.graph_bytes = self._first_that_works()
-        count = len(self.problem.batches)
+        count = len(self.problem.share)
         self.kept = min(count, int(budget // max(self.graph_bytes, 1)))
-        if self.kept < count and len(self.modes) > 1:
+        if self.kept == 0:  # what it holds is needed
+            first = None
+        # forward mode takes twice the memory of the pass that a budget is made for
+        if self.kept < count and len(self.modes) > 1 and self.problem.memory is None:
             self.mode = self._fastest_unkept()
         self._fill(first)
         self.vmaps = True
@@ -54,9 +59,10 @@ class Products:
         self.tried_replay = False
 
     def apply(self, rows: Tensor) -> Tensor:
-        """Rows (k, P) times the operator."""
+        """Rows (k, P) times the operator: this rank's share of it, then the sum over ranks."""
         with linearise.twice_differentiable():
-            return self._apply(rows)
+            own = self._apply(rows)
+        return self.problem.ranks.sum(own, "a product", rows)
 
     def _apply(self, rows: Tensor) -> Tensor:
         if len(rows) == 1:
@@ -97,12 +103,18 @@ class Products:
                 torch._foreach_add_(total, parts, alpha=weight)
             else:
                 # not scaled in place: what autograd gives may be shared; and with one batch there is nothing to scale
-                total = parts if len(self.problem.batches) == 1 else list(torch._foreach_mul(parts, weight))
+                total = parts if weight == 1.0 else list(torch._foreach_mul(parts, weight))
+        if not total:  # more ranks than batches
+            return torch.zeros_like(rows)
         return torch.cat([part.reshape(*rows.shape[:-1], -1) for part in total], dim=-1)
 
     def _each(self) -> Any:
-        for i, (weight, batch) in enumerate(self.problem.weighted()):
+        for i, (weight, batch) in enumerate(self.problem.share):
             yield (self.cache[i] if i < len(self.cache) else self._build(batch)), weight
+
+    def _first(self) -> Batch:
+        """The first batch of the share or, where there is none in it, of the data."""
+        return next((batch for _, batch in self.problem.share), None) or self.problem.batches.first()
 
     def _build(self, batch: Batch) -> linearise.Product:
         """The product of one batch; where memory runs out, once more without what was kept of the others."""
@@ -127,7 +139,7 @@ class Products:
 
     def _first_that_works(self) -> tuple[linearise.Product, int]:
         """The first batch's product in the first mode that the model can take, and the bytes its graph keeps."""
-        batch = self.problem.batches.first()
+        batch = self._first()
         failures: list[str] = []
         for mode in list(self.modes):
             self.mode = mode
@@ -156,7 +168,7 @@ class Products:
 
     def _fastest_unkept(self) -> str:
         """One timed product of the first batch in each mode, rebuilt as a batch that is not kept would be."""
-        batch = self.problem.batches.first()
+        batch = self._first()
         seconds: dict[str, float] = {}
         tangents = [torch.ones_like(leaf) for leaf in self.leaves.values()]
         for mode in [mode for mode in self.modes if mode != "finite"]:
@@ -172,26 +184,31 @@ class Products:
                 seconds.pop(mode, None)
         return min(seconds, key=lambda mode: seconds[mode]) if seconds else next(iter(self.modes))
 
-    def _fill(self, first: linearise.Product) -> None:
+    def _fill(self, first: linearise.Product | None) -> None:
         """Keep the products of as many batches as the budget holds."""
         if self.mode not in ("reverse", "samples"):
             self.kept = 0
-        for i, batch in enumerate(self.problem.batches):
+        for i, (_, batch) in enumerate(self.problem.share):
             if i >= self.kept:
                 break
-            product = first if i == 0 else self._build(batch)
+            product = first if i == 0 and first is not None else self._build(batch)
             if self.kept == 0:  # memory ran out
                 break
             self.cache.append(product)
 
+    def _room(self) -> float:
+        """Bytes for graphs: a part of the problem's budget, or of what is free."""
+        memory = self.problem.memory
+        return GRAPH_FRACTION * _room(self.device) if memory is None else GRAPHS * memory
+
     def _block(self) -> int:
         """Columns that go through vmap together: as many as keep their activations within the budget."""
-        room = free_memory(self.device) * GRAPH_FRACTION
+        room = free_memory(self.device) * GRAPH_FRACTION if self.problem.memory is None else PASS * self.problem.memory
         return int(max(1, min(BLOCK, room // max(self.graph_bytes, 1))))
 
     def _may_replay(self) -> bool:
-        small = self.graph_bytes * len(self.problem.batches) <= CUDA_GRAPH_BYTES
-        whole = self.stream is not None and len(self.cache) == len(self.problem.batches) and small
+        small = self.graph_bytes * len(self.problem.share) <= CUDA_GRAPH_BYTES
+        whole = self.stream is not None and len(self.cache) == len(self.problem.share) and small
         return whole and (self.replay is not None or not self.tried_replay)
 
     def _capture(self) -> Callable[[Tensor], Tensor] | None:

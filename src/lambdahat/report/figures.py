@@ -11,15 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from lambdahat._check import require
-from lambdahat.experiments.minibatch.damping import DampingResult
-from lambdahat.experiments.minibatch.eigenvalues import BatchEigenvaluesResult
-from lambdahat.experiments.minibatch.lanczos import LanczosResult
-from lambdahat.experiments.minibatch.rates import StableRatesResult
-from lambdahat.experiments.regularization.stored import RegularizationResult
+from lambdahat.bench.records import BenchResult
 from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
 from lambdahat.measurements import Measurement
 from lambdahat.randommatrix import Advice, BatchComparison, BatchEigenvalues, BatchPrediction
 from lambdahat.report.advices import draw_advice, draw_advice_figure
+from lambdahat.report.bench import bench_axes, draw_bench
 from lambdahat.report.chains import draw_chains, draw_running, has_chains
 from lambdahat.report.coefficients import (
     draw_free_energy,
@@ -39,17 +36,7 @@ from lambdahat.report.graphs import (
     draw_similarity_figure,
 )
 from lambdahat.report.landscapes import draw_landscape
-from lambdahat.report.minibatch import draw_batch_eigenvalues, draw_first
 from lambdahat.report.randommatrix import draw_batch_comparison, draw_batch_prediction, draw_batches
-from lambdahat.report.rates import (
-    draw_damping,
-    draw_dampings,
-    draw_heat,
-    draw_lanczos,
-    draw_rates,
-    draw_stable_rates,
-)
-from lambdahat.report.reproductions import draw_regularization, draw_rules
 from lambdahat.report.spectra import draw_density, draw_eigenpairs, draw_moments, draw_spectrum
 from lambdahat.report.style import BLUE, GREY, new_axes, new_figure, tidy, title, value_text
 from lambdahat.report.training import draw_run, draw_run_figure
@@ -80,10 +67,10 @@ if TYPE_CHECKING:
 def plot(result: Result, ax: Axes | None = None) -> Any:
     """Draw any result and return its ``Axes``; what has several panels is returned as a ``Figure``.
 
-    Those are ``Measurement``, ``Chains``, ``LearningCoefficient``, ``Sweep``, ``Run``, ``Similarity``,
-    ``Advice`` and ``RegularizationResult``.
+    Those are ``Measurement``, ``Chains``, ``LearningCoefficient``, ``Sweep``, ``Run``, ``Similarity`` and
+    ``Advice``.
     With ``ax`` all but the first draw the panel that tells most: the running λ̂ with its band, λ̂ over step sizes, the
-    loss over epochs, the rates, the norms.
+    loss over epochs, the rates.
 
     Without ``ax`` the figure is a new one outside pyplot, so no display is needed and no global setting changes:
     ``plot(result).figure.savefig("figure.png")``. A plane ``Landscape`` becomes a surface on three-dimensional axes
@@ -112,6 +99,8 @@ def is_number(result: Any) -> bool:
 
 def _axes_for(result: Result) -> Axes:
     """New axes of the size that suits the result."""
+    if isinstance(result, BenchResult):
+        return bench_axes(result)
     return (
         verification_axes(result) if isinstance(result, Verification) else new_axes(1.8 if is_number(result) else 4.0)
     )
@@ -121,12 +110,6 @@ def _figure_of(result: Any) -> Callable[[Any], Figure] | None:
     """What draws a result as a figure of several panels."""
     if isinstance(result, Chains) or has_chains(result):
         return draw_chains
-    if isinstance(result, RegularizationResult):
-        return draw_regularization
-    if isinstance(result, BatchEigenvaluesResult):
-        return draw_batch_eigenvalues
-    if isinstance(result, StableRatesResult | DampingResult | LanczosResult):
-        return _PANELS[type(result)]
     if isinstance(result, Similarity):
         return draw_similarity_figure
     if isinstance(result, Advice):
@@ -260,12 +243,8 @@ _DRAWERS: dict[type, Callable[[Any, Axes], None]] = {
     FreeEnergy: draw_free_energy,
     Trajectory: draw_trajectory,
     Verification: draw_verification,
+    BenchResult: draw_bench,
     Run: draw_run,
-    RegularizationResult: draw_rules,
-    BatchEigenvaluesResult: draw_first,
-    StableRatesResult: draw_rates,
-    DampingResult: draw_dampings,
-    LanczosResult: draw_heat,
     BatchPrediction: draw_batch_prediction,
     BatchEigenvalues: draw_batches,
     BatchComparison: draw_batch_comparison,
@@ -275,10 +254,4 @@ _DRAWERS: dict[type, Callable[[Any, Axes], None]] = {
     Advice: draw_advice,
     ModelChoice: draw_choice,
     Estimate: _draw_estimate,
-}
-
-_PANELS: dict[type, Callable[[Any], Figure]] = {
-    StableRatesResult: draw_stable_rates,
-    DampingResult: draw_damping,
-    LanczosResult: draw_lanczos,
 }

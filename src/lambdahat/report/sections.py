@@ -17,7 +17,7 @@ from lambdahat._check import describe, require
 from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import Experiment, Row, Rows
-from lambdahat.experiments.reproduction import Reproduction, Table, Verdict
+from lambdahat.experiments.reproduction import Table, Verdict
 from lambdahat.experiments.store import Store
 from lambdahat.measurements import Measurement
 from lambdahat.report.figures import estimates_in
@@ -136,11 +136,6 @@ def section_of_result(name: str, result: Any) -> Section:
     """The section of one result of any kind."""
     if isinstance(result, Measurement):
         return _measured(name, result)
-    if isinstance(result, Reproduction):
-        return Section(
-            name, verdicts=result.verdicts, charts=tuple(charts_of(result)), tables=tuple(result.tables()),
-            assumptions=result.assumptions, facts={"seed": str(result.seed)}, name=name,
-        )  # fmt: skip
     cards = tuple(_cards(name if isinstance(result, Estimate) else "", result))
     tables = tuple(tables_of(result))
     if not cards and not tables and not drawn(result):

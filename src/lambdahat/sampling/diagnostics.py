@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from lambdahat.sampling.kernels import SGHMC, SGLD, Kernel
 from lambdahat.sampling.streams import Streams
 
 PROBE_SAMPLES = 2048
+ALONE = 10_000_000  # parameters from which chains are probed one by one
 AXES = {"chain_axis": 0, "draw_axis": 1}
 RHAT = 1.05  # above it the chains count as not mixed
 HUGE = 1e30  # energies beyond are on their way to infinity, and their squares need not be finite
@@ -99,22 +101,38 @@ class AcceptanceProbe:
         described = isinstance(kernel, SGLD) or (isinstance(kernel, SGHMC) and kernel.friction == 1)
         self.unknown = "" if described else f"not known: {type(kernel).__name__} does not take the steps of MALA"
         few = problem.num_samples > PROBE_SAMPLES and problem.norm != "train"
-        self._problem = problem.subsample(PROBE_SAMPLES, seed, PROBE_SAMPLES) if few else problem
+        alone = problem.alone()  # each rank looks at its own chains
+        self._problem = alone.subsample(PROBE_SAMPLES, seed, PROBE_SAMPLES) if few else alone
         self._gradients = OneByOne(self._problem)
-        self._seed, self._centre = seed, problem.vector
+        self._seed, self._centre = seed, problem.vector.to(torch.promote_types(problem.dtype, torch.float32))
         self._seen: list[float] = []
         self._kernel = HMC(kernel.step_size, kernel.nbeta, kernel.localization, kernel.scale, leapfrog=1, jitter=1.0)
 
-    def look(self, positions: Tensor) -> None:
-        """One probe of every chain."""
-        where = positions[torch.isfinite(positions).all(dim=-1)]
-        if len(where) == 0 or self.unknown:
-            return
-        state = self._kernel.init(where, self._centre)
-        rng = Streams(derived_seed(self._seed, "probe", len(self._seen)), range(len(where)), where.device)
+    def look(
+        self, positions: Tensor, chains: Sequence[int] | None = None, gathered: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """One probe of every chain.
+
+        Where other processes have the rest, ``chains`` are the numbers of those here, and ``gathered`` adds the others.
+        """
+        numbers = range(len(positions)) if chains is None else chains
+        finite = torch.isfinite(positions).all(dim=-1)
+        found = torch.full((len(positions),), math.nan, dtype=torch.float64, device=positions.device)
+        places = [] if self.unknown else finite.nonzero().flatten().tolist()
+        together = 1 if positions.shape[1] > ALONE else max(len(places), 1)  # a step takes several vectors of a chain
+        for some in (places[i : i + together] for i in range(0, len(places), together)):
+            found[some] = self._acceptance(positions[some], [numbers[i] for i in some]).double()
+        seen = found if gathered is None else gathered(found)
+        if bool(torch.isfinite(seen).any()):
+            self._seen.append(float(seen.nanmean()))
+
+    def _acceptance(self, positions: Tensor, numbers: Sequence[int]) -> Tensor:
+        """Of one step from each position, those of the chains of these numbers."""
+        rng = Streams(derived_seed(self._seed, "probe", len(self._seen)), numbers, positions.device)
+        state = self._kernel.init(positions, self._centre)
         _, info = self._kernel.step(state, lambda at: full_data(self._gradients, at), rng)
         assert info.acceptance is not None
-        self._seen.append(float(info.acceptance.mean()))
+        return info.acceptance
 
     @property
     def acceptance(self) -> float:

@@ -250,7 +250,7 @@ class _Pilot:
         share = noise / chosen / (force + noise / chosen) if noise > 0 else 0.0
         if chosen != middle:
             small_enough = self._problem.num_parameters * chosen <= SMALL  # else the memory of a batch of 512 must do
-            runner.resize(chosen, accumulate if small_enough else max(accumulate, -(-chosen // DEFAULT_BATCH)))
+            runner.resize(chosen, accumulate if small_enough else accumulate * -(-chosen // DEFAULT_BATCH))
             step = kernel.step_size * moving / (force + noise / chosen) if force + noise > 0 else kernel.step_size
             kernel = self.search(min(step, 4 * kernel.step_size), AGAIN)
         tried = ", ".join(map(str, sizes))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -12,18 +13,22 @@ from lambdahat._check import require, require_choice
 from lambdahat.batches import rng_untouched
 from lambdahat.problem import Problem
 from lambdahat.sampling.cuda_graphs import GraphRunner
+from lambdahat.sampling.fitting import pieces_within, together_fits
 from lambdahat.sampling.gradients import OneByOne, Together
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.sampling.runners import Ground, Plan, Runner
+from lambdahat.sampling.spread import SpreadRunner, require_same_run
 from lambdahat.sampling.unfolded import has_unfoldable
 from lambdahat.sampling.workers import ForkedRunner, processes_available
 
 MODES = ("auto", "batched", "sequential", "processes", "graph")
 SMALL = 2_000_000  # multiply-adds of a gradient (P × samples) up to which "batched" is taken untimed
 TIMED_STEPS = 4
-MEMORY = 'The chains do not fit into memory together: mode="sequential" needs least, a larger accumulate less.'
+MEMORY = "Even one by one the chains do not fit into memory: a larger accumulate or a smaller batch_size needs less."
+LARGE = 20_000_000  # parameters beyond which chains gain nothing from sharing a call
 
-AnyRunner = Runner | ForkedRunner
+AnyRunner = Runner | ForkedRunner | SpreadRunner
+Makers = dict[str, Callable[[], Runner | ForkedRunner]]
 Failure = (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError, IndexError)
 
 
@@ -31,37 +36,59 @@ def make_runner(problem: Problem, kernel: Kernel, chains: int, plan: Plan, mode:
     """A runner in the mode asked for, or in the fastest, and the mode's name.
 
     Small problems run "batched" and are not timed, so that their numbers depend on the seed alone; beyond, the modes
-    that work are timed once over a few steps. Modes differ in rounding only.
+    that work are timed once over a few steps. Modes differ in rounding only. On many processes each rank runs its
+    share of the chains, on all data.
     """
     require_choice(mode, "mode", MODES)
-    makers = _makers(Ground(problem, plan, kernel.exact), kernel, chains)
+    ranks = problem.ranks
+    if ranks.size == 1:
+        return _made(problem, kernel, range(chains), plan, mode)
+    require_same_run(problem, kernel, chains, plan)
+    own = range(chains)[ranks.rank :: ranks.size]
+    runner, found = _made(problem.alone(), kernel, own or range(1), plan, mode)
+    slowest = int(ranks.least(MODES.index(found), "the mode of the chains", problem.device))
+    return SpreadRunner(problem, runner, own, chains), MODES[slowest]
+
+
+def _made(
+    problem: Problem, kernel: Kernel, numbers: Sequence[int], plan: Plan, mode: str
+) -> tuple[Runner | ForkedRunner, str]:
+    """A runner of the chains of these numbers in this process.
+
+    By itself it takes one mode only, "sequential", where the chains do not fit into memory together.
+    """
+    samples = problem.num_samples if kernel.exact else min(plan.batch_size or 512, problem.num_samples)
+    at_once = max(problem.batches.sizes) if kernel.exact else samples
+    if problem.memory is not None and not kernel.exact:
+        plan = replace(plan, accumulate=max(plan.accumulate, pieces_within(problem, samples)))
+    makers = _makers(Ground(problem, plan, kernel.exact), kernel, numbers)
     if mode != "auto":
         require(mode in makers, "mode", f"be one of {', '.join(makers)} for this problem and kernel", repr(mode),
                 _why_not(mode))  # fmt: skip
         return makers[mode](), mode
+    small = problem.num_parameters * samples <= SMALL and problem.memory is None
+    if not small and (problem.num_parameters > LARGE or not together_fits(problem, at_once, len(numbers))):
+        return makers["sequential"](), "sequential"
     if "graph" in makers and not plan.looks:
         runner = _working(makers["graph"])
         if runner is not None:
             return runner, "graph"
-    samples = problem.num_samples if kernel.exact else min(plan.batch_size or 512, problem.num_samples)
-    if problem.num_parameters * samples <= SMALL or problem.device.type == "cuda":
+    if small or problem.device.type == "cuda":
         runner = _working(makers["batched"]) if "batched" in makers else None
         return (runner, "batched") if runner is not None else (makers["sequential"](), "sequential")
     return _fastest(makers)
 
 
-def _makers(ground: Ground, kernel: Kernel, chains: int) -> dict[str, Callable[[], AnyRunner]]:
+def _makers(ground: Ground, kernel: Kernel, numbers: Sequence[int]) -> Makers:
     """The modes that the problem and kernel leave open."""
-    problem, source, numbers = ground.problem, ground.source, range(chains)
-    found: dict[str, Callable[[], AnyRunner]] = {
-        "sequential": lambda: Runner(ground, kernel, numbers, OneByOne(problem))
-    }
+    problem, source = ground.problem, ground.source
+    found: Makers = {"sequential": lambda: Runner(ground, kernel, numbers, OneByOne(problem))}
     if source is None or source.shared or source.by_sample:
         found["batched"] = lambda: Runner(ground, kernel, numbers, Together(problem))
         if problem.device.type == "cuda" and source is not None and source.by_sample and not ground.plan.looks:
             found["graph"] = lambda: GraphRunner(ground, kernel, numbers, Together(problem, has_unfoldable(problem)))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    processes = min(chains, cores)
+    processes = min(len(numbers), cores)
     if processes_available(problem) and processes > 1:
         found["processes"] = lambda: ForkedRunner(ground, kernel, numbers, processes)
     return found
@@ -70,25 +97,22 @@ def _makers(ground: Ground, kernel: Kernel, chains: int) -> dict[str, Callable[[
 def _why_not(mode: str) -> str:
     return {
         "graph": "a CUDA graph needs a CUDA problem, a kernel that never rejects, and nothing looked at draw by draw",
-        "processes": "processes need fork, several cores and chains, and a CPU problem before CUDA is used",
+        "processes": "processes need fork, several cores and chains, a CPU problem, and no CUDA or process group",
         "batched": "chains can share a call only where batches can be drawn sample by sample",
     }.get(mode, "")
 
 
-def _working(make: Callable[[], AnyRunner]) -> AnyRunner | None:
+def _working(make: Callable[[], Runner | ForkedRunner]) -> Runner | ForkedRunner | None:
     """The runner, or None where the model cannot be mapped or captured."""
     try:
         with rng_untouched():
             make().skip(1)
             return make()
-    except torch.OutOfMemoryError as error:
-        error.add_note(MEMORY)
-        raise
-    except Failure:
+    except Failure:  # running out of memory is one, and one by one the chains may fit
         return None
 
 
-def _fastest(makers: dict[str, Callable[[], AnyRunner]]) -> tuple[AnyRunner, str]:
+def _fastest(makers: Makers) -> tuple[Runner | ForkedRunner, str]:
     """The mode whose steps take least time."""
     times: dict[str, float] = {}
     for name, make in makers.items():
@@ -99,11 +123,10 @@ def _fastest(makers: dict[str, Callable[[], AnyRunner]]) -> tuple[AnyRunner, str
             start = time.perf_counter()
             runner.skip(TIMED_STEPS)
             times[name] = time.perf_counter() - start
-        except torch.OutOfMemoryError as error:
-            error.add_note(MEMORY)
-            raise
-        except Failure:
+        except Failure as error:
             if name == "sequential":
+                if isinstance(error, torch.OutOfMemoryError):
+                    error.add_note(MEMORY)
                 raise
         finally:
             if runner is not None:

@@ -50,7 +50,8 @@ class Ground:
 
     def __init__(self, problem: Problem, plan: Plan, exact: bool) -> None:
         self.problem, self.plan = problem, plan
-        self.centre, self.centre_loss = problem.vector, problem.loss()
+        vector = problem.vector  # steps smaller than the rounding of half precision would be lost
+        self.centre, self.centre_loss = vector.to(torch.promote_types(vector.dtype, torch.float32)), problem.loss()
         self.source = None if exact else Minibatches(problem, plan.batch_size, plan.shared_batches, plan.seed)
 
 
@@ -64,7 +65,7 @@ class Runner:
         self.chains = tuple(chains)
         self.rng = Streams(plan.seed, self.chains, problem.device)
         self.source = None if ground.source is None else ground.source.afresh()
-        self.state = kernel.init(self.centre.repeat(len(self.chains), 1), self.centre)
+        self.state = kernel.init(self.centre.expand(len(self.chains), -1), self.centre)
         self.gradients_spent = 0  # of each chain: on a batch, or on the whole data for an exact kernel
         self.bounded = torch.zeros(len(self.chains), dtype=torch.int64, device=problem.device)
 
@@ -72,6 +73,15 @@ class Runner:
     def positions(self) -> Tensor:
         """Where the chains are, (chains, P)."""
         return self.state.position
+
+    @property
+    def own(self) -> tuple[Tensor, tuple[int, ...]]:
+        """Where the chains that this process knows of are, and their numbers."""
+        return self.positions, self.chains
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """The rows of all chains, from those of ``own``."""
+        return rows
 
     @property
     def steps(self) -> int:

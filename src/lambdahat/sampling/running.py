@@ -124,7 +124,7 @@ class Collector:
             report("sample", done, draws)
             self._keep(self.runner.advance(piece), piece)
             if self._probe is not None and number % max(len(pieces) // PROBES, 1) == 0:
-                self._probe.look(self.runner.positions)
+                self._probe.look(*self.runner.own, self.runner.gathered)
             if self._watch is not None and self._watch(self._energies(self._joined())):
                 return False
         report("sample", draws, draws)

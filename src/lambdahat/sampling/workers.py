@@ -17,14 +17,16 @@ from torch import Tensor
 
 from lambdahat._check import require
 from lambdahat.problem import Problem
+from lambdahat.ranks import in_a_group
 from lambdahat.sampling.gradients import OneByOne
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.sampling.runners import Ground, Record, Runner
 
 
 def processes_available(problem: Problem) -> bool:
-    """Whether forking is possible: on a system that has it, not once CUDA is in use, not within a daemon of a pool."""
-    free = hasattr(os, "fork") and not multiprocessing.current_process().daemon
+    """Whether forking is possible: on a system that has it, not once CUDA or a process group, whose threads a child
+    would lack, is in use, not within a daemon of a pool."""
+    free = hasattr(os, "fork") and not multiprocessing.current_process().daemon and not in_a_group()
     return free and problem.device.type == "cpu" and not torch.cuda.is_initialized()
 
 
@@ -51,6 +53,15 @@ class ForkedRunner:
     def positions(self) -> Tensor:
         """Where the chains are, (chains, P)."""
         return torch.cat(self._all("positions"))[self._order]
+
+    @property
+    def own(self) -> tuple[Tensor, tuple[int, ...]]:
+        """Where the chains are, and their numbers."""
+        return self.positions, self.chains
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """The same rows."""
+        return rows
 
     @property
     def gradients_spent(self) -> int:

@@ -80,18 +80,18 @@ def searched(
     if isinstance(kernel, Kernel):
         value, name = kernel.nbeta, "given by the kernel"
     else:
-        value, name = inverse_temperature(nbeta, problem.num_samples, batch)
+        value, name = inverse_temperature(nbeta, problem.num_terms, batch)
     return coefficient(problem, drawn(problem, value, search, **settings), name)
 
 
 def coefficient(problem: Problem, found: Drawn, temperature: str) -> LearningCoefficient:
     """The result of chains that have been drawn."""
     chains, reading = found.chains, found.reading
-    at_wbic = math.isclose(chains.nbeta, problem.num_samples / math.log(max(problem.num_samples, 2)), rel_tol=1e-6)
+    at_wbic = math.isclose(chains.nbeta, problem.num_terms / math.log(max(problem.num_terms, 2)), rel_tol=1e-6)
     return LearningCoefficient(
         reading.value, reading.stderr, chains.cost, _status(problem, found), degrees_of_freedom(chains),
         per_chain=reading.per_chain,
-        wbic=_wbic(chains, reading.value, reading.stderr) if at_wbic else None,
+        wbic=_wbic(chains, problem.num_terms, reading.value, reading.stderr) if at_wbic else None,
         nbeta=chains.nbeta, temperature=temperature, localization=chains.localization, step_size=chains.step_size,
         initial_loss=chains.initial_loss, chains=chains, rhat=chains.diagnostics.rhat,
         ess=chains.diagnostics.ess_bulk, raw=reading.raw, discretisation_bias=reading.bias,
@@ -106,10 +106,10 @@ def _full(found: Drawn) -> Estimate | None:
     return Estimate(found.full.value, found.full.stderr, found.chains.cost, dof=degrees_of_freedom(found.chains))
 
 
-def _wbic(chains: Chains, value: float, error: float) -> Estimate:
+def _wbic(chains: Chains, count: int, value: float, error: float) -> Estimate:
     """n·E[L(w)] = n·L(w*) + (n/nβ)·λ̂ (Watanabe 2013)."""
-    ratio = chains.num_samples / chains.nbeta
-    whole = chains.num_samples * chains.initial_loss + ratio * value
+    ratio = count / chains.nbeta
+    whole = count * chains.initial_loss + ratio * value
     return Estimate(whole, ratio * error, chains.cost, dof=degrees_of_freedom(chains))
 
 

@@ -115,7 +115,7 @@ def _prior_curvature(source: Source, z: float | None) -> float:
     require(isinstance(source, Problem), "z", f"be given for a {type(source).__name__}", "None",
             "1/n is the curvature of a unit Gaussian prior beside the mean loss over n samples")  # fmt: skip
     assert isinstance(source, Problem)
-    return 1.0 / source.num_samples
+    return 1.0 / source.num_terms
 
 
 def _require_source(source: object) -> None:

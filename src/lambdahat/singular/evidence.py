@@ -89,7 +89,7 @@ def laplace_evidence(
     require_choice(centre, "centre", ("theta", "zero"))
     if top is not None:
         require_count(top, "top", 1, problem.num_parameters, "there are no more eigenvalues than parameters")
-    operator, samples, size = hessian(problem), problem.num_samples, problem.num_parameters
+    operator, samples, size = hessian(problem), problem.num_terms, problem.num_parameters
     offset = problem.vector if centre == "zero" else torch.zeros_like(problem.vector)
     curvature = _curvature(operator, precision / samples, top, depth, probes, seed)
     gradient = samples * problem.gradient() + precision * offset
@@ -116,8 +116,8 @@ def bic(problem: Problem) -> Estimate:
     singular model has a smaller free energy, with λ in place of d/2.
     """
     require_problem(problem)
-    penalty = 0.5 * problem.num_parameters * math.log(problem.num_samples)
-    return Estimate(problem.num_samples * problem.loss() + penalty)
+    penalty = 0.5 * problem.num_parameters * math.log(problem.num_terms)
+    return Estimate(problem.num_terms * problem.loss() + penalty)
 
 
 def _curvature(

@@ -60,7 +60,7 @@ def free_energy(
     require_problem(problem)
     frozen = problem.at(problem.vector)
     low, bottom, prior_ess = _prior_part(frozen, localization, seed)
-    high = math.log(frozen.num_samples)
+    high = math.log(frozen.num_terms)
     count = _points(temperatures, high - low)
     nbetas = np.exp(np.linspace(low, high, count))
     runs: list[Drawn] = []
@@ -84,7 +84,7 @@ def free_energy(
     dof = combined_degrees(parts, np.array([part.dof, math.inf, PRIOR_DRAWS - 1.0]))
     status = next((each.status for each in found if not each.status.ok), Status.CONVERGED)
     cost = sum(each.cost for each in found)
-    whole = frozen.num_samples * frozen.loss() + float(bottom) + float(part)
+    whole = frozen.num_terms * frozen.loss() + float(bottom) + float(part)
     return FreeEnergy(Estimate(whole, stderr, cost, status, dof), nbetas, means, errors, quadrature, prior_ess, cost,
                       status)  # fmt: skip
 
@@ -110,7 +110,7 @@ def _prior_part(problem: Problem, localization: Localization, seed: int) -> tupl
     for i in range(PRIOR_DRAWS):
         draw = torch.randn(len(centre), generator=noise, dtype=torch.float64).to(centre)
         rises[i] = problem.loss(centre + draw / gamma.sqrt()) - base
-    return _cut(np.nan_to_num(rises, nan=np.inf), problem.num_samples)
+    return _cut(np.nan_to_num(rises, nan=np.inf), problem.num_terms)
 
 
 def _cut(rises: Array, count: int) -> tuple[float, Estimate, float]:

@@ -79,7 +79,7 @@ def sweep(
     assert found.chains is not None
     batch = found.chains.batch_size
     steps = _steps(step_sizes, found.step_size)
-    levels = _levels(nbetas, problem.num_samples, batch)
+    levels = _levels(nbetas, problem.num_terms, batch)
     runs = []
     for row, (nbeta, _) in enumerate(levels):
         for column, step in enumerate(steps):

@@ -53,8 +53,8 @@ def wbic(source: Chains | Problem, **settings: Any) -> Estimate:
     """
     if not isinstance(source, Chains):
         require_problem(source)
-        found = tempered(source, log_temperature(source.num_samples), **settings)
-        return _free_energy(found.chains, reading_of(found))
+        found = tempered(source, log_temperature(source.num_terms), **settings)
+        return _free_energy(found.chains, source.num_terms, reading_of(found))
     wanted = log_temperature(source.num_samples)
     require(math.isclose(source.nbeta, wanted, rel_tol=1e-6), "chains", f"be at nβ = n/ln n = {wanted:.6g}",
             f"chains at {source.nbeta:.6g}", "sample at that nbeta, or read local_free_energy(chains)")  # fmt: skip
@@ -67,11 +67,10 @@ def local_free_energy(chains: Chains) -> Estimate:
     At nβ = n/ln n it is the WBIC. ``free_energy`` has what this leaves out: −(m − 1)·ln ln n and the prior's constant.
     The bias of SGLD's steps is treated as there.
     """
-    return _free_energy(chains, mean_energy(chains))
+    return _free_energy(chains, chains.num_samples, mean_energy(chains))
 
 
-def _free_energy(chains: Chains, energy: Estimate) -> Estimate:
-    count = chains.num_samples
+def _free_energy(chains: Chains, count: int, energy: Estimate) -> Estimate:
     value, error = (math.log(count) * float(number) for number in (energy.value, energy.stderr))
     return dataclasses.replace(energy, value=count * chains.initial_loss + value, stderr=error)
 
@@ -93,7 +92,7 @@ def temperature_regression(
     curvature.
     """
     require_problem(problem)
-    count = problem.num_samples
+    count = problem.num_terms
     inverse = _betas(betas, count)
     runs: list[Drawn] = []
     for number, beta in enumerate(inverse):

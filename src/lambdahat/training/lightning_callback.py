@@ -8,6 +8,7 @@ from typing import Any
 
 from lambdahat._check import require
 from lambdahat.problem import Problem
+from lambdahat.ranks import on_one_rank
 from lambdahat.training.loggers import numbers
 from lambdahat.training.measuring_base import Row, Tracker
 from lambdahat.training.tracked_loops import Tracking
@@ -39,7 +40,9 @@ def LightningTracker(
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             if not trainer.is_global_zero:
                 return
-            self.tracking = Tracking(problem_fn(pl_module), trackers, trainer.optimizers[0], folder)
+            with on_one_rank():
+                problem = problem_fn(pl_module)
+            self.tracking = Tracking(problem, trackers, trainer.optimizers[0], folder)
             if self._loaded:
                 self.tracking.load_state_dict(self._loaded)
             else:

@@ -8,6 +8,7 @@ from typing import Any
 
 from lambdahat._check import require
 from lambdahat.problem import Problem
+from lambdahat.ranks import on_one_rank
 from lambdahat.training.loggers import numbers
 from lambdahat.training.measuring_base import Row, Tracker
 from lambdahat.training.tracked_loops import Tracking
@@ -36,7 +37,9 @@ def HuggingFaceTracker(
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             if not state.is_world_process_zero:
                 return
-            self.tracking = Tracking(problem_fn(given["model"]), trackers, None, folder)
+            with on_one_rank():
+                problem = problem_fn(given["model"])
+            self.tracking = Tracking(problem, trackers, None, folder)
             self._follow(given)
             self._log(state, self.tracking.begin(resume=state.global_step > 0, upto=state.global_step))
 

@@ -114,8 +114,7 @@ def _extracted(state: Krylov, wanted: Wanted, count: int, tol: float) -> Eigenpa
     """The wanted Ritz pairs; all of them exact where the space is the whole."""
     values, weights, couplings = state.ritz()
     chosen, whole = wanted.select(values, count), state.size == state.operator.dim
-    vectors = state.rows.new_empty(len(chosen), state.operator.dim)
-    state.combine(weights[:, chosen], vectors)
+    vectors = state.combine(weights[:, chosen])
     noise = max(state.noise(), state.rounding * float(values.abs().max()))
     residuals = torch.hypot(couplings[chosen], torch.tensor(ROUNDING * noise, dtype=torch.float64))
     reached = torch.ones(count, dtype=torch.bool) if whole else _reached(state, wanted, count, tol)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, settings_of
 from lambdahat.experiments.flatness.runs import (
     PAPER,
     curvature_problem,
@@ -75,11 +75,7 @@ class Config:
 
 def cells(config: Config) -> list[Cell]:
     """Network × weight decay × seed."""
-    base = {
-        "data": config.data, "training": config.training, "held_out": config.held_out, "epochs": config.epochs,
-        "batch": config.batch, "samples": config.samples, "depth": config.depth,
-        "augmented": config.augmented, "precision": config.precision,
-    }  # fmt: skip
+    base = settings_of(config, "networks", "decay", "seeds")
     return [
         {**base, "network": name, "side": side, "rate": rate, "decay": decay, "seed": seed}
         for name, side, rate in config.networks

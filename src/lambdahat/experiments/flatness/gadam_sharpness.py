@@ -10,7 +10,7 @@ from torch import nn
 
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, settings_of
 from lambdahat.experiments.flatness.runs import (
     PAPER,
     Images,
@@ -78,11 +78,7 @@ class Config:
 
 def cells(config: Config) -> list[Cell]:
     """Optimiser × seed."""
-    base = {
-        "data": config.data, "training": config.training, "held_out": config.held_out, "epochs": config.epochs,
-        "network": config.network, "side": config.side, "batch": config.batch, "samples": config.samples,
-        "depth": config.depth, "augmented": config.augmented, "precision": config.precision,
-    }  # fmt: skip
+    base = settings_of(config, "seeds")
     return [{**base, "optimizer": name, "seed": seed} for name in OPTIMIZERS for seed in range(config.seeds)]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, settings_of
 from lambdahat.experiments.flatness.runs import (
     PAPER,
     Watch,
@@ -64,11 +64,7 @@ class Config:
 
 def cells(config: Config) -> list[Cell]:
     """Network × weight decay × seed."""
-    base = {
-        "data": config.data, "training": config.training, "held_out": config.held_out, "epochs": config.epochs,
-        "rate": config.rate, "batch": config.batch, "samples": config.samples, "depth": config.depth,
-        "points": config.points,
-    }  # fmt: skip
+    base = settings_of(config, "networks", "seeds")
     return [
         {**base, "network": name, "decay": decay, "seed": seed}
         for name in config.networks

@@ -14,7 +14,7 @@ from lambdahat.estimators.degeneracy import rank_bound
 from lambdahat.estimators.spectra import spectrum
 from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, settings_of
 from lambdahat.experiments.flatness.runs import (
     PAPER,
     Watch,
@@ -73,10 +73,7 @@ class Config:
 
 def cells(config: Config) -> list[Cell]:
     """Subject × seed."""
-    base = {
-        "held_out": config.held_out, "epochs": config.epochs, "rate": config.rate, "batch": config.batch,
-        "samples": config.samples, "depth": config.depth, "points": config.points,
-    }  # fmt: skip
+    base = settings_of(config, "subjects", "seeds")
     return [
         {**base, **asdict(subject), "parity": subject.exact, "seed": seed}
         for subject in config.subjects

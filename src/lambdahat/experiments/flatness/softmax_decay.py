@@ -21,7 +21,7 @@ from lambdahat.estimators.spectra import spectrum
 from lambdahat.estimators.traces import trace
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, settings_of
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
 from lambdahat.operators.curvature import hessian
@@ -57,10 +57,7 @@ class Config:
 
 def cells(config: Config) -> list[Cell]:
     """Cells of ``together`` seeds at the paper's setting; and one seed of each variant, which changes one thing."""
-    main = {
-        "data": config.data, "training": config.training, "held_out": config.held_out, "epochs": config.epochs,
-        "rate": config.rate, "batch": config.batch, "inputs": config.inputs, "depth": config.depth,
-    }  # fmt: skip
+    main = settings_of(config, "seeds", "together", "others")
     groups = [list(range(config.seeds))[i : i + config.together] for i in range(0, config.seeds, config.together)]
     found = [{"variant": MAIN, **main, "seeds": group} for group in groups]
     return found + [{"variant": f"{name} {value}", **main, name: value, "seeds": [0]} for name, value in config.others]

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lambdahat._check import require_choice, require_count
+from lambdahat._check import require_choice
 from lambdahat._progress import report
 from lambdahat._rng import generator
-from lambdahat.data.splits import Split
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import Row
-from lambdahat.experiments.minibatch.damping_claims import RATE, claims_of
-from lambdahat.experiments.minibatch.damping_tables import tables_of
+from lambdahat.experiments.minibatch.damping_claims import RATE
 from lambdahat.experiments.minibatch.frontiers import Frontier, Section, largest_passing
-from lambdahat.experiments.minibatch.rate_rows import edge_rows, rule_rows, scaling_rows
-from lambdahat.experiments.minibatch.rate_rules import RateRule, rule_at, start_of
-from lambdahat.experiments.minibatch.rate_subjects import Ground, Subject, powers, prepared
+from lambdahat.experiments.minibatch.rate_subjects import Ground, Subject, powers
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns, outcome, scaling_runs, steps_of
 from lambdahat.experiments.minibatch.stacked_networks import Cells, Settings
-from lambdahat.experiments.reproduction import Reproduction, Table, Verdict
 from lambdahat.optim.kfac import KFAC
 
 OPTIMIZERS = ("adam", "kfac")
@@ -41,48 +33,6 @@ SCALES: dict[str, tuple[Subject, ...]] = {
     "cpu": (Subject("MLP, MNIST", "mlp", "mnist", 10_000, powers(4, 10), 100, 3, 3, 128, {"widths": (32,)}),),
     "paper": (Subject("MLP, MNIST", "mlp", "mnist", 60_000, POWERS_OF_4, 100, 3, 5, 256, {"widths": (100,)}),),
 }
-
-
-@dataclass(frozen=True)
-class DampingResult(Reproduction):
-    """The least damping of each optimiser over batch sizes, the rule's, and runs under scaled and constant damping."""
-
-    name: str
-    frontiers: tuple[Frontier, ...]
-    rules: tuple[RateRule, ...]
-    scaling: tuple[ScalingRuns, ...]
-    verdicts: tuple[Verdict, ...]
-    assumptions: tuple[str, ...]
-    seed: int
-
-    def rows(self) -> list[Row]:
-        """All of it, flat."""
-        parts = (*map(edge_rows, self.frontiers), *map(rule_rows, self.rules), *map(scaling_rows, self.scaling))
-        return [row for part in parts for row in part]
-
-    def tables(self) -> tuple[Table, ...]:
-        """The least damping beside the rule's, and the runs."""
-        return tuple(tables_of(self.frontiers, self.rules, self.scaling))
-
-
-def run_damping(
-    scale: str = "cpu",
-    seed: int = 0,
-    splits: Mapping[str, Split] | None = None,
-    device: torch.device | str = "cpu",
-) -> DampingResult:
-    """The least dampings of a scale's networks and the runs that follow; ``splits`` replaces data sets by name."""
-    require_choice(scale, "scale", SCALES)
-    require_count(seed, "seed", least=0)
-    frontiers, rules, scaling = [], [], []
-    for subject in SCALES[scale]:
-        ground = prepared(subject, splits or {}, seed, device)
-        frontiers += [LEAST[optimizer](ground, seed) for optimizer in OPTIMIZERS]
-        rules.append(rule_at(ground, start_of(ground), "at the start", seed))
-        scaling += [scaled_runs(ground, optimizer, seed) for optimizer in OPTIMIZERS]
-    verdicts = tuple(judge(claims_of(frontiers, rules, scaling)))
-    assumptions = (*ASSUMPTIONS, *map(Subject.described, SCALES[scale]))
-    return DampingResult("damping", tuple(frontiers), tuple(rules), tuple(scaling), verdicts, assumptions, seed)
 
 
 def scaled_runs(ground: Ground, optimizer: str, seed: int) -> ScalingRuns:

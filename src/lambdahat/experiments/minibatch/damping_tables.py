@@ -11,17 +11,12 @@ from lambdahat.experiments.minibatch.frontiers import Frontier
 from lambdahat.experiments.minibatch.rate_rows import frontiers_of, rules_of, scaling_of
 from lambdahat.experiments.minibatch.rate_rules import RateRule
 from lambdahat.experiments.minibatch.rate_tables import edge_series, scaling_charts
-from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
 from lambdahat.experiments.reproduction import Table
 
 
 def tables(rows: Rows) -> list[Table]:
     """The least damping beside the rule's, and the runs under both rules."""
-    return tables_of(frontiers_of(rows), rules_of(rows), scaling_of(rows))
-
-
-def tables_of(frontiers: Sequence[Frontier], rules: Sequence[RateRule], scaling: Sequence[ScalingRuns]) -> list[Table]:
-    """The same of what the rows hold."""
+    frontiers, rules, scaling = frontiers_of(rows), rules_of(rows), scaling_of(rows)
     out = [_dampings(name, frontiers, rules) for name in dict.fromkeys(frontier.network for frontier in frontiers)]
     return [*out, *(runs.table() for runs in scaling)]
 

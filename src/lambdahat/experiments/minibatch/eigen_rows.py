@@ -1,7 +1,7 @@
 """The mini-batch experiment as flat rows, and a view of them: a point of training, and the batches of one size there.
 
-A row with ``part`` "batch" has what one batch shows and what each model predicts of it; one with "point" what the full
-data show at an epoch, and the Ritz values behind the bulks.
+A row with ``part`` "batch" has what one batch shows, and the first of each size what each model predicts of them all;
+one with "point" what the full data show at an epoch, and the Ritz values behind the bulks.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def _batch_rows(point: CurvaturePoint) -> Iterator[Row]:
         told = _told(cell)
         for batch in range(len(cell.measured)):
             seen = {what: float(cell.values(what)[batch]) for what in SEEN}
-            yield {**_where(point), "part": "batch", "batch_size": cell.batch_size, "batch": batch, **seen, **told}
+            more = told if batch == 0 else {}
+            yield {**_where(point), "part": "batch", "batch_size": cell.batch_size, "batch": batch, **seen, **more}
 
 
 def _told(cell: BatchCell) -> Row:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import torch
 from torch import Tensor, nn
 
-from lambdahat._check import require, require_choice, require_count
+from lambdahat._check import require
 from lambdahat._progress import report
 from lambdahat._rng import derived_seed, generator
 from lambdahat.data.loading import load
 from lambdahat.data.splits import Split
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import Row, Rows
+from lambdahat.experiments.experiment import Row
 from lambdahat.experiments.minibatch.lanczos_claims import DESCENT, METHOD
-from lambdahat.experiments.minibatch.lanczos_claims import claims as lanczos_claims
-from lambdahat.experiments.minibatch.lanczos_claims import tables as lanczos_tables
 from lambdahat.experiments.minibatch.stacked_softmax import Krylov, Softmax, krylov, newton_directions, start_vectors
-from lambdahat.experiments.reproduction import Reproduction, Table, Verdict
 from lambdahat.models.perceptrons import softmax_regression
 
 RATE = 0.01
@@ -48,78 +45,42 @@ SCALES = {
 }
 
 
-@dataclass(frozen=True)
-class LanczosResult(Reproduction):
-    """Curves of every cell: ``measures`` by name, (looks, S, D, E) for S seeds, D dampings and E factors η.
-
-    ``descent`` has those of gradient descent, (looks, S); ``steps`` says when they were taken.
-    """
-
-    name: str
-    dampings: tuple[float, ...]
-    etas: tuple[float, ...]
-    steps: tuple[int, ...]
-    measures: dict[str, Tensor]
-    descent: dict[str, Tensor]
-    verdicts: tuple[Verdict, ...]
-    assumptions: tuple[str, ...]
-    seed: int
-
-    def final(self, measure: str) -> Tensor:
-        """(S, D, E) after the last step."""
-        return self.measures[measure][-1]
-
-    def rows(self) -> list[Row]:
-        """One record for every run at every look."""
-        grid = product(range(len(self.dampings)), range(len(self.etas)))
-        runs: list[tuple[Row, dict[str, Tensor]]] = [
-            ({"method": METHOD, "damping": self.dampings[row], "eta": self.etas[column]},
-             {name: values[..., row, column] for name, values in self.measures.items()})
-            for row, column in grid
-        ]  # fmt: skip
-        runs.append(({"method": DESCENT, "damping": 1.0, "eta": 0.0}, self.descent))
-        return [
-            {"seed": seed, **where, "step": step} | {name: float(seen[name][look, seed]) for name in MEASURES}
-            for where, seen in runs
-            for seed in range(seen[MEASURES[0]].shape[1])
-            for look, step in enumerate(self.steps)
-        ]
-
-    def tables(self) -> tuple[Table, ...]:
-        """Errors at the end, mean ± standard error over seeds, in percent."""
-        return tuple(lanczos_tables(Rows(self.rows())))
+def rows_at(setting: Scale, seed: int, device: torch.device | str = "cpu") -> list[Row]:
+    """The grid of dampings δ and factors η, and gradient descent: a row for every run at every look."""
+    return rows_of(setting.dampings, *trained(setting, seed, None, device))
 
 
-def run_lanczos_opt(
-    scale: str = "cpu", seed: int = 0, split: Split | None = None, device: torch.device | str = "cpu"
-) -> LanczosResult:
-    """The grid of dampings δ and factors η, and gradient descent; ``split`` replaces the scale's own data set."""
-    return lanczos_opt_of(SCALES[require_choice(scale, "scale", SCALES)], seed, split, device)
+def rows_of(dampings: Sequence[float], steps: Sequence[int], measures: Mapping[str, Tensor]) -> list[Row]:
+    """Measures (looks, S, R) of the runs of ``cells_of`` as rows."""
+    return [
+        {"seed": seed, **where, "step": step} | {name: float(measures[name][look, seed, run]) for name in MEASURES}
+        for run, where in enumerate(_named(dampings))
+        for seed in range(measures[MEASURES[0]].shape[1])
+        for look, step in enumerate(steps)
+    ]
 
 
-def lanczos_opt_of(
-    setting: Scale, seed: int = 0, split: Split | None = None, device: torch.device | str = "cpu"
-) -> LanczosResult:
-    """The same at a size of one's own choice."""
-    require_count(seed, "seed", least=0)
+def _named(dampings: Sequence[float]) -> list[Row]:
+    """The settings of the runs; the last is gradient descent."""
+    methods = [METHOD] * (len(dampings) * len(ETAS)) + [DESCENT]
+    pairs = zip(methods, cells_of(dampings), strict=True)
+    return [{"method": method, "damping": damping, "eta": eta} for method, (damping, eta) in pairs]
+
+
+def cells_of(dampings: Sequence[float]) -> list[tuple[float, float]]:
+    """(δ, η) of all runs; with η = 0 and δ = 1 Eq. 6.6 is gradient descent."""
+    return [*product(dampings, ETAS), (1.0, 0.0)]
+
+
+def trained(
+    setting: Scale, seed: int, split: Split | None = None, device: torch.device | str = "cpu"
+) -> tuple[tuple[int, ...], dict[str, Tensor]]:
+    """When it was measured, and the measures (looks, S, R); ``split`` replaces the scale's own data set."""
     split = split or load(setting.data)
     require(setting.samples <= len(split.train[0]), "split", f"have {setting.samples:,} training samples",
             f"{len(split.train[0]):,}")  # fmt: skip
-    cells = [*product(setting.dampings, ETAS), (1.0, 0.0)]  # with η = 0 and δ = 1 Eq. 6.6 is gradient descent
-    looks, found = _train(setting, split, cells, seed, torch.device(device))
-    grid = (len(setting.dampings), len(ETAS))
-    measures = {name: values[..., :-1].unflatten(2, grid) for name, values in found.items()}
-    descent = {name: values[..., -1] for name, values in found.items()}
-    result = LanczosResult("lanczos-opt", setting.dampings, ETAS, looks, measures, descent, (), _assumptions(setting),
-                           seed)  # fmt: skip
-    return replace(result, verdicts=tuple(judge(lanczos_claims(Rows(result.rows())))))
-
-
-def _train(
-    setting: Scale, split: Split, cells: list[tuple[float, float]], seed: int, device: torch.device
-) -> tuple[tuple[int, ...], dict[str, Tensor]]:
-    """When it was measured, and the measures (looks, S, R)."""
-    train, test = _data(setting, split, seed, device)
+    cells = cells_of(setting.dampings)
+    train, test = _data(setting, split, seed, torch.device(device))
     damping, eta = torch.tensor(cells, device=device).T
     weights = _initial(train, setting, seed).to(device).unsqueeze(1).repeat(1, len(cells), 1)
     every = max(1, setting.steps // setting.looks)
@@ -168,16 +129,3 @@ def _measured(train: Softmax, test: Softmax, weights: Tensor) -> dict[str, Tenso
     (loss, error), (test_loss, test_error) = train.judged(weights), test.judged(weights)
     found = dict(zip(MEASURES, (error, test_error, loss, test_loss), strict=True))
     return {name: values.cpu() for name, values in found.items()}
-
-
-def _assumptions(setting: Scale) -> tuple[str, ...]:
-    ritz = "at every step" if setting.every == 1 else f"every {setting.every} steps (the thesis: at every step)"
-    drawn = f"drawn anew for each of {setting.seeds} seeds"
-    return (
-        f"{setting.steps} full-batch steps at α = {RATE:g}: the thesis does not say how many.",
-        f"{setting.samples:,} training samples of {setting.data}, {drawn}; pixels in [0, 1].",
-        "Weights and biases are uniform on ±1/√inputs at the start.",
-        f"{setting.pairs} Lanczos steps from a random vector, {ritz}.",
-        "The dampings are ours: those of the figures are not in the text.",
-        "GD takes the same α.",
-    )

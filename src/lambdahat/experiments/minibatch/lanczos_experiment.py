@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from lambdahat.experiments.experiment import Cell, Experiment, Row
-from lambdahat.experiments.minibatch.lanczos import RATE, SCALES, Scale, lanczos_opt_of
+from lambdahat.experiments.minibatch.lanczos import RATE, SCALES, Scale, rows_at
 from lambdahat.experiments.minibatch.lanczos_claims import charts, claims, tables
 
 
@@ -26,9 +26,8 @@ def cells(config: Config) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """A row for each run and look."""
-    found = lanczos_opt_of(setting_of(cell), cell["group"], device=device)
     first = cell["group"] * cell["seeds"]
-    return [row | {"seed": first + row["seed"]} for row in found.rows()]
+    return [row | {"seed": first + row["seed"]} for row in rows_at(setting_of(cell), cell["group"], device)]
 
 
 def setting_of(cell: Cell) -> Scale:

@@ -18,11 +18,7 @@ from lambdahat.experiments.statistics import Reading, mean_of
 
 def tables(rows: Rows) -> list[Table]:
     """Stable rates and slopes of each network, λ₁ of its batches, and the runs under scaling rules."""
-    return tables_of(frontiers_of(rows), rules_of(rows), scaling_of(rows))
-
-
-def tables_of(frontiers: Sequence[Frontier], rules: Sequence[RateRule], scaling: Sequence[ScalingRuns]) -> list[Table]:
-    """The same of what the rows hold."""
+    frontiers, rules, scaling = frontiers_of(rows), rules_of(rows), scaling_of(rows)
     networks = dict.fromkeys(frontier.network for frontier in frontiers)
     out = [_rates(name, frontiers, [rule for rule in rules if rule.network == name]) for name in networks]
     if frontiers:

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from lambdahat._check import require_choice, require_count
-from lambdahat.data.splits import Split
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import Row
+from lambdahat._check import require_choice
 from lambdahat.experiments.minibatch.frontiers import Frontier, Section, largest_passing
-from lambdahat.experiments.minibatch.rate_claims import claims_of
-from lambdahat.experiments.minibatch.rate_rows import edge_rows, rule_rows, scaling_rows
 from lambdahat.experiments.minibatch.rate_rules import RateRule, rule_at, start_of, trained_from
-from lambdahat.experiments.minibatch.rate_subjects import Ground, Subject, powers, prepared
-from lambdahat.experiments.minibatch.rate_tables import tables_of
+from lambdahat.experiments.minibatch.rate_subjects import Ground, Subject, powers
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns, outcome, scaling_runs
 from lambdahat.experiments.minibatch.stacked_networks import Cells, Settings
-from lambdahat.experiments.reproduction import Reproduction, Table, Verdict
 
 FALL = 0.9  # of the first loss, below which a network has learnt
 RISE = 1.1  # times the first loss, above which a run is not steady
@@ -44,66 +34,6 @@ SCALES: dict[str, tuple[Subject, ...]] = {
         Subject("LeNet-5, CIFAR-10", "lenet5", "cifar10", 8_000, (16, 64, 256, 1024, 4096), 100, 3, 6, reference=256),
     ),
 }
-
-
-@dataclass(frozen=True)
-class StableRatesResult(Reproduction):
-    """The largest stable rate of every network and optimiser, the rule's predictions, and runs under scaling rules."""
-
-    name: str
-    frontiers: tuple[Frontier, ...]
-    rules: tuple[RateRule, ...]
-    scaling: tuple[ScalingRuns, ...]
-    verdicts: tuple[Verdict, ...]
-    assumptions: tuple[str, ...]
-    seed: int
-
-    def rows(self) -> list[Row]:
-        """All of it, flat."""
-        parts = (*map(edge_rows, self.frontiers), *map(rule_rows, self.rules), *map(scaling_rows, self.scaling))
-        return [row for part in parts for row in part]
-
-    def tables(self) -> tuple[Table, ...]:
-        """Tables of stable rates and of λ₁ for each network, and one of runs for each network and optimiser."""
-        return tuple(tables_of(self.frontiers, self.rules, self.scaling))
-
-
-def run_stable_rates(
-    scale: str = "cpu",
-    seed: int = 0,
-    splits: Mapping[str, Split] | None = None,
-    device: torch.device | str = "cpu",
-    networks: Sequence[str] | None = None,
-) -> StableRatesResult:
-    """The edges of all networks of a scale and the runs that follow; ``splits`` replaces data sets by name.
-
-    ``networks`` keeps those whose names are given.
-    """
-    require_choice(scale, "scale", SCALES)
-    chosen = [subject for subject in SCALES[scale] if networks is None or subject.network in networks]
-    return stable_rates_of(chosen, seed, splits, device)
-
-
-def stable_rates_of(
-    subjects: Sequence[Subject],
-    seed: int = 0,
-    splits: Mapping[str, Split] | None = None,
-    device: torch.device | str = "cpu",
-) -> StableRatesResult:
-    """The same for networks of one's own choice."""
-    require_count(seed, "seed", least=0)
-    frontiers: list[Frontier] = []
-    rules: list[RateRule] = []
-    scaling: list[ScalingRuns] = []
-    for subject in subjects:
-        ground = prepared(subject, splits or {}, seed, device)
-        frontiers += [stable_rates(ground, optimizer, seed, criterion) for optimizer, criterion in SEARCHES]
-        rules += [rule_of(ground, point, seed) for point in POINTS]
-        if subject.epochs:
-            scaling += [scaled_runs(ground, optimizer, seed) for optimizer in SCALED_OPTIMIZERS]
-    verdicts = tuple(judge(claims_of(frontiers, rules, scaling)))
-    return StableRatesResult("stable-rates", tuple(frontiers), tuple(rules), tuple(scaling), verdicts,
-                             (*ASSUMPTIONS, *map(Subject.described, subjects)), seed)  # fmt: skip
 
 
 def rule_of(ground: Ground, point: str, seed: int) -> RateRule:

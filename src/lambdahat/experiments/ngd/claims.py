@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lambdahat.experiments.charts import Chart, Series
@@ -25,6 +25,7 @@ ASSUMED = (
     "Seeds draw the images, the start and the batches; both optimisers get the same.",
     "Equal training loss: that of the run that ended highest; of the others the nearest of about 100 points.",
 )
+PLOTTED = "The paper has this as a plot only and prints no numbers: there is no curve of its own to set beside ours."
 SMALLER = "At smoke and cpu scale fewer images and a rate of 0.05 in place of 0.01 stand for the paper's longer runs."
 
 
@@ -136,6 +137,11 @@ def curve(name: str, part: Rows, x: str, column: str) -> Series:
     places = sorted(part.distinct(x))
     means = [mean_of(part.where(**{x: place}).values(column)) for place in places]
     return Series(name, places, [mean.value for mean in means], [mean.stderr for mean in means])
+
+
+def beside_plots(charts: Sequence[Chart]) -> list[Chart]:
+    """Charts of figures of the paper say why no curve of its own is in them."""
+    return [replace(chart, caption=f"{chart.caption} {PLOTTED}".strip()) if chart.source else chart for chart in charts]
 
 
 def bars(title: str, rows: Rows, column: str, at: str, source: str) -> Chart:

@@ -14,6 +14,7 @@ from lambdahat.experiments.ngd.claims import (
     PAPER,
     QUANTITIES,
     SMALLER,
+    beside_plots,
     changes,
     curve,
     group_of,
@@ -105,11 +106,12 @@ def tables(rows: Rows) -> list[Table]:
 def charts(rows: Rows) -> list[Chart]:
     """λ̂ at both temperatures, Tr H and the training loss over epochs."""
     names = {**QUANTITIES, "loss": "training loss"}
-    return [
+    sources = {"llc_batch": "Figure 2a", "llc": "Figure 2a", "trace": "Figure 2b", "loss": ""}
+    return beside_plots([
         over_epochs(f"{names[column]}, {group}", part, column, names[column], source)
         for group, part in grouped(rows).items()
-        for column, source in (("llc_batch", "Figure 2a"), ("llc", "Figure 2a"), ("trace", "Figure 2b"), ("loss", ""))
-    ]
+        for column, source in sources.items()
+    ])  # fmt: skip
 
 
 def over_epochs(title: str, rows: Rows, column: str, words: str, source: str) -> Chart:

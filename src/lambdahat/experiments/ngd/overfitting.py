@@ -18,6 +18,7 @@ from lambdahat.experiments.ngd.claims import (
     PAPER,
     RUN,
     SMALLER,
+    beside_plots,
     curve,
     grouped,
     minima_table,
@@ -115,7 +116,7 @@ def charts(rows: Rows) -> list[Chart]:
             series.append(replace(curve(NAMES[optimizer], part, "part", column), x=means[0], y=means[1]))
         words, source, _ = MEASURES[column]
         out.append(Chart(f"{words} against validation loss", "validation loss", words, tuple(series), source=source))
-    return out
+    return beside_plots(out)
 
 
 EXPERIMENT = Experiment(

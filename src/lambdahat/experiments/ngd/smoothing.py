@@ -14,6 +14,7 @@ from lambdahat.experiments.ngd.claims import (
     QUANTITIES,
     RUN,
     SMALLER,
+    beside_plots,
     curve,
     grouped,
     keyed,
@@ -106,7 +107,7 @@ def _named(row: Row) -> str:
 def charts(rows: Rows) -> list[Chart]:
     """λ̂ and Tr H over α and over ε, with SGD's as a mark."""
     columns = ("llc_batch", "llc", "trace")
-    return [_chart(rows.where(sweep=sweep), sweep, column) for sweep in SWEEPS for column in columns]
+    return beside_plots([_chart(rows.where(sweep=sweep), sweep, column) for sweep in SWEEPS for column in columns])
 
 
 def _chart(rows: Rows, sweep: str, column: str) -> Chart:

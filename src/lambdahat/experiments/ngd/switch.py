@@ -13,6 +13,7 @@ from lambdahat.experiments.ngd.claims import (
     PAPER,
     QUANTITIES,
     SMALLER,
+    beside_plots,
     changes,
     curve,
     group_of,
@@ -161,7 +162,7 @@ def charts(rows: Rows) -> list[Chart]:
             )
             out.append(Chart(f"{names[column]} after the split, figure {figure}", "epoch after the split",
                              names[column], series, source=f"Figure {figure}"))  # fmt: skip
-    return out
+    return beside_plots(out)
 
 
 EXPERIMENT = Experiment(

@@ -19,6 +19,7 @@ from lambdahat.experiments.ngd.claims import (
     QUANTITIES,
     SMALLER,
     bars,
+    beside_plots,
     form_claim,
     grouped,
     minima_table,
@@ -75,11 +76,12 @@ def tables(rows: Rows) -> list[Table]:
 def charts(rows: Rows) -> list[Chart]:
     """λ̂ at both temperatures and Tr H, at the end and at equal training loss."""
     places = (("end", "at the end", "Figures 1 and 2"), ("equal loss", "at equal training loss", ""))
-    return [
+    columns = ("llc_batch", "llc", "trace")
+    return beside_plots([
         bars(f"{QUANTITIES[column]}, {words}", rows, column, at, source)
         for at, words, source in places
-        for column in ("llc_batch", "llc", "trace")
-    ]
+        for column in columns
+    ])  # fmt: skip
 
 
 TINY = Setting("digits", 200, 100, 12, rate=0.05, batch=50, chains=2, draws=10, burn_in=10, sampled_batch=50,

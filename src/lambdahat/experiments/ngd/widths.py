@@ -14,6 +14,7 @@ from lambdahat.experiments.ngd.claims import (
     PAPER,
     QUANTITIES,
     SMALLER,
+    beside_plots,
     curve,
     form_claim,
     minima_table,
@@ -74,7 +75,7 @@ def charts(rows: Rows) -> list[Chart]:
                 source = f"Figure 1{'ab'[number]}" if at == "end" and column != "trace" else ""
                 out.append(Chart(f"{QUANTITIES[column]}, {words}, {place}", "hidden nodes per layer",
                                  QUANTITIES[column], series, x_log=True, source=source))  # fmt: skip
-    return out
+    return beside_plots(out)
 
 
 EXPERIMENT = Experiment(

@@ -1,0 +1,181 @@
+"""The mini-batch experiments in one piece, for a machine with a GPU and data in .npz files.
+
+The same functions with the same seeds as the cells of ``lambdahat reproduce``; ``minibatch_store.py`` puts what comes
+of it into the stores. Results are saved files: their names and fields are a format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambdahat._check import require_choice
+from lambdahat._progress import report
+from lambdahat.data.splits import Split
+from lambdahat.experiments.claims import judge
+from lambdahat.experiments.experiment import Row, Rows
+from lambdahat.experiments.minibatch import damping, lanczos, rates
+from lambdahat.experiments.minibatch.eigen_measuring import measure_point
+from lambdahat.experiments.minibatch.eigen_rows import rows_of
+from lambdahat.experiments.minibatch.eigen_subjects import SCALES, load_split, training_stops
+from lambdahat.experiments.minibatch.frontiers import Frontier
+from lambdahat.experiments.minibatch.points import CurvaturePoint
+from lambdahat.experiments.minibatch.rate_rows import edge_rows, rule_rows, scaling_rows
+from lambdahat.experiments.minibatch.rate_rules import RateRule, rule_at, start_of
+from lambdahat.experiments.minibatch.rate_subjects import prepared
+from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
+from lambdahat.experiments.registry import find
+from lambdahat.experiments.reproduction import Verdict
+from lambdahat.storage import Result
+
+
+@dataclass(frozen=True)
+class Piece(Result):
+    """What was measured for the experiment ``name``; its verdicts and tables are the experiment's, from ``rows()``."""
+
+    name: str
+
+    def rows(self) -> list[Row]:
+        """All of it, flat, as the cells of the experiment give it."""
+        raise NotImplementedError
+
+    def judged(self) -> list[Verdict]:
+        """The verdicts as they are judged now."""
+        return judge(find(self.name).claims(Rows(self.rows())))
+
+
+@dataclass(frozen=True)
+class EdgesResult(Piece):
+    """Edges over batch sizes, the rule's predictions, and runs under scaling rules."""
+
+    frontiers: tuple[Frontier, ...]
+    rules: tuple[RateRule, ...]
+    scaling: tuple[ScalingRuns, ...]
+    verdicts: tuple[Verdict, ...]
+    assumptions: tuple[str, ...]
+    seed: int
+
+    def rows(self) -> list[Row]:
+        parts = (*map(edge_rows, self.frontiers), *map(rule_rows, self.rules), *map(scaling_rows, self.scaling))
+        return [row for part in parts for row in part]
+
+
+class StableRatesResult(EdgesResult):
+    """The largest stable rates."""
+
+
+class DampingResult(EdgesResult):
+    """The least dampings."""
+
+
+@dataclass(frozen=True)
+class LanczosResult(Piece):
+    """``measures`` by name, (looks, S, D, E) for S seeds, D dampings and E factors η; ``descent`` (looks, S)."""
+
+    dampings: tuple[float, ...]
+    etas: tuple[float, ...]
+    steps: tuple[int, ...]
+    measures: dict[str, Tensor]
+    descent: dict[str, Tensor]
+    verdicts: tuple[Verdict, ...]
+    assumptions: tuple[str, ...]
+    seed: int
+
+    def rows(self) -> list[Row]:
+        flat = {
+            name: torch.cat([values.flatten(2), self.descent[name].unsqueeze(2)], 2)
+            for name, values in self.measures.items()
+        }
+        return lanczos.rows_of(self.dampings, self.steps, flat)
+
+
+@dataclass(frozen=True)
+class BatchEigenvaluesResult(Piece):
+    """Every network at every point of its training, through Hessian and GGN."""
+
+    scale: str
+    points: tuple[CurvaturePoint, ...]
+    verdicts: tuple[Verdict, ...]
+    assumptions: tuple[str, ...]
+    seed: int
+
+    def rows(self) -> list[Row]:
+        return rows_of(self.points)
+
+
+def with_verdicts(found: Any) -> Any:
+    """The same with its claims judged."""
+    return replace(found, verdicts=tuple(found.judged()), assumptions=find(found.name).assumptions)
+
+
+def run_stable_rates(
+    scale: str, seed: int, splits: Mapping[str, Split], device: str, networks: Sequence[str]
+) -> StableRatesResult:
+    """The edges of some networks of a scale and the runs that follow; ``splits`` replaces data sets by name."""
+    edges, rules, scaling = [], [], []
+    for subject in (subject for subject in rates.SCALES[scale] if subject.network in networks):
+        ground = prepared(subject, splits, seed, device)
+        edges += [rates.stable_rates(ground, optimizer, seed, criterion) for optimizer, criterion in rates.SEARCHES]
+        rules += [rates.rule_of(ground, point, seed) for point in rates.POINTS]
+        if subject.epochs:
+            scaling += [rates.scaled_runs(ground, optimizer, seed) for optimizer in rates.SCALED_OPTIMIZERS]
+    return with_verdicts(StableRatesResult("stable-rates", tuple(edges), tuple(rules), tuple(scaling), (), (), seed))
+
+
+def run_damping(scale: str, seed: int, splits: Mapping[str, Split], device: str) -> DampingResult:
+    """The least dampings of a scale's networks and the runs that follow."""
+    edges, rules, scaling = [], [], []
+    for subject in damping.SCALES[scale]:
+        ground = prepared(subject, splits, seed, device)
+        edges += [damping.LEAST[optimizer](ground, seed) for optimizer in damping.OPTIMIZERS]
+        rules.append(rule_at(ground, start_of(ground), "at the start", seed))
+        scaling += [damping.scaled_runs(ground, optimizer, seed) for optimizer in damping.OPTIMIZERS]
+    return with_verdicts(DampingResult("damping", tuple(edges), tuple(rules), tuple(scaling), (), (), seed))
+
+
+def run_lanczos_opt(scale: str, seed: int, split: Split | None, device: str) -> LanczosResult:
+    """The grid of dampings δ and factors η, and gradient descent; all seeds together."""
+    setting = lanczos.SCALES[scale]
+    steps, found = lanczos.trained(setting, seed, split, device)
+    grid = (len(setting.dampings), len(lanczos.ETAS))
+    measures = {name: values[..., :-1].unflatten(2, grid) for name, values in found.items()}
+    descent = {name: values[..., -1] for name, values in found.items()}
+    return with_verdicts(
+        LanczosResult("lanczos-opt", setting.dampings, lanczos.ETAS, steps, measures, descent, (), (), seed)
+    )
+
+
+def measure_networks(
+    scale: str,
+    seed: int,
+    device: str,
+    data: Mapping[str, Split],
+    networks: Sequence[str] | None,
+    keep: Callable[[BatchEigenvaluesResult], None],
+) -> None:
+    """Train the networks of a scale, or those named, and measure them at their stops, without predictions.
+
+    ``keep`` is called after each stop with all that was measured so far, lest a kill lose it.
+    """
+    subjects = SCALES[scale]
+    for name in networks or ():
+        require_choice(name, "networks", [subject.network for subject in subjects])
+    points: list[CurvaturePoint] = []
+    for subject in (subject for subject in subjects if networks is None or subject.network in networks):
+        split = data.get(subject.data) or load_split(subject.data)
+        for epoch, problem in training_stops(subject, split, seed, device):
+            points += measure_point(subject, epoch, problem, seed)
+            keep(BatchEigenvaluesResult("batch-eigenvalues", scale, tuple(points), (), (), seed))
+
+
+def concluded(parts: Sequence[BatchEigenvaluesResult]) -> BatchEigenvaluesResult:
+    """What was measured in one run, or in several of some networks each, with predictions and verdicts."""
+    points = []
+    for point in (point for part in parts for point in part.points):
+        points.append(point.predicted())
+        report("predictions", len(points), sum(len(part.points) for part in parts))
+    return with_verdicts(replace(parts[0], points=tuple(points)))

@@ -1,0 +1,154 @@
+"""Rows: a step of a chain, and λ̂ to five per cent, beside devinterp."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from lambdahat.bench.devinterp_chains import Settings, sampled
+from lambdahat.bench.limits import DESIGN_GPU_SECONDS, Limit
+from lambdahat.bench.plans import Plan, rows
+from lambdahat.bench.problems import Case
+from lambdahat.bench.records import OURS, UNIT, BenchRow
+from lambdahat.bench.timing import PATIENCE, Clocked, Maker, Run, seconds
+from lambdahat.problem import Problem
+from lambdahat.sampling import sample, sgld
+from lambdahat.singular.coefficient import llc
+from lambdahat.singular.suite import suite
+from lambdahat.singular.verification import Case as KnownCase
+
+STEP_SIZE, LOCALIZATION, BATCH = 1e-5, 1000.0, 512
+KNOWN, ACCURACY = "regression-n50000-d30", 0.05
+SMALLER = 8  # the step that is found is corrected for its bias; a plain mean needs a smaller one
+LADDER = (200, 400, 800, 1600, 3200)  # draws of each of devinterp's chains: the first that is accurate is timed
+
+
+def chain_rows(plan: Plan) -> Iterator[list[BenchRow]]:
+    """Steps of the perceptron's chains, then λ̂ where the truth is known."""
+    for chains in (4, 32) if plan.gpu else (4,):
+        yield _step_rows(plan, plan.case("mlp"), chains)
+    yield _coefficient_rows(plan)
+
+
+def _step_rows(plan: Plan, case: Case, chains: int) -> list[BenchRow]:
+    """The median while the chains run. The unit is one gradient on one batch of a chain."""
+    n = case.num_samples
+    batch, draws = min(BATCH, n // 2), 20 if plan.quick else 200
+    settings = Settings(STEP_SIZE, n / math.log(n), LOCALIZATION, batch, chains, draws)
+    one, label = case.one_batch(batch), f"mlp, {chains} chains"
+    problem = case.problem()
+    makers: dict[str, Maker] = {UNIT: lambda: one.gradient, OURS: lambda: partial(our_steps, problem, settings)}
+    if plan.peers:
+        makers["devinterp"] = lambda: partial(_peer_steps, case, settings)
+    timed = plan.timed(makers)
+    least = plan.limit("chain-step", one, 1, "gradient", label)
+    if plan.gpu and ("chain-step", label) in DESIGN_GPU_SECONDS:
+        unit = DESIGN_GPU_SECONDS["chain-step", label] / timed[UNIT].seconds
+        least = Limit(unit, "DESIGN §5", least.flop_seconds, least.byte_seconds)
+    return rows("chain-step", label, timed, least=least, unit="gradient of a batch")
+
+
+def our_steps(problem: Problem, settings: Settings, mode: str = "auto") -> Clocked:
+    """A chain-step, timed between the calls of ``watch``, which come some twenty times in a run."""
+    marks: list[tuple[float, int]] = []
+
+    def watch(energies: Any) -> None:
+        marks.append((time.perf_counter(), energies.shape[1]))
+
+    kernel = sgld(settings.step_size, settings.nbeta, settings.localization)
+    sample(problem, kernel, settings.chains, settings.draws, 0, batch_size=settings.batch_size, mode=mode,
+           watch=watch)  # fmt: skip
+    steps = [(end - start) / ((after - before) * settings.chains) for (start, before), (end, after) in pairwise(marks)]
+    return Clocked(statistics.median(steps))
+
+
+def _peer_steps(case: Case, settings: Settings) -> Clocked:
+    """It runs chain after chain, so that four tell as much as more."""
+    losses = partial(cross_entropy, reduction="none")
+    few = Settings(settings.step_size, settings.nbeta, settings.localization, settings.batch_size,
+                   min(settings.chains, 4), settings.draws)  # fmt: skip
+    return Clocked(sampled(case.model, losses, case.whole(), few).step_s)
+
+
+def _coefficient_rows(plan: Plan) -> list[BenchRow]:
+    """λ̂ of least squares in 30 dimensions, whose value at nβ and γ is known in closed form.
+
+    Ours finds everything by itself. devinterp is told nβ, γ and a step small enough, all from ours, and given 200, 400,
+    800, … steps until its answer is near enough to the truth; only the last run counts.
+    """
+    known = next(case for case in suite() if case.name == KNOWN)
+    problem = _on_device(known, plan.device)
+    accuracy, most = (0.3, 1200) if plan.quick else (ACCURACY, None)
+    makers: dict[str, Maker] = {UNIT: lambda: problem.gradient, OURS: lambda: partial(_found, problem, accuracy, most)}
+    notes: dict[str, str] = {}
+    if plan.peers:
+        ladder = LADDER[:1] if plan.quick else LADDER
+        makers["devinterp"] = lambda: _peer_coefficient(known, problem, accuracy, most, ladder, notes)
+    timed = plan.timed(makers)
+    # a standard error of the accuracy leaves an error of thrice that once in 400 runs
+    return rows(f"λ̂ to {accuracy * 100:.0f} %", "least squares, d = 30", timed, error=partial(_error, known),
+                accuracy=3 * accuracy, notes=notes)  # fmt: skip
+
+
+def _on_device(known: KnownCase, device: str) -> Problem:
+    problem = known.make()
+    assert isinstance(problem.source, nn.Module)
+    x, y = (tensor.to(device) for tensor in _whole(problem))
+    return Problem(copy.deepcopy(problem.source).to(device), "mse", (x, y))
+
+
+def _whole(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The data in one piece."""
+    inputs, targets = zip(*(batch.data for batch in problem.batches), strict=True)
+    return torch.cat(inputs), torch.cat(targets)
+
+
+class _Answer(NamedTuple):
+    """λ̂, and where it was measured."""
+
+    value: float
+    nbeta: float
+    localization: float
+
+
+def _found(problem: Problem, accuracy: float, most: int | None) -> _Answer:
+    found = llc(problem, tol=accuracy, max_gradients=most)
+    assert not isinstance(found.localization, Tensor)
+    return _Answer(float(found), found.nbeta, float(found.localization))
+
+
+def _error(known: KnownCase, found: _Answer) -> float:
+    return abs(found.value / float(known.truth(found.nbeta, found.localization)) - 1)
+
+
+def _peer_coefficient(
+    known: KnownCase, problem: Problem, accuracy: float, most: int | None, ladder: Sequence[int], notes: dict[str, str]
+) -> Run:
+    found = llc(problem, tol=accuracy, max_gradients=most)
+    step, nbeta, localization = found.step_size / SMALLER, found.nbeta, float(found.localization)
+    assert isinstance(problem.source, nn.Module)
+    model, data = problem.source, _whole(problem)
+
+    def losses(output: Tensor, target: Tensor) -> Tensor:
+        return mse_loss(output, target, reduction="none").squeeze(1)
+
+    def run(draws: int) -> _Answer:
+        chains = sampled(model, losses, data, Settings(step, nbeta, localization, draws=draws))
+        return _Answer(float(chains.per_chain.mean()), nbeta, localization)
+
+    for draws in ladder:
+        spent, answer = seconds(partial(run, draws))
+        if _error(known, answer) <= accuracy:
+            break
+    notes["devinterp"] = f"ε, γ and nβ given, 4 × {draws:,} steps"
+    return partial(run, draws) if spent < PATIENCE else lambda: Clocked(spent, answer)

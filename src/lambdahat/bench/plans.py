@@ -1,0 +1,103 @@
+"""What a run of the benchmark measures: sizes, rounds, device, whether peers run; and rows from what was timed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from lambdahat.bench.limits import Limit, Rates, limit, measured_rates
+from lambdahat.bench.peers import PEERS, Peer
+from lambdahat.bench.problems import Case, load
+from lambdahat.bench.records import OURS, UNIT, BenchRow
+from lambdahat.bench.timing import Maker, Timed, compare
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The choices of a run; ``quick`` has tiny sizes that show that it runs, and its times mean nothing."""
+
+    device: str = "cpu"
+    peers: bool = True
+    quick: bool = False
+    rounds: int = 9
+
+    @property
+    def gpu(self) -> bool:
+        """Whether the device is CUDA's."""
+        return self.device.startswith("cuda")
+
+    @property
+    def samples(self) -> int:
+        """Images in the data."""
+        return 64 if self.quick else 8192 if self.gpu else 2048
+
+    @property
+    def batch_size(self) -> int:
+        """Images in a batch of the data."""
+        return 32 if self.quick else 8192 if self.gpu else 512
+
+    @property
+    def width(self) -> int:
+        """Of the perceptrons' hidden layers."""
+        return 8 if self.quick else 256
+
+    def timed(self, makers: Mapping[str, Maker], unit: str = UNIT, long: bool = True) -> dict[str, Timed]:
+        """See ``compare``; what takes ``long`` is timed in three rounds at most."""
+        if self.quick:
+            return compare(makers, unit, rounds=1, sample_s=0.0)
+        return compare(makers, unit, min(self.rounds, 3) if long else self.rounds)
+
+    def case(self, name: str) -> Case:
+        """A trained network; the same each time it is asked for."""
+        if name not in self._cases:
+            small = min(self.samples, 2048) if name in ("lenet5", "vgg16") else self.samples
+            sizes = {"batch_size": min(self.batch_size, small), "width": self.width}
+            self._cases[name] = load(name, small, device=self.device, **sizes)
+        return self._cases[name]
+
+    @cached_property
+    def _cases(self) -> dict[str, Case]:
+        return {}
+
+    @cached_property
+    def rates(self) -> Rates:
+        """Of the machine."""
+        return measured_rates(self.device, self.quick)
+
+    def able(self, work: str) -> list[Peer]:
+        """The peers that have a method of this name, if peers are to run at all."""
+        return [peer for peer in PEERS if self.peers and getattr(peer, work) is not None]
+
+    def limit(self, work: str, case: Case, count: float = 1.0, kind: str = "", label: str = "") -> Limit:
+        """See ``limits.limit``; there is none for tiny sizes."""
+        return Limit() if self.quick else limit(work, case, self.rates, count, kind, label)
+
+
+def rows(
+    work: str,
+    case: str,
+    timed: Mapping[str, Timed],
+    *,
+    least: Limit | None = None,
+    error: Callable[[Any], float] | None = None,
+    accuracy: float = math.nan,
+    unit: str = "gradient",
+    notes: Mapping[str, str] | None = None,
+) -> list[BenchRow]:
+    """One row for everyone timed; ``error`` maps an answer to its relative error."""
+    found, least = [], least or Limit()
+    for name, one in timed.items():
+        failed = bool(one.note)
+        row = BenchRow(
+            work, case, name, one.seconds, one.cost, unit,
+            math.nan if failed or error is None or name == UNIT else error(one.value), accuracy, one.memory,
+            note=one.note or (notes or {}).get(name, ""),
+        )  # fmt: skip
+        if name == OURS:
+            row = replace(row, limit=least.units, limit_why=least.why, flop_seconds=least.flop_seconds,
+                          byte_seconds=least.byte_seconds)  # fmt: skip
+        found.append(row)
+    return found

@@ -1,0 +1,69 @@
+"""Has anything become slower? Costs of a run against those on record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lambdahat._check import require_positive
+from lambdahat.bench.records import OURS, UNIT, BenchResult, BenchRow
+
+TOLERANCE = 0.15
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A task that takes ``growth`` times what is on record, or, where ``growth`` is 0, whose error is too large."""
+
+    work: str
+    case: str
+    growth: float
+    error: float
+
+    def __str__(self) -> str:
+        where = f"{self.work}, {self.case}"
+        if self.growth:
+            return f"{where}: {self.growth:.2f} times what is on record"
+        return f"{where}: the error is {self.error:.2g}, more than was asked for"
+
+
+def regressions(now: BenchResult, record: BenchResult, tolerance: float = TOLERANCE) -> list[Regression]:
+    """The tasks of ours that are slower than on record by more than ``tolerance``, or not accurate.
+
+    A time says nothing on another day, so only ratios are compared: ours to one unit of work and ours to every peer
+    that both runs timed. A real loss shows in all of them, noise of one reference does not: the smallest growth counts.
+    Tasks that are in one run only are passed over.
+    """
+    require_positive(tolerance, "tolerance")
+    found = []
+    for work, case in now.tasks():
+        new, old = now.of(work, case), record.of(work, case)
+        if OURS not in new:
+            continue
+        if not new[OURS].accurate:
+            found.append(Regression(work, case, 0.0, new[OURS].error))
+        growth = smallest_growth(new, old)
+        if growth > 1 + tolerance:
+            found.append(Regression(work, case, growth, new[OURS].error))
+    return found
+
+
+def smallest_growth(new: dict[str, BenchRow], old: dict[str, BenchRow]) -> float:
+    """The least of the growths of ours over the unit and over each peer; 0 where there is nothing to compare."""
+    growths = []
+    for by in (UNIT, *new):
+        if by == OURS or by not in new or by not in old or OURS not in old:
+            continue
+        ratios = [rows[OURS].cost / rows[by].cost for rows in (new, old)]
+        if all(ratio > 0 for ratio in ratios):  # also False for NaN
+            growths.append(ratios[0] / ratios[1])
+    return min(growths, default=0.0)
+
+
+def merged(first: BenchResult, again: BenchResult) -> BenchResult:
+    """Of every task the run in which ours cost less: what a second look at a slow task leaves."""
+    rows: list[BenchRow] = []
+    for work, case in first.tasks():
+        old, new = first.of(work, case), again.of(work, case)
+        better = OURS in new and OURS in old and new[OURS].cost < old[OURS].cost
+        rows += (new if better else old).values()
+    return BenchResult(tuple(rows), first.about)

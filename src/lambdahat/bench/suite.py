@@ -1,0 +1,99 @@
+"""``run``: every family of rows, in one process, reported as each finishes."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from lambdahat._check import require
+from lambdahat._progress import report
+from lambdahat.bench.chain_rows import chain_rows
+from lambdahat.bench.determinant_rows import determinant_rows
+from lambdahat.bench.estimates import estimate_rows
+from lambdahat.bench.graph_rows import graph_rows
+from lambdahat.bench.optimizer_rows import optimizer_rows
+from lambdahat.bench.peers import PEERS, VERSIONS
+from lambdahat.bench.plans import Plan
+from lambdahat.bench.products import product_rows
+from lambdahat.bench.records import BenchResult, BenchRow
+
+Family = Callable[[Plan], Iterator[list[BenchRow]]]
+FAMILIES: dict[str, Family] = {
+    "products": product_rows,
+    "estimates": estimate_rows,
+    "chains": chain_rows,
+    "optimizers": optimizer_rows,
+    "determinants": determinant_rows,
+    "graphs": graph_rows,
+}
+ON_CPU = ("determinants", "graphs")
+
+
+def run(plan: Plan, only: str = "*", watch: Callable[[BenchResult], None] | None = None) -> BenchResult:
+    """All rows of the families that the glob ``only`` matches; ``watch`` sees the result after each task.
+
+    Peers draw from the global generator and warn; both are confined to this call, and TF32 is off inside it.
+    """
+    chosen = {name: family for name, family in FAMILIES.items() if fnmatch(name, only)}
+    if plan.gpu:  # where these have nothing to do
+        chosen = {name: family for name, family in chosen.items() if name not in ON_CPU}
+    require(bool(chosen), "only", f"match a family of rows: {', '.join(FAMILIES)}", repr(only))
+    about, found = described(plan), list[BenchRow]()
+    with _confined(plan):
+        about |= {"flops/s": plan.rates.flops, "bytes/s": plan.rates.bytes}
+        for number, (name, family) in enumerate(chosen.items()):
+            report(f"bench: {name}", number, len(chosen))
+            for rows in family(plan):
+                found += rows
+                if watch is not None:
+                    watch(BenchResult(tuple(found), about))
+        report("bench", len(chosen), len(chosen))
+    return BenchResult(tuple(found), about)
+
+
+def described(plan: Plan) -> dict[str, Any]:
+    """The machine, the versions and the sizes."""
+    chip = torch.cuda.get_device_name() if plan.gpu else platform.processor() or platform.machine()
+    versions = {peer.name: peer.version() for peer in PEERS} | {name: _version(of) for name, of in VERSIONS.items()}
+    sizes = {"samples": plan.samples, "batch size": plan.batch_size, "hidden width": plan.width}
+    return {
+        **asdict(plan), "chip": chip, "threads": torch.get_num_threads(), "torch": torch.__version__,
+        "python": platform.python_version(), "command": " ".join(sys.argv[1:]), **sizes,
+        "versions": versions if plan.peers else {},
+    }  # fmt: skip
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+@contextmanager
+def _confined(plan: Plan) -> Iterator[None]:
+    """Nothing global stays changed. cuDNN searches for the fastest convolution, for everyone."""
+    flags: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [flag.allow_tf32 for flag in flags], torch.backends.cudnn.benchmark
+    devices = [torch.cuda.current_device()] if plan.gpu else []
+    with torch.random.fork_rng(devices), warnings.catch_warnings():
+        if plan.peers:
+            warnings.simplefilter("ignore")
+        try:
+            for flag in flags:
+                flag.allow_tf32 = False
+            torch.backends.cudnn.benchmark = True
+            yield
+        finally:
+            for flag, value in zip(flags, before[0], strict=True):
+                flag.allow_tf32 = value
+            torch.backends.cudnn.benchmark = before[1]

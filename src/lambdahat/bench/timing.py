@@ -1,0 +1,155 @@
+"""Timing: one process, interleaved rounds, medians of the ratios to one unit of work, and peak memory."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PATIENCE = 4.0  # seconds; a longer first call is the only one
+Run = Callable[[], Any]
+Maker = Callable[[], Run]  # set-up, which is not timed; what it returns is
+
+
+@dataclass(frozen=True)
+class Clocked:
+    """What a task returns that times itself: its seconds, those of one unit of its own, and its answer."""
+
+    seconds: float
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Median seconds of a call, its cost in units, the MiB of its peak, its last answer; or why there is none."""
+
+    seconds: float = math.nan
+    cost: float = math.nan
+    memory: float = math.nan
+    value: Any = None
+    note: str = ""
+
+
+def synchronize() -> None:
+    """Wait for the GPU, where one is in use."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def seconds(run: Run, number: int = 1) -> tuple[float, Any]:
+    """The time of a call, over ``number`` calls, and the last answer."""
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(number):
+        value = run()
+    synchronize()
+    if isinstance(value, Clocked):
+        return value.seconds, value.value
+    return (time.perf_counter() - start) / number, value
+
+
+def compare(makers: Mapping[str, Maker], unit: str, rounds: int, sample_s: float = 0.05) -> dict[str, Timed]:
+    """Every task timed, in rounds that run each once, so that drift of the machine falls on all alike.
+
+    The first call, set-up included, shows the memory and warms up; short tasks fill a sample of ``sample_s`` with
+    several calls. The cost is the median over rounds of the ratio to ``unit``, one of the tasks. A task that
+    raises has a note that says so instead.
+    """
+    runs: dict[str, tuple[Run, int]] = {}
+    single: dict[str, tuple[float, Any]] = {}
+    memory: dict[str, float] = {}
+    notes: dict[str, str] = {}
+    for name, make in makers.items():
+        try:
+            run, memory[name], first = _prepared(make)
+            if first[0] > PATIENCE and name != unit:
+                single[name] = first
+            else:
+                runs[name] = run, _number(run, first, sample_s)
+        except Exception as error:  # a peer may break in any way
+            if name == unit:
+                raise
+            notes[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    samples, values = _rounds(runs, rounds)
+    found = {name: _summary(times, samples[unit]) for name, times in samples.items()}
+    for name, (spent, value) in single.items():
+        found[name], values[name] = (spent, spent / found[unit][0]), value
+    return {
+        name: Timed(*found[name], memory[name], values[name]) if name in found else Timed(note=notes[name])
+        for name in makers
+    }
+
+
+def _prepared(make: Maker) -> tuple[Run, float, tuple[float, Any]]:
+    """What set-up returns, the peak memory of it and one call, and that call's time and answer."""
+    with Peak() as peak:
+        run = make()
+        first = seconds(run)
+    return run, peak.mebibytes, first
+
+
+def _number(run: Run, first: tuple[float, Any], sample_s: float) -> int:
+    """How many calls fill a sample."""
+    if first[0] > 1.0 or sample_s == 0:
+        return 1
+    again = run()
+    return 1 if isinstance(again, Clocked) else max(1, math.ceil(sample_s / max(seconds(run)[0], 1e-7)))
+
+
+def _rounds(runs: Mapping[str, tuple[Run, int]], rounds: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    values: dict[str, Any] = {}
+    for _ in range(rounds):
+        for name, (run, number) in runs.items():
+            spent, values[name] = seconds(run, number)
+            samples[name].append(spent)
+    return samples, values
+
+
+def _summary(times: list[float], units: list[float]) -> tuple[float, float]:
+    """The median time, and the median ratio to the unit of the same round."""
+    return statistics.median(times), statistics.median(t / u for t, u in zip(times, units, strict=True))
+
+
+class Peak:
+    """By how many MiB memory rose at most inside the block: of CUDA's allocator in use, else of the process (Linux).
+
+    NaN where neither can be known.
+    """
+
+    mebibytes = math.nan
+
+    def __enter__(self) -> Peak:
+        gc.collect()
+        self.cuda = torch.cuda.is_initialized()
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+            self.before = torch.cuda.memory_allocated() / 2**20
+        else:
+            with suppress(OSError, AttributeError):
+                ctypes.CDLL(None).malloc_trim(0)  # what was freed before goes back, so that its use anew shows
+                Path("/proc/self/clear_refs").write_text("5")  # the high-water mark falls to what is held now
+            self.before = _resident("VmRSS")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        after = torch.cuda.max_memory_allocated() / 2**20 if self.cuda else _resident("VmHWM")
+        self.mebibytes = after - self.before
+
+
+def _resident(field: str) -> float:
+    """A line of the process's status, in MiB."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return math.nan
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(field)), math.nan)

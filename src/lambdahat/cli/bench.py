@@ -1,0 +1,121 @@
+"""``lambdahat bench``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from lambdahat.bench.plans import Plan
+from lambdahat.bench.records import OURS, UNIT, BenchResult, BenchRow
+from lambdahat.bench.regressions import Regression, merged, regressions
+from lambdahat.bench.suite import run
+from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, say
+from lambdahat.cli.measurements import bars
+from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
+from lambdahat.report.figures import plot
+from lambdahat.results import write_atomically
+
+HEADER = ("work", "case", "by", "ms", "cost", "ours / it", "error", "MiB", "over limit", "over machine", "note")
+NOTE = (
+    "cost: in the unit of the task, its first row. ours / it: our cost over this one's; below 1 we are faster.\n"
+    "error: relative, against the exact answer. MiB: rise of the peak. over limit: cost over the least that DESIGN §5\n"
+    "or the count of arithmetic allows. over machine: time over the least arithmetic or traffic at the machine's rates."
+)
+
+
+def run_bench(
+    plan: Plan, only: str, out: Path | None, against: Path | None, tolerance: float, as_json: bool, quiet: bool
+) -> int:
+    """Measure, print and write; the exit code. With ``against``, tasks that seem slower are measured once more."""
+    _require_device(plan.device)
+    record = None if against is None else BenchResult.load(against)
+    with bars(quiet):
+        found = run(plan, only, None if out is None else lambda result: _save(result, out))
+        slower = [] if record is None else regressions(found, record, tolerance)
+        if slower and record is not None:
+            found = merged(found, run(plan, only))
+            slower = regressions(found, record, tolerance)
+    if out is not None:
+        write(found, out)
+    show(found, slower, as_json, quiet)
+    for one in slower:
+        say(str(one))
+    return NOT_CONVERGED if slower else OK
+
+
+def show(found: BenchResult, slower: Sequence[Regression], as_json: bool, quiet: bool) -> None:
+    """On standard output."""
+    if as_json:
+        print_json({"about": found.about, "rows": [_document(found, row) for row in found.rows],
+                    "regressions": [asdict(one) for one in slower]})  # fmt: skip
+    elif not quiet:
+        print_table(HEADER, [as_row(found, row) for row in found.rows], headline(found))
+        print(NOTE)
+
+
+def headline(found: BenchResult) -> str:
+    """The machine in a line."""
+    about = found.about
+    return f"{about['device']} ({about['chip']}), {about['threads']} threads, torch {about['torch']}"
+
+
+def as_row(found: BenchResult, row: BenchRow) -> tuple[str, ...]:
+    """One row in words."""
+    ratio = "" if row.by in (OURS, UNIT) else number(found.ratio(row))
+    return (
+        row.work, row.case, row.label, number(1e3 * row.seconds), number(row.cost), ratio, number(row.error),
+        number(row.memory), number(row.over_limit), number(row.over_machine), row.note,
+    )  # fmt: skip
+
+
+def number(value: float) -> str:
+    """Three digits; nothing for NaN."""
+    if not math.isfinite(value):
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def findings(found: BenchResult) -> list[str]:
+    """What is to be explained: every peer that is faster, and what of ours is far from its limit."""
+    lines = [
+        f"{row.label} is faster at {row.work} ({row.case}): ours takes {number(found.ratio(row))} times as long"
+        for row in found.faster_peers()
+    ]
+    return lines + [
+        f"{row.work} ({row.case}) costs {number(row.over_limit)} times the limit of {number(row.limit)} {row.unit}s "
+        f"({row.limit_why})"
+        for row in found.far_from_limit()
+    ]
+
+
+def write(found: BenchResult, folder: Path) -> None:
+    """``bench.json``, ``table.txt``, ``table.md`` and ``bench.png``."""
+    _save(found, folder)
+    rows = [as_row(found, row) for row in found.rows]
+    text = "\n".join([headline(found), *findings(found), NOTE]) + "\n"
+    write_atomically(folder / "table.txt", f"{text_table(HEADER, rows)}\n{text}".encode())
+    write_atomically(folder / "table.md", f"{markdown_table(HEADER, rows)}\n{text}".encode())
+    plot(found).figure.savefig(folder / "bench.png", dpi=150)
+
+
+def _save(found: BenchResult, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    found.save(folder / "bench.json")
+
+
+def _document(found: BenchResult, row: BenchRow) -> dict[str, Any]:
+    extra = {"ours_over_it": found.ratio(row), "over_limit": row.over_limit, "over_machine": row.over_machine}
+    return asdict(replace(row, by=row.label)) | extra
+
+
+def _require_device(device: str) -> None:
+    import torch
+
+    known = device.partition(":")[0]
+    if known not in ("cpu", "cuda"):
+        raise InputError(f"--device must be cpu or cuda, got {device!r}")
+    if known == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device must be one that is there, got cuda, and torch sees no CUDA device")

@@ -1,0 +1,104 @@
+"""Where the cells of a sweep run: processes of this machine, a dask cluster, or a ray cluster.
+
+Each backend takes a task, the cells it is to run on, how many at once, an address and the device that the task uses. It
+hands back what comes of a cell as soon as it is there: what is handed back is written, and a killed sweep loses only
+the cells that were running. The task must pickle; on a cluster the workers need the same ``lambdahat``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from lambdahat._check import require
+
+Cell = dict[str, Any]
+T = TypeVar("T")
+Task = Callable[[Cell], T]
+
+
+def on_processes(task: Task[T], cells: Sequence[Cell], jobs: int, address: str | None, device: str) -> Iterator[T]:
+    """Processes of this machine, which end with the sweep."""
+    from joblib.externals.loky import get_reusable_executor
+
+    try:
+        yield from _through_joblib(task, cells, jobs)
+    finally:
+        get_reusable_executor().shutdown(wait=True)
+
+
+def on_dask(task: Task[T], cells: Sequence[Cell], jobs: int, address: str | None, device: str) -> Iterator[T]:
+    """All workers of the cluster at the address, or ``jobs`` workers of a cluster of our own on this machine."""
+    _require_package("dask")
+    from dask.distributed import Client
+    from joblib import parallel_config
+
+    with _reached("dask", address):
+        client = Client(address) if address else Client(n_workers=jobs, threads_per_worker=1, dashboard_address=None)
+    with client, parallel_config(backend="dask"):
+        yield from _through_joblib(task, cells, jobs)
+
+
+def on_ray(task: Task[T], cells: Sequence[Cell], jobs: int, address: str | None, device: str) -> Iterator[T]:
+    """All of the cluster at the address ("auto": the one that runs here), or ``jobs`` processes of one of our own.
+
+    Not through joblib: its ray backend hands nothing back before every cell is done.
+    """
+    _require_package("ray")
+    import ray
+
+    with _reached("ray", address, "a cluster with tokens wants RAY_AUTH_MODE=token in the environment"):
+        _join_ray(jobs, address)
+    try:
+        # ray hides its GPUs from a task that asks for none; jobs share them
+        share = 0.0 if device == "cpu" else min(1.0, ray.cluster_resources().get("GPU", 0.0) / jobs)
+        remote = ray.remote(num_cpus=1, num_gpus=share)(_call)
+        shared = ray.put(task)
+        waiting = [remote.remote(shared, cell) for cell in cells]
+        while waiting:
+            (done,), waiting = ray.wait(waiting)
+            yield ray.get(done)
+    finally:
+        ray.shutdown()
+
+
+BACKENDS: dict[str, Callable[..., Iterator[Any]]] = {"loky": on_processes, "dask": on_dask, "ray": on_ray}
+
+
+def _through_joblib(task: Task[T], cells: Sequence[Cell], jobs: int) -> Iterator[T]:
+    """One cell at a time in a process, so that a finished one is not held back by others of its batch."""
+    from joblib import Parallel, delayed
+
+    run = Parallel(n_jobs=jobs, batch_size=1, pre_dispatch="2*n_jobs", return_as="generator_unordered")
+    yield from run(delayed(task)(cell) for cell in cells)
+
+
+def _join_ray(jobs: int, address: str | None) -> None:
+    import ray
+
+    where = address or os.environ.get("RAY_ADDRESS", "local")
+    own = {"num_cpus": jobs, "include_dashboard": False} if where == "local" else {}
+    ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, **own)
+
+
+def _call(task: Task[T], cell: Cell) -> T:
+    return task(cell)
+
+
+def _require_package(name: str) -> None:
+    require(find_spec(name) is not None, "backend", f"have {name} installed", "no such package",
+            f'pip install "lambdahat[{name}]"')  # fmt: skip
+
+
+@contextmanager
+def _reached(name: str, address: str | None, cure: str = "") -> Iterator[None]:
+    """No cluster at the address is a wrong address, not an error inside."""
+    try:
+        yield
+    except OSError:
+        require(address is None, "address", f"be that of a {name} cluster", f"{address!r}, where none answers", cure)
+        raise

@@ -1,0 +1,148 @@
+"""What §6.5 of the spectral thesis says of damping without batch norm, as code; Tables 6.1–6.3 beside ours."""
+
+from __future__ import annotations
+
+from lambdahat.experiments.charts import Chart, Series
+from lambdahat.experiments.claims import Claim
+from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.flatness.runs import curve, decades, errors, gap, over_seeds
+from lambdahat.experiments.reproduction import Table
+from lambdahat.experiments.statistics import Reading, paired_difference
+
+# (optimiser, rate, damping): λ₁ and validation accuracy on CIFAR-100, Tables 6.1 and 6.2
+PRINTED = {
+    ("Adam", 4e-4, 1e-8): (53.07, 62.85),
+    ("Adam", 4e-4, 4e-4): (21.14, 64.5),
+    ("Adam", 4e-4, 1e-3): (9.94, 63.54),
+    ("Adam", 1e-3, 1e-3): (20.8, 64.38),
+    ("Adam", 1e-3, 5e-3): (9.07, 66.24),
+    ("Adam", 1e-3, 7.5e-3): (2.37, 65.75),
+    ("KFAC", 1e-2, 1e-1): (6.65, 65.02),
+    ("KFAC", 1e-3, 1e-2): (20.8, 64.84),
+    ("KFAC", 1e-4, 1e-3): (48.2, 62.18),
+    ("KFAC", 1e-4, 3e-4): (527.2, 60.18),
+    ("KFAC", 1e-4, 1e-4): (711.3, 56.04),
+}
+DEFAULT, OVER = ("Adam", 4e-4, 1e-8), ("Adam", 4e-4, 1e-1)
+BETTER = ("Adam", 4e-4, 4e-4)
+LARGE = (("Adam", 1e-3, 5e-3), ("Adam", 1e-3, 7.5e-3))
+CONSTANT = (("KFAC", 1e-2, 1e-1), ("KFAC", 1e-3, 1e-2), ("KFAC", 1e-4, 1e-3))  # δ/α = 10
+LOWERED = (("KFAC", 1e-4, 1e-3), ("KFAC", 1e-4, 3e-4), ("KFAC", 1e-4, 1e-4))
+SAME = 1.0  # points of training error: "effectively unchanged"
+Key = tuple[str, float, float]
+
+
+def at(rows: Rows, key: Key, kind: str = "end") -> Rows:
+    """The rows of one setting."""
+    optimizer, rate, damping = key
+    return rows.where(kind=kind, optimizer=optimizer, rate=rate, damping=damping)
+
+
+def claims(rows: Rows) -> list[Claim]:
+    """Of KFAC, of Adam, and of both ends' sharpness."""
+    return [*_kfac_claims(rows), *_adam_claims(rows), *_sharpness_claims(rows)]
+
+
+def _kfac_claims(rows: Rows) -> list[Claim]:
+    first, *_, last = CONSTANT
+    least = LOWERED[-1]
+    return [
+        Claim("KFAC, δ/α = 10: a smaller α leaves the training error (0.01 to 0.0001)", "§6.5.1, Figure 6.5",
+              "effectively unchanged", gap(at(rows, last), at(rows, first), "training error"), "within", 0.0, SAME,
+              " points"),
+        Claim("KFAC, δ/α = 10: a smaller α raises the validation error (0.01 to 0.0001)", "§6.5.1, Figure 6.5",
+              "65 to 62.2 % accuracy", gap(at(rows, last), at(rows, first), "error"), unit=" points"),
+        Claim("KFAC, α = 0.0001: less damping raises the validation error (δ = 0.001 to 0.0001)", "§6.5.1",
+              "62.2 to 56 % accuracy", gap(at(rows, least), at(rows, last), "error"), unit=" points"),
+        Claim("KFAC, α = 0.0001: and more than the training error (δ = 0.001 to 0.0001)", "§6.5.1",
+              "significantly larger", _gap_of_gaps(rows, least, last), unit=" points"),
+    ]  # fmt: skip
+
+
+def _gap_of_gaps(rows: Rows, upper: Key, lower: Key) -> Reading:
+    """How much more the validation error rises than the training error, seed by seed."""
+    rises = []
+    for column in ("error", "training error"):
+        high, low = at(rows, upper).paired(column), at(rows, lower).paired(column)
+        rises.append({seed: high[seed] - low[seed] for seed in high if seed in low})
+    return paired_difference(*rises)
+
+
+def _adam_claims(rows: Rows) -> list[Claim]:
+    sgd = rows.where(kind="end", optimizer="SGD")
+    best = min(LARGE, key=lambda key: over_seeds(at(rows, key), "error").value)
+    return [
+        Claim("Adam, α = 0.0004, δ = 10⁻⁸: its validation error is above SGD's", "§6.5.2, Figure 6.6",
+              "significantly underperforms", gap(at(rows, DEFAULT), sgd, "error"), unit=" points"),
+        Claim("Adam, α = 0.0004: δ = 0.0004 lowers the validation error", "§6.5.2, Table 6.1",
+              "62.85 to 64.5 % accuracy", gap(at(rows, DEFAULT), at(rows, BETTER), "error"), unit=" points"),
+        Claim("Adam, α = 0.0004: over-damping raises it again (δ = 0.1 against 0.0004)", "§6.5.2", "decreases",
+              gap(at(rows, OVER), at(rows, BETTER), "error"), unit=" points"),
+        Claim(f"Adam, α = 0.001, δ = {best[2]:g}: it matches or beats SGD (its excess of error)", "§6.5.2",
+              "match or even beat", gap(at(rows, best), sgd, "error"), "below", SAME, unit=" points"),
+    ]  # fmt: skip
+
+
+def _sharpness_claims(rows: Rows) -> list[Claim]:
+    pairs = (
+        ("Adam, α = 0.0004: less damping ends sharper (δ = 0.001 to 10⁻⁸)", ("Adam", 4e-4, 1e-3), DEFAULT),
+        ("Adam, α = 0.001: less damping ends sharper (δ = 0.0075 to 0.001)", LARGE[1], ("Adam", 1e-3, 1e-3)),
+        ("KFAC, δ/α = 10: a smaller α ends sharper (0.01 to 0.0001)", CONSTANT[0], CONSTANT[-1]),
+        ("KFAC, α = 0.0001: less damping ends sharper (δ = 0.001 to 0.0001)", LOWERED[0], LOWERED[-1]),
+    )
+    return [
+        Claim(f"{words}: λ₁", "Tables 6.1 to 6.3", f"{PRINTED[lower][0]:g} to {PRINTED[upper][0]:g}",
+              decades(at(rows, upper), at(rows, lower), "largest"), unit=" decades")
+        for words, lower, upper in pairs
+    ]  # fmt: skip
+
+
+def keys(rows: Rows) -> list[Key]:
+    """The settings, in the order of the grid."""
+    return list(dict.fromkeys((row["optimizer"], row["rate"], row["damping"]) for row in rows))
+
+
+def tables(rows: Rows) -> list[Table]:
+    """Every setting: errors, λ₁, and the printed λ₁ and accuracy."""
+    part, lines = rows.where(kind="end"), []
+    for key in keys(part):
+        chosen, printed = at(rows, key), PRINTED.get(key)
+        readings = [str(over_seeds(chosen, name)) for name in ("training error", "error", "largest")]
+        told = ("", "") if printed is None else (f"{printed[0]:g}", f"{100 - printed[1]:.2f}")
+        lines.append((key[0], f"{key[1]:g}", f"{key[2]:g}", *readings, str(sum(chosen.values("diverged"))), *told))
+    header = ("optimiser", "α", "δ", "training error, %", "validation error, %", "λ₁", "diverged", "λ₁ printed",
+              "error printed, %")  # fmt: skip
+    return [Table(f"{part[0]['network']}, {part[0]['data']}", header, tuple(lines))]
+
+
+def charts(rows: Rows) -> list[Chart]:
+    """Training and validation error over epochs, and λ₁ and error over δ beside the printed ones."""
+    out = []
+    for optimizer, source in (("KFAC", "Figure 6.5"), ("Adam", "Figure 6.6")):
+        shown = [key for key in keys(rows) if key[0] in (optimizer, "SGD")]
+        for column in ("training error", "error"):
+            series = tuple(curve(_label(key), at(rows, key, "epoch"), column) for key in shown)
+            words = "Validation error" if column == "error" else "Training error"
+            out.append(Chart(f"{words}, {optimizer}", "epoch", f"{column}, %", series, source=source))
+    for column, place, words in (("largest", 0, "λ₁ at the end"), ("error", 1, "Validation error at the end, %")):
+        out.append(Chart(f"{words} over damping", "damping δ", words, _over_damping(rows, column, place), x_log=True,
+                         y_log=column == "largest", source="Tables 6.1 and 6.2"))  # fmt: skip
+    return out
+
+
+def _label(key: Key) -> str:
+    return f"{key[0]}, α = {key[1]:g}" + (f", δ = {key[2]:g}" if key[2] else "")
+
+
+def _over_damping(rows: Rows, column: str, place: int) -> tuple[Series, ...]:
+    """One series for each optimiser and rate, ours and the printed."""
+    out: list[Series] = []
+    for name, rate in dict.fromkeys((key[0], key[1]) for key in keys(rows) if key[0] != "SGD"):
+        chosen = sorted(key for key in keys(rows) if key[:2] == (name, rate))
+        readings = [over_seeds(at(rows, key), column) for key in chosen]
+        label = f"{name}, α = {rate:g}"
+        out.append(Series(label, [key[2] for key in chosen], [r.value for r in readings], errors(readings)))
+        told = [key for key in chosen if key in PRINTED]
+        values = [PRINTED[key][0] if place == 0 else 100 - PRINTED[key][1] for key in told]
+        out.append(Series(f"{label}, printed", [key[2] for key in told], values, style="points", published=True))
+    return tuple(out)

@@ -1,0 +1,160 @@
+"""The graphs of chapter 3: made ones, real ones from files, and what stands for a file that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse.csgraph import breadth_first_order
+
+from lambdahat._rng import derived_seed
+from lambdahat.experiments.outside import outside_file
+from lambdahat.graphs.random_models import Model
+from lambdahat.graphs.sources import graph
+from lambdahat.graphs.structure import Graph
+
+NODES = 5000  # of a stand-in
+PARTS = 3  # into which a road network is cut
+LINKS, DEGREE = 20, 20  # of the mixed graphs: edges out of a cluster, mean degree in it
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A real graph: its file, and behind it those of the nearest graph; its ``kind``.
+
+    SNAP's large graphs are connected, and so of the nearest the largest component is taken, or a ``part`` of it.
+    """
+
+    files: tuple[str, ...]
+    kind: str
+    part: int | None = None
+
+
+SUBJECTS = {
+    **{name: Subject((name,), "collaboration")
+       for name in ("ca-AstroPh", "ca-CondMat", "ca-GrQc", "ca-HepPh", "ca-HepTh")},
+    **{name: Subject((name, "luxembourg_osm"), "road", part)
+       for part, name in enumerate(("roadNet-CA", "roadNet-PA", "roadNet-TX"))},
+    "soc-brightkite": Subject(("soc-brightkite",), "social"),
+    "gemsec-deezer-RO": Subject(("gemsec-deezer-RO_edges",), "social"),
+    "Email": Subject(("email-Eu-core",), "e-mail"),
+    "NetScience": Subject(("netscience",), "collaboration"),
+    "DBLP": Subject(("com-dblp.ungraph", "ca-CondMat"), "collaboration"),
+    "Amazon": Subject(("com-amazon.ungraph", "ca-HepTh"), "collaboration"),
+    "YouTube": Subject(("com-youtube.ungraph", "soc-brightkite"), "social"),
+}  # fmt: skip
+
+
+def real_graph(name: str, nodes: int = 0) -> tuple[Graph, str]:
+    """A graph of ``SUBJECTS`` and in words what it is; with ``nodes`` always a made one of about so many."""
+    subject = SUBJECTS[name]
+    for file in () if nodes else subject.files:
+        path = outside_file("graphs", file)
+        if path is not None:
+            found = graph(path)
+            return (found, file) if file == subject.files[0] else largest_component(found, file, subject.part)
+    made = STAND_INS[subject.kind](nodes or NODES, derived_seed(0, "stand-in", name) % 2**32)
+    return made, f"made {subject.kind} graph"
+
+
+def largest_component(whole: Graph, name: str, part: int | None) -> tuple[Graph, str]:
+    """The largest component, or one of three ``part``s of it by the distance from one of its nodes; and its name."""
+    largest = np.bincount(whole.components).argmax()
+    start = int(np.flatnonzero(whole.components == largest)[0])
+    kept = breadth_first_order(whole.adjacency, start, directed=False, return_predecessors=False)
+    if part is not None:
+        kept, name = np.array_split(kept, PARTS)[part], f"{name}, part {part + 1}"
+    kept = np.sort(kept)
+    return Graph.of(whole.adjacency[kept][:, kept], name), name if part is not None else f"largest component of {name}"
+
+
+def collaboration(nodes: int, seed: int) -> Graph:
+    """Papers of 2 to 6 authors, one for three nodes, its authors near each other: each paper a clique."""
+    rng = np.random.default_rng(seed)
+    pairs = []
+    for _ in range(nodes // 3):
+        count, first = int(rng.integers(2, 7)), int(rng.integers(0, nodes))
+        team = (first + rng.choice(20, count, replace=False)) % nodes
+        pairs.append(team[np.stack(np.triu_indices(count, 1), axis=1)])
+    return graph(np.concatenate(pairs))
+
+
+def road(nodes: int, seed: int) -> Graph:
+    """A square grid without a third of its edges."""
+    import networkx as nx
+
+    side = max(4, round(nodes**0.5))
+    made = nx.convert_node_labels_to_integers(nx.grid_2d_graph(side, side))
+    edges = np.array(made.edges)
+    kept = np.random.default_rng(seed).random(len(edges)) > 1 / 3
+    return graph(edges[kept])
+
+
+def social(nodes: int, seed: int) -> Graph:
+    """Preferential attachment with triangles (Holme and Kim 2002)."""
+    import networkx as nx
+
+    return graph(nx.powerlaw_cluster_graph(nodes, 4, 0.3, seed=seed))
+
+
+def mail(nodes: int, seed: int) -> Graph:
+    """One crowd and 19 nodes that write to nobody: 20 components, as the Email graph has."""
+    import networkx as nx
+
+    made = nx.barabasi_albert_graph(nodes - 19, 10, seed=seed)
+    made.add_nodes_from(range(nodes - 19, nodes))
+    return graph(made)
+
+
+STAND_INS: dict[str, Callable[[int, int], Graph]] = {
+    "collaboration": collaboration,
+    "road": road,
+    "social": social,
+    "e-mail": mail,
+}
+
+
+def planted(count: int, outside: float, seed: int) -> Graph:
+    """``count`` clusters of 20 to 40 nodes, inner edges with probability ½, ``outside`` edges out of a node on average.
+
+    Their sizes have the mean 30 of Table 3.2.
+    """
+    import networkx as nx
+
+    sizes = np.random.default_rng(derived_seed(seed, "sizes of clusters")).integers(20, 41, count)
+    rest = 30 * count - int(sizes[:-1].sum())
+    sizes[-1] = rest if 20 <= rest <= 40 else sizes[-1]
+    number = derived_seed(seed, "planted clusters") % 2**32
+    made = nx.random_partition_graph([int(size) for size in sizes], 0.5, outside / int(sizes.sum()), seed=number)
+    return graph(made)
+
+
+def mixed(nodes: int, count: int, least: int, most: int, seed: int) -> Graph:
+    """``count`` clusters of ``least`` to ``most`` nodes: the three random models in turn, joined by a few edges.
+
+    §3.7.1.1: mean degree 20, and 20 edges out of each cluster on average.
+    """
+    rng = np.random.default_rng(derived_seed(seed, "mixed graph"))
+    sizes = rng.integers(least, most + 1, count)
+    while sizes.sum() != nodes:
+        step = int(np.sign(nodes - sizes.sum()))
+        chosen = np.unique(rng.integers(0, count, min(count, abs(nodes - int(sizes.sum())))))
+        sizes[chosen] = np.clip(sizes[chosen] + step, least, most)
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    parts = [_edges(i, int(size), derived_seed(seed, "cluster", i)) + starts[i] for i, size in enumerate(sizes)]
+    between = rng.integers(0, nodes, (count * LINKS // 2, 2))
+    return graph(np.concatenate([*parts, between]))
+
+
+def _edges(index: int, nodes: int, seed: int) -> np.ndarray:
+    """The edges (m, 2) of one cluster; which model it has follows from its place."""
+    models = (
+        (Model("erdos_renyi", nodes), DEGREE / nodes),
+        (Model("watts_strogatz", nodes, DEGREE), 0.5),
+        (Model("barabasi_albert", nodes), DEGREE / 2),
+    )
+    model, parameter = models[index % len(models)]
+    drawn = model.draw(parameter, seed).adjacency.tocoo()
+    upper = drawn.row < drawn.col
+    return np.stack([drawn.row[upper], drawn.col[upper]], axis=1).astype(np.int64)

@@ -1,0 +1,287 @@
+"""Trace, eigenvalues and learning coefficient of a model under ``fully_shard`` (FSDP2), no rank holding all of it.
+
+Every vector is spread over the ranks as the parameters are: a rank keeps its own part of θ, of a product and of each
+basis vector. Only numbers are added up over ranks, and the model's own hooks gather one layer at a time. These hooks
+cannot be differentiated twice, so that products are central differences of gradients. A model that fits on each rank
+whole needs none of this: ``lh.Problem`` takes it, and differentiates exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambdahat._check import require, require_count, require_positive
+from lambdahat._progress import report
+from lambdahat._rng import generator
+from lambdahat.batches import Batch, make_batches, take
+from lambdahat.estimators.sequential import MINIMUM, Goal
+from lambdahat.evaluators import Evaluator
+from lambdahat.krylov.restart import value_errors
+from lambdahat.losses import Loss, make_loss
+from lambdahat.ranks import Ranks
+from lambdahat.results import Eigenpairs, Estimate, Status
+from lambdahat.sampling.diagnostics import standard_error
+from lambdahat.sampling.temperature import inverse_temperature
+from lambdahat.sharded_tensors import is_sharded, reshard
+
+DEFAULT_BATCH = 64
+FIRST = 16  # Lanczos steps before the first look
+
+
+class ShardedProblem:
+    """The mean loss over a data set of a model under ``fully_shard``, as a function of this rank's part of θ.
+
+    Made and used by all ranks alike, each giving all of the data; a rank computes on its part of every batch. The
+    model is in eval mode, and its parameters are moved, while something is measured, and put back. ``loss`` and
+    ``data`` are as for ``lh.Problem``; samples must not meet in the model or the loss.
+    """
+
+    def __init__(self, model: nn.Module, loss: str | Loss | Any, data: Any, *, batch_size: int | None = None) -> None:
+        require(isinstance(model, nn.Module) and is_sharded(model), "model", "be under torch's fully_shard", model,
+                "lh.Problem takes any other model", TypeError)  # fmt: skip
+        reshard(model)
+        trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
+        meshes = [getattr(tensor, "device_mesh", None) for tensor in trained]
+        spread = all(mesh is not None and mesh.ndim == 1 for mesh in meshes)
+        require(bool(trained) and spread, "model", "have all its trained parameters sharded over one mesh dimension",
+                "others", "call fully_shard on the root module, with a mesh of one dimension")  # fmt: skip
+        self.model, self._parameters = model, trained
+        self.ranks, self.device = Ranks(meshes[0].get_group()), trained[0].device  # type: ignore[union-attr]
+        self.batches = make_batches(data, batch_size, DEFAULT_BATCH, self.device, None)
+        self._evaluate = Evaluator(model, make_loss(loss), "eval", lambda: {}, False)
+        terms = [self._evaluate.terms(batch) for batch in self.batches]
+        self.weights = [term / sum(terms) for term in terms]
+        self.num_parameters, self.num_samples = sum(tensor.numel() for tensor in trained), self.batches.num_samples
+        facts = {"n": self.num_samples, "P": self.num_parameters, "batches": f"{self.batches.sizes}"}
+        self.ranks.agree("the sharded problem", facts, self.device)
+        self._require_apart()
+
+    @property
+    def vector(self) -> Tensor:
+        """This rank's part of θ, a copy; the parts of all ranks make up P."""
+        return torch.cat([_local(tensor).reshape(-1) for tensor in self._parameters])
+
+    def loss(self, theta: Tensor | None = None) -> float:
+        """L(θ) over all data."""
+        with self._at(theta), torch.no_grad():
+            parts = [
+                weight * self._own_loss(batch)[0] for weight, batch in zip(self.weights, self.batches, strict=True)
+            ]
+        return float(self.ranks.sum(torch.stack(parts).sum(), "the loss"))
+
+    def gradient(self, theta: Tensor | None = None) -> Tensor:
+        """This rank's part of ∇L(θ), (p,)."""
+        with self._at(theta):
+            for weight, batch in zip(self.weights, self.batches, strict=True):
+                self._backward(batch, weight)
+            return self._collected()
+
+    def step(self, theta: Tensor, index: int) -> tuple[float, Tensor]:
+        """The loss of one batch at θ, and this rank's part of its gradient."""
+        with self._at(theta):
+            own = self._backward(next(iter(self.batches.some({index}))), 1.0)
+            return float(self.ranks.sum(own, "the loss of a batch")), self._collected()
+
+    def batch_losses(self) -> Tensor:
+        """The loss of each batch at the model's own parameters."""
+        with self._at(None), torch.no_grad():
+            return self.ranks.sum(
+                torch.stack([self._own_loss(batch)[0] for batch in self.batches]), "batch losses"
+            ).cpu()
+
+    def product(self, vector: Tensor) -> Tensor:
+        """This rank's part of Hv: (∇L(θ + hv) − ∇L(θ − hv))/2h, good to about ε^(2/3); h = ε^(1/3)(1 + ‖θ‖)/‖v‖."""
+        theta, size = self.vector, float(self.dots(vector[None], vector)) ** 0.5
+        if size == 0:
+            return torch.zeros_like(vector)
+        reach = 1.0 + float(self.dots(theta[None], theta)) ** 0.5
+        step = torch.finfo(theta.dtype).eps ** (1 / 3) * reach / size
+        ahead = self.gradient(theta.add(vector, alpha=step))
+        behind = self.gradient(theta.add(vector, alpha=-step))
+        return (ahead - behind).div_(2 * step)
+
+    def dots(self, rows: Tensor, vector: Tensor) -> Tensor:
+        """The products (m,) of vectors, of which ``rows`` (m, p) and ``vector`` are this rank's parts, in float64."""
+        own = torch.stack([(row.double() * vector.double()).sum() for row in rows])
+        return self.ranks.sum(own, "inner products")
+
+    def _own_loss(self, batch: Batch) -> tuple[Tensor, float]:
+        """What this rank's samples add to the mean loss of a batch, float64, and the number that it comes from."""
+        low, high = (rank * batch.size // self.ranks.size for rank in (self.ranks.rank, self.ranks.rank + 1))
+        own = take(batch, torch.arange(low, max(high, low + 1), device=self.device) % batch.size)
+        part = self._evaluate.terms(own) / (self._evaluate.terms(batch) or 1.0) if high > low else 0.0
+        args, kwargs, _ = self._evaluate.split(own)
+        output = self.model(*args, **kwargs)  # also without a sample of its own: the hooks gather on all ranks
+        value = self._evaluate.loss_of(getattr(output, "logits", output), own)
+        return part * value.double(), part
+
+    def _backward(self, batch: Batch, weight: float) -> Tensor:
+        """Add a batch's gradient to that of the parameters; the hooks take the mean over ranks, the loss is a sum."""
+        with torch.enable_grad():
+            own, _ = self._own_loss(batch)
+            (weight * self.ranks.size * own).backward()
+        return own.detach()
+
+    def _collected(self) -> Tensor:
+        grads = [tensor.grad for tensor in self._parameters]
+        pairs = zip(grads, self._parameters, strict=True)
+        flat = [torch.zeros_like(_local(p)) if grad is None else _local(grad).to(p.dtype) for grad, p in pairs]
+        for tensor in self._parameters:
+            tensor.grad = None
+        return torch.cat([part.reshape(-1) for part in flat])
+
+    @contextmanager
+    def _at(self, theta: Tensor | None) -> Iterator[None]:
+        """The model at θ, in eval mode and without gradients; afterwards as it was."""
+        before, grads = self.vector, [tensor.grad for tensor in self._parameters]
+        modes = [(module, module.training) for module in self.model.modules()]
+        for tensor in self._parameters:
+            tensor.grad = None
+        self.model.eval()
+        self._put(before if theta is None else theta)
+        try:
+            yield
+        finally:
+            self._put(before)
+            for module, training in modes:
+                module.training = training
+            for tensor, grad in zip(self._parameters, grads, strict=True):
+                tensor.grad = grad
+
+    @torch.no_grad()
+    def _put(self, theta: Tensor) -> None:
+        reshard(self.model)  # what an earlier forward pass gathered has the old values
+        locals_ = [_local(tensor) for tensor in self._parameters]
+        for local, part in zip(locals_, theta.split([local.numel() for local in locals_]), strict=True):
+            local.copy_(part.view(local.shape))
+
+    def _require_apart(self) -> None:
+        """The loss of the first batch from its parts is that of the whole, or samples meet."""
+        first = self.batches.first()
+        with self._at(None), torch.no_grad():
+            parts = float(self.ranks.sum(self._own_loss(first)[0], "the loss of the first batch"))
+            args, kwargs, _ = self._evaluate.split(first)
+            output = self.model(*args, **kwargs)
+            together = float(self._evaluate.loss_of(getattr(output, "logits", output), first))
+        close = abs(parts - together) <= max(1e3 * torch.finfo(self.vector.dtype).eps, 1e-6) * (1 + abs(together))
+        require(close, "the loss of a batch", "be the mean of its samples' own losses, for they are shared out",
+                f"{together:.6g}, and {parts:.6g} from its parts")  # fmt: skip
+
+
+def trace(problem: ShardedProblem, tol: float = 0.05, max_matvecs: int = 400, seed: int = 0) -> Estimate:
+    """tr H, within ``tol`` relative at 95 % confidence, as the mean of zᵀHz for z of ±1 (Hutchinson 1990)."""
+    require_positive(tol, "tol")
+    require_count(max_matvecs, "max_matvecs", 2)
+    samples, squares = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
+    ask = min(MINIMUM, max_matvecs)
+    while True:
+        for number in range(len(samples), len(samples) + ask):
+            rng = generator(seed, "sharded trace", number, problem.ranks.rank)
+            probe = torch.randint(0, 2, problem.vector.shape, generator=rng).mul_(2).sub_(1).to(problem.vector)
+            image = problem.product(probe)
+            found = problem.dots(torch.stack([probe, image]), image).cpu()
+            samples, squares = torch.cat([samples, found[:1]]), torch.cat([squares, found[1:]])
+            report("trace", number + 1, max_matvecs)
+        mean = Goal(tol, torch.zeros(1, dtype=torch.float64), squares.mean().sqrt()[None]).judge(samples[:, None])
+        left = max_matvecs - len(samples)
+        if mean.reached or left == 0:
+            status = Status.CONVERGED if mean.reached else Status.BUDGET_SPENT
+            return Estimate(float(mean.value), float(mean.stderr), len(samples), status, mean.dof)
+        ask = min(math.ceil(max(1.05 * mean.wanted - len(samples), 1)), len(samples), left)
+
+
+def eigenvalues(
+    problem: ShardedProblem, k: int = 5, tol: float = 1e-3, max_matvecs: int = 100, seed: int = 0
+) -> Eigenpairs:
+    """The k largest eigenvalues of H in descending order, by Lanczos with full reorthogonalisation.
+
+    Stops when min(r, r²/gap) ≤ tol·max|θ| for all k, r their residuals. ``vectors`` (p, k) are this rank's part of the
+    eigenvectors. The basis takes as many vectors as there were products, each 1/W of P on each of W ranks.
+    """
+    require_count(k, "k", 1, problem.num_parameters)
+    most = min(require_count(max_matvecs, "max_matvecs", k), problem.num_parameters)
+    rng = generator(seed, "sharded eigenvalues", problem.ranks.rank)
+    rows = [_unit(problem, torch.randn(problem.vector.shape, generator=rng).to(problem.vector))]
+    alpha: list[float] = []
+    beta: list[float] = []
+    while True:
+        step, after = problem.product(rows[-1]), torch.stack(rows)
+        coefficient = 0.0
+        for _ in range(2):  # twice is enough (Parlett 1998, §6.9)
+            overlaps = problem.dots(after, step)
+            step = step - overlaps.to(step.dtype) @ after
+            coefficient += float(overlaps[-1])
+        alpha.append(coefficient)
+        beta.append(float(problem.dots(step[None], step)) ** 0.5)
+        report("eigenvalues", len(alpha), most)
+        inner = torch.diag(torch.tensor(alpha, dtype=torch.float64))
+        off = torch.tensor(beta[:-1], dtype=torch.float64)
+        values, vectors = torch.linalg.eigh(inner + torch.diag(off, 1) + torch.diag(off, -1))
+        residuals = (beta[-1] * vectors[-1]).abs()
+        errors, scale = value_errors(values, residuals), float(values.abs().max())
+        chosen = values.argsort(descending=True)[:k]
+        reached, ended = errors[chosen] <= tol * scale, beta[-1] <= 1e-10 * scale
+        done = len(alpha) >= max(FIRST, k) and bool(reached.all())
+        if done or ended or len(alpha) == most:
+            whole = len(chosen) == k and bool(reached.all())
+            status = Status.CONVERGED if whole else Status.NOT_CONVERGED
+            found = vectors[:, chosen].to(after).T @ after
+            return Eigenpairs(values[chosen], found.T, residuals[chosen], reached, len(alpha), status)
+        rows.append(step / beta[-1])
+
+
+def llc(
+    problem: ShardedProblem,
+    step_size: float,
+    localization: float,
+    chains: int = 2,
+    draws: int = 200,
+    burn_in: int = 100,
+    nbeta: str | float = "n/log n",
+    seed: int = 0,
+) -> Estimate:
+    """λ̂ = nβ·(E[L(w)] − L(w*)) at the model's parameters w*, by SGLD chains one after the other (Lau et al. 2023).
+
+    A step is w − (ε/2)(nβ∇L_b + γ(w − w*)) + √ε·ξ on one of the problem's batches, drawn by its weight, and each loss
+    is paired with that of w* on the same batch. The settings are given: there is no pilot, and nothing is taken off
+    for the bias of the steps. A chain's batches depend on ``seed`` and its number alone, its noise on the rank too.
+    """
+    for name, value, least in (("chains", chains, 1), ("draws", draws, 8), ("burn_in", burn_in, 0)):
+        require_count(value, name, least)
+    require_positive(step_size, "step_size")
+    require_positive(localization, "localization")
+    temperature = inverse_temperature(nbeta, problem.num_samples, problem.batches.sizes[0])[0]
+    centre, base = problem.vector, problem.batch_losses()
+    weights = torch.tensor(problem.weights, dtype=torch.float64)
+    energies = torch.zeros(chains, draws, dtype=torch.float64)
+    for chain in range(chains):
+        picks, noise = generator(seed, "chain", chain), generator(seed, "chain", chain, problem.ranks.rank)
+        theta = centre.clone()
+        for number in range(burn_in + draws):
+            index = int(torch.multinomial(weights, 1, generator=picks))
+            loss, gradient = problem.step(theta, index)
+            if number >= burn_in:
+                energies[chain, number - burn_in] = temperature * (loss - float(base[index]))
+            drift = temperature * gradient + localization * (theta - centre)
+            kick = torch.randn(theta.shape, generator=noise).to(theta)
+            theta = theta.sub(drift, alpha=step_size / 2).add(kick, alpha=math.sqrt(step_size))
+        report("llc", chain + 1, chains)
+    found = energies.numpy()
+    status = Status.CONVERGED if bool(torch.isfinite(energies).all()) else Status.DIVERGED
+    return Estimate(float(found.mean()), standard_error(found), chains * (burn_in + draws), status, chains - 1 or 1)
+
+
+def _unit(problem: ShardedProblem, vector: Tensor) -> Tensor:
+    return vector.div(float(problem.dots(vector[None], vector)) ** 0.5)
+
+
+def _local(tensor: Any) -> Tensor:
+    """This rank's part of a sharded tensor."""
+    local: Tensor = tensor.detach().to_local()
+    return local

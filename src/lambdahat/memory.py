@@ -1,0 +1,117 @@
+"""A budget of memory, M bytes beside model and data: a quarter for what a pass over a batch takes, up to a quarter for
+graphs kept between products, the rest for vectors.
+
+What a pass takes is measured on one and two samples of the first batch, by counting the bytes of all tensors that live
+at the same time; batches are then cut to as many samples as fit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lambdahat._check import describe, require, require_count
+from lambdahat.batches import Batch, Batches, take
+from lambdahat.evaluators import Evaluator, FunctionEvaluator, Parameters
+from lambdahat.shares import splits
+
+PASS, GRAPHS = 0.25, 0.25
+AnyEvaluator = Evaluator | FunctionEvaluator
+_UNITS = {"": 1, "B": 1, **{f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)},
+          **{f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)}}  # fmt: skip
+
+
+def memory_bytes(memory: Any, least: int = 1) -> int | None:
+    """A budget as a number of bytes; "4GiB" and "500MB" are known.
+
+    >>> memory_bytes("4GiB"), memory_bytes(1000), memory_bytes(None)
+    (4294967296, 1000, None)
+    """
+    if memory is None:
+        return None
+    if not isinstance(memory, str):
+        return require_count(memory, "memory", least)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", memory)
+    known = found is not None and found[2] in _UNITS
+    require(known, "memory", 'be a number of bytes or a text such as "4GiB" or "500MB"', describe(memory))
+    assert found is not None
+    return require_count(int(float(found[1]) * _UNITS[found[2]]), "memory", least)
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the tensors made inside it that live at the same time: ``peak``, at most."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = self._total = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._outside: dict[int, StorageWeakRef] = {}  # held weakly, so that their addresses are not used again
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor):
+                self._note(leaf, False)
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self._note(leaf, True)
+        return out
+
+    def _note(self, tensor: Tensor, made: bool) -> None:
+        try:
+            storage = tensor.untyped_storage()
+        except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
+            return
+        key = storage._cdata
+        if key in self._live or key in self._outside:
+            return
+        if not made:
+            self._outside[key] = StorageWeakRef(storage)
+            return
+        self._live[key] = StorageWeakRef(storage), storage.nbytes()
+        self._total += storage.nbytes()
+        if self._total > self.peak:
+            self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
+            self._total = sum(size for _, size in self._live.values())
+            self.peak = max(self.peak, self._total)
+
+
+def pass_bytes(loss: Callable[[Parameters, Batch], Tensor], leaves: Parameters, batch: Batch) -> int:
+    """The bytes that a Hessian–vector product of a batch takes at most, by reverse mode twice; where the model cannot
+    be differentiated twice, a gradient."""
+    parameters = list(leaves.values())
+    with LiveBytes() as seen, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        grads = torch.autograd.grad(loss(leaves, batch), parameters, create_graph=True, allow_unused=True)
+        live = [grad for grad in grads if grad is not None and grad.requires_grad]
+        with suppress(RuntimeError):  # an operation that can be differentiated only once
+            zeros = [torch.zeros_like(grad) for grad in live]
+            torch.autograd.grad(live, parameters, zeros, retain_graph=True, allow_unused=True)
+    return int(seen.peak)
+
+
+@torch.enable_grad()
+def fitted(batches: Batches, memory: int, evaluate: AnyEvaluator, norm: str, parameters: Parameters) -> Batches:
+    """The batches, cut where a pass over one would take more than a quarter of ``memory`` and the loss allows it."""
+    allowed, largest = PASS * memory, max(batches.sizes)
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+    first = next(batch for batch in batches if batch.size == largest)
+    few = [take(first, torch.arange(min(n, largest), device=batches.device)) for n in (1, 2)]
+    if not splits(evaluate, norm, parameters, few[1]):
+        needed = pass_bytes(evaluate, leaves, first)
+        require(needed <= allowed, "memory", f"be at least {needed / PASS:,.0f} bytes, of which a pass over a batch of "
+                f"{largest} may take a quarter", f"{memory:,}", "give smaller batches")  # fmt: skip
+        return batches
+    one, two = (pass_bytes(evaluate, leaves, part) for part in few)
+    require(one <= allowed, "memory", f"be at least {one / PASS:,.0f} bytes, of which a pass over one sample may take "
+            "a quarter", f"{memory:,}", "raise it, or choose fewer parameters")  # fmt: skip
+    rows = 1 + int((allowed - one) // max(two - one, 1))
+    return batches if rows >= largest else batches.cut(rows)

@@ -1,0 +1,77 @@
+"""The rows of the benchmark at tiny sizes: all there, accurate, and a peer that is missing says so."""
+
+import math
+import sys
+
+import pytest
+import torch
+
+from lambdahat.bench import FAMILIES, Plan, exact, run
+from lambdahat.bench.estimates import trace_rows
+from lambdahat.bench.peers import PEERS
+from lambdahat.bench.products import WORKS
+from lambdahat.bench.records import OURS, UNIT
+
+
+def installed(peer):
+    return pytest.mark.skipif(peer.version() == "not installed", reason=f"{peer.name} is not installed")
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return Plan(peers=False, quick=True)
+
+
+def test_products(plan):
+    seen = []
+    found = run(plan, "products", seen.append)
+    assert [len(one) for one in seen] == list(range(2, len(found) + 1, 2))  # a unit and ours after each task
+    assert [work for work, _ in found.tasks()] == [*WORKS.values()] * 2
+    for row in found.rows:
+        assert row.cost == 1.0 if row.by == UNIT else row.cost > 0
+        assert row.by == UNIT or row.error < 1e-5
+    assert found.about["quick"]
+
+
+def test_nothing_global_is_left_changed(plan):
+    before = torch.random.get_rng_state(), torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    run(plan, "determinants")
+    assert torch.equal(before[0], torch.random.get_rng_state())
+    assert before[1:] == (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)
+
+
+def test_a_family_that_is_not_there_is_refused(plan):
+    with pytest.raises(ValueError, match=r"only must match a family of rows: products, estimates, .* got 'curvature'"):
+        run(plan, "curvature")
+
+
+def test_a_missing_peer_has_a_row_that_says_so(plan, monkeypatch):
+    for peer in PEERS:
+        monkeypatch.setitem(sys.modules, peer.module, None)
+    rows = {row.by: row for row in trace_rows(Plan(peers=True, quick=True), plan.case("mlp"))}
+    assert set(rows) == {UNIT, OURS} | {peer.name for peer in PEERS}
+    for peer in PEERS:
+        assert rows[peer.name].note.startswith("ModuleNotFoundError: ")
+        assert math.isnan(rows[peer.name].cost)
+    assert rows[OURS].accurate
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("peer", [pytest.param(p, marks=installed(p), id=p.name) for p in PEERS])
+@pytest.mark.filterwarnings("ignore")
+def test_peers_give_the_same_numbers(peer, plan):
+    case = plan.case("mlp")
+    v = torch.linspace(-1, 1, case.num_parameters)
+    if peer.hvp is not None:
+        truth = exact.product(exact.double(case), v.double())
+        torch.testing.assert_close(peer.hvp(case)(v).double(), truth, rtol=1e-3, atol=1e-5)
+    if peer.exact_trace:
+        assert peer.trace(case, 0).value == pytest.approx(exact.trace(case), rel=1e-5)
+    if peer.kfac is not None:
+        g = case.gradient()
+        truth = exact.kronecker_solution(case, g, 0.1)
+        torch.testing.assert_close(peer.kfac(case, g, 0.1).double(), truth, rtol=1e-3, atol=1e-5)
+
+
+def test_every_family_of_the_issue_is_there():
+    assert list(FAMILIES) == ["products", "estimates", "chains", "optimizers", "determinants", "graphs"]

@@ -1,0 +1,286 @@
+"""1, 2 and 4 processes on gloo: what they measure, what they send, and what they say when they do not do the same."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import lambdahat as lh
+from lambdahat.ranks import HEADER, Ranks, readings
+from lambdahat.shares import pieces
+from tests.distributed.world import OPERATORS, PROBLEMS, classifier, data, measured
+
+HERE = Path(__file__).parent
+SIZES = (1, 2, 4)
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def launched(script, *arguments):
+    return subprocess.Popen(
+        [sys.executable, *script, *map(str, arguments)], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def folder():
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def failures(folder):
+    """Four processes of which one ends and one hangs; they wait most of the time, beside the worlds."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = [launched([HERE / "failures.py"], folder, rank, port) for rank in range(4)]
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def worlds(folder, failures):
+    """What every rank of every world found: size → list over ranks."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    found = {}
+    for size in SIZES:
+        out = folder / str(size)
+        out.mkdir()
+        process = launched(torchrun, size, HERE / "world.py", out)
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors[-4000:]
+        found[size] = [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(size)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return measured()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_rank_measures_what_one_process_does(worlds, reference, size):
+    for found in worlds[size]:
+        assert found["measured"].keys() == reference.keys()
+        for name, value in reference.items():
+            torch.testing.assert_close(
+                found["measured"][name], value, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_ranks_agree_to_the_last_bit(worlds, size):
+    first, *others = worlds[size]
+    for found in others:
+        for name, value in first["measured"].items():
+            assert torch.equal(found["measured"][name], value), name
+
+
+def test_reference_is_right(reference):
+    """The sum over ranks is compared with one process; that one with a matrix by plain autograd."""
+    problem = classifier(samples=21)
+
+    def loss(theta):
+        parts = zip(problem.weights, problem.batches, strict=True)
+        return sum(w * problem.batch_loss(problem.named(theta), batch) for w, batch in parts)
+
+    matrix = torch.autograd.functional.hessian(loss, problem.vector)
+    torch.testing.assert_close(reference["hessian"], matrix)
+    torch.testing.assert_close(reference["closed-form trace"], reference["ggn"].trace())
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_one_all_reduce_of_known_bytes_for_each_product(worlds, size):
+    count, header = classifier(samples=21).num_parameters, 8 * HEADER
+    for found in worlds[size]:
+        sent = {name: call["bytes"] for name, call in found["sent"].items()}
+        for name in OPERATORS:
+            assert sent[f"{name} @ v"] == [8 * count + header]
+            assert sent[f"{name} @ V"] == [3 * 8 * count + header]
+        assert sent["gradient"] == sent["diagonal"] == [8 * count + header]
+        assert sent["loss"] == [8 + header]
+        assert sent["float32 product"] == [4 * count + 4 * HEADER]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_nothing_else_is_sent_by_an_estimator(worlds, size):
+    """Eigenpairs: a word on the free memory, then the products; chains: about twenty looks, whatever their length."""
+    for found in worlds[size]:
+        call = found["sent"]["eigenpairs"]
+        assert len(call["bytes"]) == call["result"] + 1
+        assert len(set(call["bytes"][1:])) == 1
+        draws = found["sent"]["draws"]
+        assert draws["result"] == 2 * 40
+        assert sum(draws["bytes"]) < 20_000
+
+
+def test_targets_drawn_in_pieces_of_batches_have_the_right_law(worlds, reference):
+    """6,300 independent draws: their mean is within a few per cent of the expectation."""
+    for found in worlds[2]:
+        assert found["drawn trace"] != float(reference["ggn"].trace())
+        assert abs(found["drawn trace"] / float(reference["ggn"].trace()) - 1) < 0.06
+
+
+def test_rounding_is_no_disagreement():
+    """The header of the same vector in float32, added up over any number of ranks, passes for the same."""
+    one = Ranks(None)
+    for ranks in (2, 3, 7, 64, 1000):
+        one.size = ranks
+        for vector in (*torch.randn(20, 5000), *torch.eye(50)[:5], 1e-12 * torch.ones(100), 1e12 * torch.ones(100)):
+            header = one._header("a product", vector).float()
+            total = torch.zeros_like(header)
+            for _ in range(ranks):
+                total += header
+            one._require_alike(total.double(), header.double(), "a product")
+
+
+def test_one_process_sends_nothing(worlds):
+    assert all(call["bytes"] == [] for call in worlds[1][0]["sent"].values())
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_wrapped_models(worlds, size):
+    for found in worlds[size]:
+        wrapped = found["wrapped"]
+        assert wrapped["fsdp still shards"]
+        assert wrapped["fsdp trains"]
+        for kind in ("ddp", "fsdp"):
+            assert wrapped[f"{kind} names"]
+            assert wrapped[f"{kind} chains"] == 0.0
+            assert max(wrapped[f"{kind} products"], wrapped[f"{kind} eigenvalues"]) < 1e-12
+
+
+def test_vectors_sharded_like_the_parameters(worlds):
+    first, second = (found["sharded"] for found in worlds[2])
+    assert first["lengths"][0] + second["lengths"][0] == first["lengths"][1] == 43
+    assert first["values"].equal(second["values"])
+    exact = torch.linalg.eigvalsh(first["matrix"]).flip(0)
+    torch.testing.assert_close(first["values"], exact[:2], rtol=1e-6, atol=0)
+    assert first["miss"] < 1e-3 * float(exact[0])
+    assert first["status"] == "CONVERGED"
+    assert abs(first["gradient"] - float(first["reference"].square().sum())) < 1e-12
+    assert abs(float(first["trace"]) - float(first["matrix"].trace())) < 3 * first["trace"].stderr
+    assert first["trained"]
+
+
+def test_learning_coefficient_of_sharded_parameters(worlds):
+    """For a quadratic loss SGLD of step ε has λ̂ = ½Σ nβh/(a(1 − εa/4)), a = nβh + γ, on all data."""
+    for found in worlds[2]:
+        curvature = 20.0 * torch.linalg.eigvalsh(found["sharded"]["line"])
+        stiffness = curvature + 1.0
+        exact = float((curvature / stiffness / (1 - 0.02 * stiffness / 4)).sum()) / 2
+        assert abs(float(found["sharded"]["llc"]) - exact) < 4 * found["sharded"]["llc"].stderr
+    assert float(worlds[2][0]["sharded"]["llc"]) == float(worlds[2][1]["sharded"]["llc"])
+
+
+def test_sharded_problems_refuse_what_they_cannot_take(worlds):
+    for found in worlds[2]:
+        assert "model must be under torch's fully_shard" in found["sharded"]["plain"]
+        assert "the loss of a batch must be the mean of its samples' own losses" in found["sharded"]["meeting"]
+
+
+REFUSALS = {
+    "data of another length": "n must be the same on every rank",
+    "data in another order": "data must be the same on every rank",
+    "another model": "the parameters must be the same on every rank",
+    "another width": "P must be the same on every rank",
+    "trained apart since": "the parameters must be the same on every rank for Hessian",
+    "another vector": "got other arguments in a product",
+    "another operator": "got other calls in a product",
+    "another point": "got other arguments in the gradient",
+    "another seed": "seed must be the same on every rank for sampling",
+    "another step size": "kernel must be the same on every rank for sampling",
+    "another seed of a Fisher": "seed must be the same on every rank",
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+@pytest.mark.parametrize("size", [2, 4])
+def test_all_ranks_refuse_what_they_do_not_agree_on(worlds, size, case):
+    for found in worlds[size]:
+        assert REFUSALS[case] in found["refusals"][case]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_group_of_some_ranks_and_a_process_alone(worlds, size):
+    for rank, found in enumerate(worlds[size]):
+        assert abs(found["groups"]["alone"] - worlds[size][0]["groups"]["loss"]) < 1e-12
+        assert ("loss" in found["groups"]) == (rank < 2)
+        assert found["groups"].get("size", 2) == 2
+    assert worlds[size][0]["groups"]["callback"] == worlds[size][0]["groups"]["alone"]
+
+
+def test_a_rank_that_ends_or_hangs_is_an_error_on_the_others(worlds, failures, folder):
+    """No rank gives a product that another had no part in, and the error says who does not answer."""
+    wait_for(folder / "ended-0.txt", folder / "hung-2.txt")
+    for name in ("ended-0", "hung-2"):
+        text = (folder / f"{name}.txt").read_text(encoding="utf-8")
+        assert "all 2 ranks must take part in a product" in text
+        assert "rank 1 does not answer" in text
+
+
+def test_products_of_other_sizes_never_come_back(failures, folder):
+    """Gloo ends the process where sizes differ, or the header shows it: no rank goes on with a wrong product."""
+    for rank in (0, 2):
+        failures[rank].wait(timeout=120)
+        told = folder / f"apart-{rank}.txt"
+        assert failures[rank].returncode != 0 or "must" in told.read_text(encoding="utf-8")
+        assert not told.exists() or told.read_text(encoding="utf-8") != "no error"
+
+
+def wait_for(*paths, seconds=120):
+    for _ in range(10 * seconds):
+        if all(path.exists() and path.stat().st_size for path in paths):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{paths} were not written")
+
+
+@pytest.mark.parametrize("cut", [True, False])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_shares_hold_every_sample_once(cut, ranks):
+    sizes = [7, 7, 6]
+    found = [piece for rank in range(ranks) for piece in pieces(sizes, rank, ranks, cut)]
+    rows = [
+        (p.batch, i)
+        for p in found
+        for i in (range(sizes[p.batch]) if p.rows is None else range(p.rows.start, p.rows.stop))
+    ]
+    assert sorted(rows) == [(b, i) for b, size in enumerate(sizes) for i in range(size)]
+    assert len({piece.number for piece in found}) == len(found)
+    held = [len(pieces(sizes, rank, ranks, cut)) for rank in range(ranks)]
+    assert cut or max(held) - min(held) <= 1
+
+
+def test_a_problem_alone_shares_nothing_out():
+    problem = PROBLEMS["cut batches"]()
+    assert problem.ranks.size == 1
+    assert [weight for weight, _ in problem.share] == problem.weights
+
+
+@pytest.mark.parametrize("ranks", ["all", 3, [0, 1]])
+def test_ranks_are_a_group(ranks):
+    with pytest.raises(TypeError, match='ranks must be "auto", None or a process group'):
+        lh.Problem(torch.nn.Linear(4, 3).double(), "cross_entropy", data(), ranks=ranks)
+
+
+def test_readings_tell_entries_and_orders_apart():
+    x = torch.randn(10_000, 4, dtype=torch.float64)
+    assert torch.equal(readings(x), readings(x.clone()))
+    assert not torch.isclose(readings(x), readings(x.flip(0))).any()
+    assert not torch.isclose(readings(x), readings(x.roll(1, dims=1))).any()
+    assert float(readings(torch.zeros(5)).abs().max()) == 0.0
+
+
+def test_a_process_alone_adds_nothing():
+    values = torch.ones(3)
+    assert Ranks(None).sum(values, "anything") is values
+    assert Ranks(None).least(2.0, "anything", values.device) == 2.0

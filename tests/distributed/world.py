@@ -1,0 +1,290 @@
+"""What every rank of a world measures; run by torchrun: ``world.py <folder>``, one file of results a rank.
+
+``measured(...)`` runs in one process too: that is the reference.
+"""
+
+import copy
+import sys
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import lambdahat as lh
+from lambdahat import fsdp
+from lambdahat._rng import generator
+from lambdahat.models import mlp
+from lambdahat.ranks import on_one_rank
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.cases import classifier
+
+OPERATORS = {
+    "hessian": lh.hessian,
+    "ggn": lh.ggn,
+    "exact fisher": lh.fisher,
+    "empirical fisher": lambda problem: lh.fisher(problem, "empirical"),
+    "covariance": lh.gradient_covariance,
+}
+
+
+def data(samples=21, seed=0):
+    rng = generator(seed, "ranks")
+    return torch.randn(samples, 4, generator=rng, dtype=torch.float64), torch.randint(0, 3, (samples,), generator=rng)
+
+
+def norm_network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def contrast(output, target):
+    """A loss in which the samples of a batch meet."""
+    return (output @ output.T).logsumexp(1).mean() + nn.functional.cross_entropy(output, target)
+
+
+def ignoring(batch_size=5):
+    """Uneven numbers of targets that count, so that shares must be weighted by them."""
+    x, y = data(22)
+    y[::3], y[:4] = -100, -100
+    return lh.Problem(mlp([4, 5, 3], seed=1).double(), "cross_entropy", (x, y), batch_size=batch_size)
+
+
+def no_data():
+    matrix = torch.diag(torch.arange(1.0, 7.0, dtype=torch.float64))
+    return lh.Problem.from_function(
+        lambda p: p["w"] @ matrix @ p["w"] / 2, {"w": torch.ones(6).double()}, num_samples=50
+    )
+
+
+PROBLEMS = {
+    "cut batches": lambda: classifier(samples=21),
+    "fewer samples than ranks": lambda: classifier(samples=3),
+    "batches of their own": lambda: lh.Problem(norm_network(), "cross_entropy", data(), batch_size=6, norm="train"),
+    "a loss that compares samples": lambda: lh.Problem(norm_network(), contrast, data(), batch_size=9),
+    "targets that do not count": ignoring,
+    "running statistics": lambda: lh.Problem(norm_network(), "cross_entropy", data(), dtype=torch.float64),
+    "no data": no_data,
+}
+
+
+def products(problem):
+    """Loss, gradient and Hessian, and for problems of a model and a loss all other matrices."""
+    found = {"loss": problem.loss(), "gradient": problem.gradient(), "hessian": lh.hessian(problem).dense()}
+    return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in found.items()}
+
+
+def measured():
+    """All that ranks must measure as one process does."""
+    out = {f"{name}: {key}": value for name, make in PROBLEMS.items() for key, value in products(make()).items()}
+    problem = classifier(samples=21)
+    out |= {name: make(problem).dense() for name, make in OPERATORS.items()}
+    whole = classifier(samples=28)  # four batches of 7, so that none is cut on 1, 2 or 4 ranks
+    out["monte carlo fisher"] = lh.fisher(whole, "monte_carlo", samples=2).dense()
+    smooth = lh.hessian(classifier((4, 6, 3), "tanh", 21))
+    out["trace"] = lh.trace(smooth, tol=0.3, method="hutchinson").value
+    out["trace, auto"] = lh.trace(smooth, tol=0.1).value
+    out["closed-form trace"] = lh.trace(lh.ggn(problem), method="exact").value
+    out["closed-form diagonal"] = lh.ggn(problem).known_diagonal()
+    large = lh.hessian(classifier((6, 12, 3), "tanh", 21))  # more than 100 parameters: Lanczos, not the dense matrix
+    pairs = lh.eigenpairs(large, k=3)
+    out["eigenvalues"], out["eigenvectors"] = pairs.values, pairs.vectors.abs()
+    spectrum = lh.spectrum(large, depth=12)
+    out["spectrum nodes"], out["spectrum weights"] = spectrum.nodes, spectrum.weights
+    out["landscape"] = lh.landscape(
+        problem, lh.eigenpairs(lh.hessian(problem), k=1), points=3, held_out=data(8, 1)
+    ).held_out
+    return {name: torch.as_tensor(value, dtype=torch.float64) for name, value in (out | sampled(problem)).items()}
+
+
+def sampled(problem):
+    kernel = lh.sampling.sgld(1e-3, 5.0, 10.0)
+    averages = {"first": lambda theta: theta[0]}
+    chains = lh.sample(problem, kernel, chains=5, draws=12, burn_in=3, batch_size=6, baseline="both", averages=averages,
+                       keep_parameters=True, mode="sequential")  # fmt: skip
+    lone = lh.sample(problem, kernel, chains=1, draws=4, mode="sequential")  # fewer chains than ranks
+    exact = lh.sample(problem, lh.sampling.hmc(1e-2, 5.0, 10.0), chains=3, draws=4, observables={"sum": torch.sum})
+    found = lh.llc(
+        problem, chains=4, draws=40, burn_in=10, step_size=1e-3, localization=10.0, kernel="sgld", batch_size=8
+    )
+    return {
+        "losses": chains.losses, "full losses": chains.full_losses, "parameters": chains.parameters,
+        "averages": chains.averages["first"], "rhat": chains.diagnostics.rhat,
+        "acceptance": chains.diagnostics.acceptance,
+        "lone chain": lone.losses, "exact kernel": exact.losses, "observable": exact.observables["sum"],
+        "llc": found.value, "llc stderr": found.stderr, "llc per chain": found.per_chain,
+    }  # fmt: skip
+
+
+def sent():
+    """The bytes of every all-reduce that a call makes."""
+    problem, kernel = classifier(samples=21), lh.sampling.sgld(1e-3, 5.0, 10.0)
+    operators = {name: make(problem) for name, make in OPERATORS.items()}
+    vector, block = torch.ones(problem.num_parameters).double(), torch.ones(problem.num_parameters, 3).double()
+    calls = {f"{name} @ v": lambda op=op: op @ vector for name, op in operators.items()}
+    calls |= {f"{name} @ V": lambda op=op: op @ block for name, op in operators.items()}
+    calls |= {"loss": problem.loss, "gradient": problem.gradient, "diagonal": operators["ggn"].known_diagonal}
+    single_precision, large = lh.hessian(single()), lh.hessian(classifier((6, 12, 3), "tanh", 21))
+    calls["float32 product"] = lambda: single_precision @ torch.ones(single_precision.dim)
+    calls["eigenpairs"] = lambda: lh.eigenpairs(large, 1).cost
+    calls["draws"] = lambda: lh.sample(problem, kernel, chains=2, draws=40, batch_size=6, mode="sequential").cost
+    return {name: counted(call) for name, call in calls.items()}
+
+
+def single():
+    x, y = data()
+    return lh.Problem(mlp([4, 5, 3], seed=0), "cross_entropy", (x.float(), y))
+
+
+def counted(call):
+    real, seen = dist.all_reduce, []
+
+    def counting(tensor, *args, **kwargs):
+        seen.append(tensor.numel() * tensor.element_size())
+        return real(tensor, *args, **kwargs)
+
+    dist.all_reduce = counting
+    try:
+        result = call()
+    finally:
+        dist.all_reduce = real
+    return {"bytes": seen, "result": result if isinstance(result, int) else None}
+
+
+def wrapped():
+    """Differences that a model makes when it is wrapped: by DDP, and by FSDP2."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    plain, x = norm_network(), data()[0]
+    plain(x)
+    reference = lh.Problem(plain, "cross_entropy", data(), ranks=None)
+    ddp = nn.parallel.DistributedDataParallel(copy.deepcopy(plain))
+    sharded = copy.deepcopy(plain)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(sharded[0], mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    kernel, out = lh.sampling.sgld(1e-3, 5.0, 10.0), {}
+    for name, model in {"ddp": ddp, "fsdp": sharded}.items():
+        problem = lh.Problem(model, "cross_entropy", data())
+        out[f"{name} names"] = problem.space.names == reference.space.names
+        pairs = zip(products(problem).values(), products(reference).values(), strict=True)
+        out[f"{name} products"] = max(float((a - b).abs().max()) for a, b in pairs)
+        values = [lh.eigenpairs(lh.hessian(p), k=2).values for p in (problem, reference)]
+        out[f"{name} eigenvalues"] = float((values[0] - values[1]).abs().max())
+        chains = [lh.sample(p, kernel, 2, 5, mode="sequential").losses for p in (problem, reference)]
+        out[f"{name} chains"] = float(abs(chains[0] - chains[1]).max())
+    out["fsdp still shards"] = (
+        type(sharded[0].weight).__name__ == "DTensor" and sharded[0].weight.to_local().numel() < 20
+    )
+    nn.functional.cross_entropy(sharded(x), data()[1]).backward()  # its hooks are where they were
+    out["fsdp trains"] = float(sharded[0].weight.grad.full_tensor().abs().max()) > 0
+    return out
+
+
+def sharded():
+    """Vectors spread as the parameters are, against the dense matrix of the same model."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    x, y = data()
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    line = nn.Linear(4, 1).double()
+    target = line(x).detach()  # so that the line is the minimum
+    models = [copy.deepcopy(model) for model in (plain, line)]
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(models[0][0], mesh=mesh)
+    for model in models:
+        fully_shard(model, mesh=mesh)
+    curved = fsdp.ShardedProblem(models[0], "cross_entropy", (x, y), batch_size=11)
+    flat = fsdp.ShardedProblem(models[1], "mse", (x, target), batch_size=21)
+    pairs, matrix = fsdp.eigenvalues(curved, k=2, tol=1e-6), dense(plain, "cross_entropy", (x, y))
+    image = curved.product(pairs.vectors[:, 0].contiguous())
+    miss = image - float(pairs.values[0]) * pairs.vectors[:, 0]
+    found = fsdp.llc(flat, step_size=0.02, localization=1.0, nbeta=20.0, chains=2, draws=120, burn_in=20)
+    return {
+        "lengths": (len(curved.vector), curved.num_parameters), "loss": curved.loss(), "trained": models[0].training,
+        "gradient": float(curved.dots(curved.gradient()[None], curved.gradient())), "matrix": matrix,
+        "values": pairs.values, "miss": float(curved.dots(miss[None], miss)) ** 0.5, "status": pairs.status.name,
+        "trace": fsdp.trace(curved, tol=0.5), "llc": found, "line": dense(line, "mse", (x, target)),
+        "reference": lh.Problem(plain, "cross_entropy", (x, y), ranks=None).gradient(),
+        "plain": error_of(lambda: fsdp.ShardedProblem(plain, "cross_entropy", (x, y))),
+        "meeting": error_of(lambda: fsdp.ShardedProblem(models[0], contrast, (x, y))),
+    }  # fmt: skip
+
+
+def dense(model, loss, on):
+    return lh.hessian(lh.Problem(model, loss, on, ranks=None)).dense()
+
+
+def refusals(rank):
+    """What each rank is told where the ranks do not do the same."""
+    x, y = data()
+    problem = classifier(samples=21)
+    order = torch.randperm(len(x), generator=generator(rank, "order"))
+    both = lh.hessian(problem), lh.ggn(problem)
+    kernel = lh.sampling.sgld(1e-3, 5.0, 10.0)
+    v = torch.ones(problem.num_parameters).double()
+    own = torch.randn(problem.num_parameters, generator=generator(rank, "own"), dtype=torch.float64)
+    trained = mlp([4, 5, 3], seed=1).double()
+    later = lh.Problem(trained, "cross_entropy", (x, y))
+    with torch.no_grad():
+        trained[0].weight.add_(1e-3 * rank)
+    cases = {
+        "data of another length": lambda: lh.Problem(mlp([4, 5, 3]).double(), "cross_entropy", data(21 - rank)),
+        "data in another order": lambda: lh.Problem(mlp([4, 5, 3]).double(), "cross_entropy", (x[order], y[order])),
+        "another model": lambda: lh.Problem(mlp([4, 5, 3], seed=rank).double(), "cross_entropy", (x, y)),
+        "another width": lambda: lh.Problem(mlp([4, 5 + rank, 3]).double(), "cross_entropy", (x, y)),
+        "trained apart since": lambda: lh.hessian(later),
+        "another vector": lambda: both[0] @ own,
+        "another operator": lambda: both[rank % 2] @ v,
+        "another point": lambda: problem.gradient(problem.vector + rank),
+        "another seed": lambda: lh.sample(problem, kernel, chains=2, draws=2, seed=rank),
+        "another step size": lambda: lh.sample(problem, lh.sampling.sgld(1e-3 + rank, 5.0, 10.0), chains=2, draws=2),
+        "another seed of a Fisher": lambda: lh.fisher(problem, "monte_carlo", seed=rank),
+    }
+    return {name: error_of(case) for name, case in cases.items()}
+
+
+def error_of(call):
+    try:
+        call()
+    except (RuntimeError, ValueError, TypeError) as error:
+        return str(error)
+    return ""
+
+
+def groups():
+    """A problem for some ranks, and one for this process alone."""
+    some = dist.new_group([0, 1])
+    out = {"alone": lh.Problem(mlp([4, 3]).double(), "cross_entropy", data(), ranks=None).loss()}
+    if dist.get_rank() == 0:  # as the callbacks of trainers do
+        with on_one_rank():
+            out["callback"] = lh.Problem(mlp([4, 3]).double(), "cross_entropy", data()).loss()
+    if dist.get_rank() < 2:
+        problem = lh.Problem(mlp([4, 3]).double(), "cross_entropy", data(), ranks=some)
+        out |= {"loss": problem.loss(), "share": len(problem.share), "size": problem.ranks.size}
+    return out
+
+
+@contextmanager
+def world(seconds=300):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
+    yield dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with world() as (rank, size):
+        found = {"measured": measured(), "sent": sent()}
+        if size > 1:
+            found |= {"wrapped": wrapped(), "refusals": refusals(rank), "groups": groups()}
+        if size == 2:
+            cut = lh.fisher(classifier(samples=21), "monte_carlo", samples=300)
+            found |= {"sharded": sharded(), "drawn trace": cut.known_trace()}
+        torch.save(found, Path(sys.argv[1]) / f"{rank}.pt")

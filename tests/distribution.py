@@ -1,0 +1,93 @@
+"""The wheel and the sdist: built, installed into a fresh environment that borrows torch, and used there.
+
+``python tests/distribution.py`` (``make dist-check``). Only hatchling, which builds both, is fetched, into a folder
+that goes again; what lambdahat needs is borrowed from the environment that runs this.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TRACE = """
+import torch, lambdahat as lh
+from importlib.metadata import version
+assert "site-packages" in lh.__file__, lh.__file__
+assert lh.__version__ == version("lambdahat"), (lh.__version__, version("lambdahat"))
+x, y = lh.data.digits()
+problem = lh.Problem(lh.models.mlp([64, 4, 10]), "cross_entropy", (x, y), dtype=torch.float64)
+H = lh.hessian(problem)
+exact, found = float(H.dense().trace()), float(lh.trace(H))
+assert abs(found / exact - 1) < 1e-8, (found, exact)
+print(f"trace {found:.6g}")
+"""
+
+
+def run(*command: str | Path, **environment: str) -> str:
+    """What a command prints; its errors where it fails."""
+    done = subprocess.run([str(part) for part in command], env=os.environ | environment, capture_output=True, text=True,
+                          cwd=tempfile.gettempdir())  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+    return done.stdout.strip()
+
+
+def pip_install(package: str | Path, target: str | Path, *options: str, **environment: str) -> None:
+    """A package into a folder."""
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", target, *options,
+        package, **environment)  # fmt: skip
+
+
+def build(folder: Path, tools: Path) -> tuple[Path, Path]:
+    """The wheel and the sdist, by hatchling's hooks of PEP 517."""
+    hooks = (
+        "import os, sys; os.chdir(sys.argv[1]); from hatchling.build import build_sdist, build_wheel; "
+        "print(build_wheel(sys.argv[2])); print(build_sdist(sys.argv[2]))"
+    )
+    wheel, sdist = run(sys.executable, "-c", hooks, ROOT, folder, PYTHONPATH=str(tools)).splitlines()[-2:]
+    return folder / wheel, folder / sdist
+
+
+def used(package: Path, folder: Path, tools: Path) -> str:
+    """Install into a fresh environment without dependencies, and measure; what the command and the script print."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    python, borrowed = folder / "bin" / "python", sysconfig.get_path("purelib")
+    target = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
+    pip_install(package, target, "--no-deps", "--no-index", "--no-build-isolation", PYTHONPATH=str(tools))
+    path = f"{target}{os.pathsep}{borrowed}"  # its own first; an editable install is not seen through a path
+    trace = run(python, "-c", TRACE, PYTHONPATH=path)
+    return f"{run(python, '-m', 'lambdahat', '--version', PYTHONPATH=path)}, {trace}"
+
+
+def contents(wheel: Path, sdist: Path) -> None:
+    """Data and type marks are in the wheel, tests and documentation in the sdist, and neither has what is not ours."""
+    inside = zipfile.ZipFile(wheel).namelist()
+    for name in ("py.typed", "data/digits.npz", "singular/references.json", "bench/suite.py"):
+        assert f"lambdahat/{name}" in inside, name
+    with tarfile.open(sdist) as archive:
+        names = {member.split("/", 1)[-1] for member in archive.getnames()}
+    for name in ("pyproject.toml", "README.md", "LICENSE", "tests/cases.py", "docs/index.md", "CHANGELOG.md"):
+        assert name in names, name
+    strangers = [name for name in names if name.startswith(("carry/", "site/", ".venv/", "benchmarks/scratch/"))]
+    assert not strangers, strangers[:5]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder, tools = Path(place), Path(place) / "tools"
+        pip_install("hatchling", tools)
+        wheel, sdist = build(folder, tools)
+        contents(wheel, sdist)
+        for package in (wheel, sdist):
+            print(f"{package.name}: {used(package, folder / package.suffix[1:], tools)}")
+
+
+if __name__ == "__main__":
+    main()

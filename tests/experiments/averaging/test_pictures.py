@@ -1,0 +1,84 @@
+"""ImageNet's code paths on small files in the standard formats: 32 × 32 batches, and folders of pictures."""
+
+import numpy as np
+import pytest
+import torch
+
+from lambdahat.experiments.averaging import gadam_imagenet
+from lambdahat.experiments.averaging.pictures import picture_task
+from lambdahat.experiments.experiment import Rows
+from tests.data.test_imagenet import write_small
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """train and val with two classes of single-coloured pictures, which a network tells apart."""
+    Image = pytest.importorskip("PIL.Image")
+    for part, count in (("train", 8), ("val", 4)):
+        for name, colour in (("n01", (250, 20, 20)), ("n02", (20, 20, 250))):
+            folder = tmp_path / part / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                shade = tuple(min(255, value + 3 * i) for value in colour)
+                Image.new("RGB", (40, 36), shade).save(folder / f"{i}.png")
+    return tmp_path
+
+
+def config(**changes):
+    settings = {"data": "imagenet32", "training": 16, "held_out": 2, "epochs": 3, "seeds": 1, "network": "VGG-4×2-BN",
+                "batch": 8, "augmented": False, **changes}  # fmt: skip
+    return gadam_imagenet.Config(**settings)
+
+
+def test_imagenet_at_32_pixels_is_read_standardised_and_trained_on(tmp_path):
+    write_small(tmp_path, "npz")
+    cells = gadam_imagenet.cells(config(folder=str(tmp_path)))
+    assert [cell["run"] for cell in cells] == list(gadam_imagenet.RUNS)
+    task = picture_task(cells[0], "cpu")
+    x, y = task.problem.batches.first().data
+    assert tuple(x.shape) == (16, 3, 32, 32)
+    torch.testing.assert_close(x.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(x.std((0, 2, 3)), torch.ones(3))
+    assert int(y.max()) == 999
+    assert task.model[-1].out_features == 1000
+    rows = gadam_imagenet.run(cells[-1], "cpu")
+    end = rows[-1]
+    assert end["kind"] == "end"
+    assert end["averaged"]
+    assert end["top 5"] >= end["accuracy"]
+
+
+def test_folders_of_pictures_are_read_one_by_one_and_learnt(pictures):
+    wanted = config(data="imagenet", folder=str(pictures), side=16, epochs=6)
+    cells = [cell for cell in gadam_imagenet.cells(wanted) if cell["run"] in ("SGD", "SGD IA")]
+    rows = []
+    for cell in cells:
+        rows += [{**cell, **row} for row in gadam_imagenet.run(cell, "cpu")]
+    ends = Rows(rows).where(kind="end")
+    assert ends.values("accuracy") == [100.0, 100.0]
+    assert ends.values("top 5") == [100.0, 100.0]  # of two classes
+    assert [row["averaged"] for row in ends] == [False, True]
+
+
+def test_a_folder_must_be_named_and_have_one_set_of_classes(pictures):
+    cell = gadam_imagenet.cells(config(data="imagenet", side=16))[0]
+    with pytest.raises(ValueError, match="folder must name the folder above train and val"):
+        picture_task(cell, "cpu")
+    (pictures / "val" / "n02").rename(pictures / "val" / "n03")
+    with pytest.raises(ValueError, match="folder must have the same classes in train and val"):
+        picture_task({**cell, "folder": str(pictures)}, "cpu")
+
+
+def test_a_stand_in_says_so_in_its_table(tmp_path):
+    smoke = gadam_imagenet.EXPERIMENT.scales["smoke"]
+    end = {"kind": "end", "network": "N", "parameters": 5, "seed": 0, "accuracy": 1.0, "top 5": 2.0,
+           "iterate accuracy": 1.0, "training accuracy": 1.0}  # fmt: skip
+    for data, expected in ((smoke.data, True), ("imagenet32", False)):
+        rows = Rows([{**end, "data": data, "run": name} for name in gadam_imagenet.RUNS])
+        assert ("in place of ImageNet" in gadam_imagenet.tables(rows)[0].title) is expected
+
+
+def test_the_configurations_of_the_thesis_are_whole():
+    for wanted in (gadam_imagenet.IMAGENET_32, gadam_imagenet.IMAGENET):
+        assert len(gadam_imagenet.cells(wanted)) == 3 * len(gadam_imagenet.RUNS)
+    assert np.isclose(gadam_imagenet.FIRST * gadam_imagenet.IMAGENET.epochs, 60)

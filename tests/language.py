@@ -1,0 +1,66 @@
+"""Small language models of transformers with random weights, and columns of tokens for them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lambdahat._rng import generator
+
+WORDS, LENGTH = 13, 7
+
+
+def hugging_face() -> Any:
+    """The transformers package, whose models import torchvision where that is installed, be it broken."""
+    try:
+        import torchvision  # noqa: F401
+    except ImportError:
+        pass
+    except RuntimeError:  # built for another torch
+        sys.modules["torchvision"] = None  # type: ignore[assignment]
+    return pytest.importorskip("transformers")
+
+
+def causal(**options: Any) -> nn.Module:
+    """A GPT-2 of two layers, tied embeddings, float64, in eval mode."""
+    found = hugging_face()
+    config = found.GPT2Config(vocab_size=WORDS, n_positions=8, n_embd=8, n_layer=2, n_head=2, bos_token_id=0,
+                              eos_token_id=0, loss_type="ForCausalLM", **options)  # fmt: skip
+    return seeded(lambda: found.GPT2LMHeadModel(config))
+
+
+def masked(**options: Any) -> nn.Module:
+    """A BERT of two layers with a masked-language head, float64, in eval mode."""
+    found = hugging_face()
+    config = found.BertConfig(vocab_size=WORDS, max_position_embeddings=8, hidden_size=8, num_hidden_layers=2,
+                              num_attention_heads=2, intermediate_size=16, **options)  # fmt: skip
+    return seeded(lambda: found.BertForMaskedLM(config))
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    """The model, the same at every call, float64, in eval mode."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make().double().eval()
+
+
+def padded(rows: int = 6, seed: int = 0) -> dict[str, Tensor]:
+    """Sentences of 2 … LENGTH tokens, padded on the right; labels of the padding are −100."""
+    rng = generator(seed, "padded")
+    ids = torch.randint(0, WORDS, (rows, LENGTH), generator=rng)
+    lengths = torch.randint(2, LENGTH + 1, (rows, 1), generator=rng)
+    mask = (torch.arange(LENGTH) < lengths).long()
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def hidden(rows: int = 6, seed: int = 0) -> dict[str, Tensor]:
+    """The same for a masked model: a third of the labels kept, none in the last two rows."""
+    columns = padded(rows, seed)
+    keep = torch.rand(rows, LENGTH, generator=generator(seed, "hidden")) < 0.3
+    keep[-2:], keep[0, 0] = False, True
+    return {**columns, "labels": columns["labels"].where(keep, torch.tensor(-100))}

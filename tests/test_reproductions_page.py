@@ -1,0 +1,79 @@
+"""docs/reproductions.md: what the stored runs say, and nothing else."""
+
+import importlib.util
+import re
+
+import pytest
+
+from lambdahat.experiments import registry
+from lambdahat.experiments.sweeps import sweep
+from tests.documents import DOCS, ROOT
+from tests.experiments.toys import Config, toy
+
+STORES = ROOT / "benchmarks" / "results" / "reproductions"
+
+
+@pytest.fixture
+def script():
+    spec = importlib.util.spec_from_file_location("reproductions", ROOT / "benchmarks" / "reproductions.py")
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(__import__("sys").modules, "reproductions", module)  # its dataclass looks its module up
+        spec.loader.exec_module(module)
+        yield module
+
+
+@pytest.fixture
+def one_toy(monkeypatch):
+    experiment = toy()
+    monkeypatch.setattr(registry, "PLACES", {"toy": ("nowhere", "TOY"), "other": ("nowhere", "OTHER")})
+    monkeypatch.setattr(registry, "find", lambda name: experiment)
+    return experiment
+
+
+def test_a_line_and_a_section_for_each_run(script, one_toy, tmp_path):
+    for scale in ("smoke", "cpu"):
+        sweep(one_toy, tmp_path, scale=scale, command=f"lambdahat reproduce toy --scale {scale}")
+    page = script.written(f"above\n\n{script.BEGIN}\nbefore\n{script.END}\n\nbelow\n", tmp_path)
+    assert page.startswith(f"above\n\n{script.BEGIN}\n\n")
+    assert page.endswith(f"{script.END}\n\nbelow\n")
+    assert "before" not in page
+    assert "| [`toy`](#toy-cpu) | cpu | 1 | 0 | 0 | A toy |" in page
+    assert "| **all** |  | **1** | **0** | **0** |  |" in page
+    assert "without a verdict: `other`." in page
+    assert page.index("### no paper\n") < page.index("#### toy cpu\n")
+    assert "`lambdahat reproduce toy --scale cpu`: 8 cells" in page
+    assert "the fast rate is above one" in page
+    assert "smoke`:" not in page  # a smoke run has no verdict
+    assert script.written(page, tmp_path) == page
+
+
+def test_a_run_that_has_not_ended_says_so(script, one_toy, tmp_path):
+    sweep(one_toy, tmp_path, scale="cpu", only="rate=2.0")
+    assert "**4 of 8 cells so far**" in script.tables(script.runs_in(tmp_path))
+
+
+def test_bars_in_words_do_not_part_columns(script, one_toy, tmp_path):
+    store = sweep(toy(cpu=Config(3)), tmp_path, scale="cpu")
+    verdicts = script.runs_in(tmp_path)[0].verdicts
+    changed = type(verdicts[0])("a | b", *(getattr(verdicts[0], name) for name in ("source", "verdict", "evidence")))
+    run = script.Run(one_toy, store, (changed,))
+    assert "| a \\| b |" in script.section(run)
+
+
+def test_the_page_is_that_of_the_stores(script):
+    page = (DOCS / "reproductions.md").read_text(encoding="utf-8")
+    command = "python benchmarks/reproductions.py benchmarks/results/reproductions --page docs/reproductions.md"
+    assert script.written(page, STORES) == page, f"run {command}"
+
+
+def test_stores_are_small():
+    sizes = {path.name: path.stat().st_size for path in STORES.glob("*.sqlite")}
+    assert sizes
+    assert {name for name, size in sizes.items() if size > 1_000_000} == set()
+
+
+def test_links_of_the_summary_lead_to_sections():
+    page = (DOCS / "reproductions.md").read_text(encoding="utf-8")
+    links = set(re.findall(r"\]\(#([\w-]+)\)", page))
+    assert links == {place.replace(" ", "-") for place in re.findall(r"^#### (.*)$", page, re.MULTILINE)}
