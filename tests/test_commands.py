@@ -9,6 +9,8 @@ import io
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from glob import glob
 from pathlib import Path
 
@@ -57,6 +59,10 @@ def shell(line):
     if program == "python":
         runpy.run_path(words[0], run_name="__main__")
         return 0, ""
+    if program == "torchrun":
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words]
+        done = subprocess.run(launch, capture_output=True, text=True, timeout=120, check=False)
+        return done.returncode, done.stderr if done.returncode else done.stdout
     assert program == "lambdahat", line
     result = CliRunner().invoke(app, words)
     return result.exit_code, result.output

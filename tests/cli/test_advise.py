@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from lambdahat.cli.app import app
 from lambdahat.randommatrix import Advice, advise
-from tests.test_docs import DOCS, assert_alike, blocks, shell
 
 FACTORY = """
 import torch
@@ -105,14 +104,3 @@ def test_bad_input_exits_with_2_and_one_line(project, factory, arguments, text):
     assert result.stdout == ""
     (line,) = result.stderr.strip().splitlines()
     assert line.startswith(text)
-
-
-def test_the_page_shows_what_the_command_prints(tmp_path):
-    page = DOCS / "batch-and-step.md"
-    (file,) = [body for kind, body, note, _ in blocks(page) if note == "file: start.py"]
-    (tmp_path / "start.py").write_text(file, encoding="utf-8")
-    (console,) = [body for kind, body, _, _ in blocks(page) if kind == "console"]
-    line, _, shown = console.removeprefix("$ ").partition("\n")
-    code, printed = shell(line)
-    assert code == 0, printed
-    assert_alike(shown, printed)
