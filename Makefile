@@ -13,7 +13,7 @@ demo: .venv/.dev
 	$(BIN)/lambdahat demo --out demo-output
 
 test: check
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 	$(BIN)/python -m pytest --doctest-modules src
 	$(BIN)/mkdocs build --strict --quiet
 

@@ -85,7 +85,7 @@ def findings(found: BenchResult) -> list[str]:
         for row in found.faster_peers()
     ]
     return lines + [
-        f"{row.work} ({row.case}) costs {number(row.over_limit)} times the limit of {number(row.limit)} {row.unit}s "
+        f"{row.work} ({row.case}) costs {number(row.over_limit)} times the limit, {number(row.limit)} × one {row.unit} "
         f"({row.limit_why})"
         for row in found.far_from_limit()
     ]
