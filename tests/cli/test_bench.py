@@ -80,7 +80,7 @@ def test_what_is_to_be_explained_is_stated():
     rows = [*record(5.0).rows[1:], BenchRow("trace", "mlp", OURS, cost=3.0, limit=2.0, limit_why="DESIGN §5")]
     assert bench.findings(BenchResult(tuple(rows), ABOUT)) == [
         "peer is faster at HVP (mlp): ours takes 1.25 times as long",
-        "trace (mlp) costs 1.5 times the limit of 2 gradients (DESIGN §5)",
+        "trace (mlp) costs 1.5 times the limit, 2 × one gradient (DESIGN §5)",
     ]
 
 
