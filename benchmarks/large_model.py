@@ -33,7 +33,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lambdahat as lh
 
-TEXTS = (Path("carry/tinyshakespeare.txt.gz"), Path("/work/shared/data/text/tinyshakespeare.txt.gz"))
+TEXT = Path("carry/tinyshakespeare.txt.gz")
 Facts = dict[str, Any]
 
 
@@ -77,9 +77,9 @@ def language_model(args: argparse.Namespace) -> nn.Module:
 
 def tokens(args: argparse.Namespace, rows: int, skip: int = 0) -> Tensor:
     """Sequences of characters of the text as ids, (rows, length)."""
-    path = args.text or next((path for path in TEXTS if path.exists()), None)
-    if path is None:
-        raise SystemExit("no text: give --text, or put tinyshakespeare.txt.gz into carry/")
+    path = args.text or TEXT
+    if not path.exists():
+        raise SystemExit(f"no text at {path}: give --text, or put tinyshakespeare.txt.gz into carry/")
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     known = {byte: number for number, byte in enumerate(sorted(set(text)))}
     start, count = skip * args.length, rows * args.length

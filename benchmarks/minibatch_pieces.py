@@ -174,8 +174,9 @@ def measure_networks(
 
 def concluded(parts: Sequence[BatchEigenvaluesResult]) -> BatchEigenvaluesResult:
     """What was measured in one run, or in several of some networks each, with predictions and verdicts."""
+    scales = {part.scale for part in parts}
     points = []
     for point in (point for part in parts for point in part.points):
         points.append(point.predicted())
         report("predictions", len(points), sum(len(part.points) for part in parts))
-    return with_verdicts(replace(parts[0], points=tuple(points)))
+    return with_verdicts(replace(parts[0], scale=" and ".join(sorted(scales)), points=tuple(points)))

@@ -28,6 +28,9 @@ def belongs(row: Row, cell: Cell) -> bool:
 
 def keep(found: Piece, folder: Path, scale: str, source: str) -> int:
     """Add the cells that a result has; how many."""
+    measured = getattr(found, "scale", scale)
+    if measured != scale:  # networks and epochs of two scales share their names
+        raise SystemExit(f"{source} was measured at the scale {measured}, not {scale}: pass --scale {measured}")
     experiment = find(found.name)
     cells, rows = experiment.grid(scale), found.rows()
     store = Store(folder, experiment.name, scale)
