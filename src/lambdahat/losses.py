@@ -99,12 +99,14 @@ class CrossEntropy(Loss):
         return other
 
     def value(self, output: Tensor, target: Tensor) -> Tensor:
-        logits = _wide(self._classes_first(output, target))
+        logits = self._classes_first(output, target)
         if target.is_floating_point():
             positions = logits[0, 0].numel() if self.by_sequence else 1
-            return F.cross_entropy(logits, target) * positions
-        counted = (target != IGNORE).sum().clamp(min=1)  # torch gives NaN where no target counts; here 0, of weight 0
-        return F.cross_entropy(logits, target, reduction="sum") / (len(target) if self.by_sequence else counted)
+            return F.cross_entropy(_wide(logits), target) * positions
+        counted = len(target) if self.by_sequence else (target != IGNORE).sum().clamp(min=1)  # else NaN over none
+        if logits is not output:  # the classes come last: along rows torch is faster than along strides
+            logits, target = output.flatten(0, -2), target.flatten()
+        return F.cross_entropy(_wide(logits), target, reduction="sum") / counted
 
     def check(self, output: Any, target: Any) -> None:
         logits = self._classes_first(output, target)
@@ -140,18 +142,21 @@ class CrossEntropy(Loss):
         return multiply
 
     def factors(self, output: Tensor, target: Tensor) -> Tensor | None:
-        """C − 1 factors: diag(√p) − p√pᵀ sends √p to 0, so a reflection of √p onto e₁ empties its first column."""
+        """C − 1 factors s_k = √p_k·(e_k − w), k > 0, with w = (p + √p₀·e₀)/(1 + √p₀).
+
+        diag(√p) − p√pᵀ, whose square is M, sends √p to 0: a reflection of √p onto e₀ empties its first column, and
+        these are the others.
+        """
         logits = self._classes_first(output, target)
         if logits.ndim != 2:
             return None
         p = logits.softmax(dim=1)
         root = p.sqrt()
-        columns = torch.diag_embed(root) - p.unsqueeze(2) * root.unsqueeze(1)
-        mirror = root + F.one_hot(root.new_zeros(1, dtype=torch.long), p.shape[1]).to(root.dtype)
-        mirror = mirror / mirror.norm(dim=1, keepdim=True)
-        columns = columns - 2.0 * (columns @ mirror.unsqueeze(2)) * mirror.unsqueeze(1)
-        factors: Tensor = columns[:, :, 1:].permute(2, 0, 1) * self._scale(logits, target).unsqueeze(0)
-        return factors
+        first = root[:, :1]
+        inner = torch.cat([p[:, :1] + first, p[:, 1:]], dim=1) / (1 + first)
+        ends = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)[1:].unsqueeze(1)  # (C − 1, 1, C)
+        scaled = root[:, 1:] * self._scale(logits, target)
+        return (ends - inner) * scaled.T.unsqueeze(2)
 
     def random_factor(self, output: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:
         logits = self._classes_first(output, target)
