@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lambdahat._check import require
 from lambdahat.sharded_tensors import is_sharded, without_sharding
@@ -16,6 +18,8 @@ from lambdahat.space import Pattern, matcher
 
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()))
+
+CUDNN_WAS = "cudnn_was"
 
 
 def private_copy(model: nn.Module, norm: str) -> nn.Module:
@@ -30,6 +34,7 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
         raise TypeError(f"model must survive copy.deepcopy, got {type(error).__name__}: {error}; "
                         "drop cached tensors or handles kept as attributes") from error  # fmt: skip
     private.eval()
+    _checkpoint_layers(private)
     config = getattr(private, "config", None)
     if getattr(config, "use_cache", False):  # keys and values for generation, which only cost memory here
         config.use_cache = False  # type: ignore[union-attr]
@@ -40,7 +45,29 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
     if norm == "train":
         for layer in private.modules():
             layer.training = isinstance(layer, BATCH_NORMS)
+    for layer in private.modules():
+        if isinstance(layer, nn.RNNBase):
+            layer.register_forward_pre_hook(_leave_cudnn)
+            layer.register_forward_hook(_return_to_cudnn, always_call=True)
     return private
+
+
+def _leave_cudnn(layer: nn.Module, inputs: Any) -> None:
+    """cuDNN's recurrent kernels have no backward pass in evaluation mode, and never a second one; torch's own have."""
+    layer.__dict__[CUDNN_WAS] = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+
+
+def _return_to_cudnn(layer: nn.Module, inputs: Any, output: Any) -> None:
+    torch.backends.cudnn.enabled = layer.__dict__.pop(CUDNN_WAS)
+
+
+def _checkpoint_layers(model: nn.Module) -> None:
+    """Have the layers of transformers checkpoint where they were asked to: by themselves they do in training alone."""
+    for layer in model.modules():
+        kinds = {kind.__name__ for kind in type(layer).__mro__}
+        if "GradientCheckpointingLayer" in kinds and getattr(layer, "gradient_checkpointing", False):
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
