@@ -109,7 +109,7 @@ WORK = {
     "a product": lambda p: lh.hessian(p) @ torch.ones(p.num_parameters),
     "a Gauss–Newton product": lambda p: lh.ggn(p) @ torch.ones(p.num_parameters),
     "a block": lambda p: lh.hessian(p) @ torch.ones(p.num_parameters, 4),
-    "trace": lambda p: lh.trace(lh.hessian(p), max_matvecs=20),
+    "trace": lambda p: lh.trace(lh.hessian(p), method="hutchinson", max_matvecs=20),
     "eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 3, max_matvecs=20),
     "spectrum": lambda p: lh.spectrum(lh.hessian(p), 40),
     "sample": lambda p: lh.sample(p, sgld(1e-4, 1.0), chains=3, draws=2, batch_size=32),

@@ -236,10 +236,10 @@ def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Ite
         return lambda: _slices(_plain(data), batch_size or default)
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
         require(len(data) > 0, "data", "hold at least one batch", "an empty list")
-        pairs = not isinstance(data[0], Tensor | tuple | list | Mapping)
-        require(not pairs, "data", "be a list of batches (tensors, tuples or dicts of tensors)",
-                f"a {type(data).__name__} whose first entry is {describe(data[0])}", "torch.as_tensor makes tensors",
-                TypeError)  # fmt: skip
+        if not isinstance(data[0], Tensor | tuple | list | Mapping):  # to describe a good one would print its tensors
+            require(False, "data", "be a list of batches (tensors, tuples or dicts of tensors)",
+                    f"a {type(data).__name__} whose first entry is {describe(data[0])}",
+                    "torch.as_tensor makes tensors", TypeError)  # fmt: skip
         require(batch_size is None, "batch_size", f"be left out for {given}", batch_size, "it has its own batches")
         return lambda: data
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):

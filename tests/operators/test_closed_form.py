@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from lambdahat.estimators.traces import trace
-from lambdahat.operators import closed_form, fisher, ggn, gradient_covariance, hessian
+from lambdahat.operators import closed_form, curvature, fisher, ggn, gradient_covariance, hessian, layer_squares
 from lambdahat.operators.closed_form import diagonal_of, sampled_trace, trace_of
 from lambdahat.operators.linearise import leaves_of
 from lambdahat.operators.output_factors import exact_factors, samples_separate
@@ -184,7 +184,7 @@ def test_trace_and_diagonal_are_those_of_the_dense_matrix(name: str) -> None:
     make, shape, layered = MODELS[name]
     problem = problem_of(make, shape)
     agree(problem, dense_ggn(problem))
-    found = closed_form._trusted_layers(problem, leaves_of(problem, problem.vector))
+    found = closed_form.trusted_layers(problem, leaves_of(problem, problem.vector)).names
     expected = set(problem.space.names) if layered == "all" else set() if layered == "none" else {layered}
     assert found == expected if layered in ("all", "none") else expected <= found < set(problem.space.names)
 
@@ -323,7 +323,7 @@ def test_ignored_targets_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_factors_go_back_in_steps_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of(*MODELS["conv2d"][:2])
     dense = dense_ggn(problem)
-    monkeypatch.setattr(closed_form, "SIGNAL_BYTES", 1)
+    monkeypatch.setattr(layer_squares, "SIGNAL_BYTES", 1)
     agree(problem, dense)
 
 
@@ -339,7 +339,7 @@ def test_statistics_that_are_not_the_model_s_own() -> None:
     problem = problem_of(*MODELS["batch-norm 2d"][:2]).refresh_statistics()
     agree(problem, dense_ggn(problem))
     leaves = leaves_of(problem, problem.vector)
-    trusted = closed_form._trusted_layers(problem, leaves)
+    trusted = closed_form.trusted_layers(problem, leaves).names
     assert {"1.weight", "1.bias"} <= trusted
 
 
@@ -364,7 +364,7 @@ class TestExactTraceOfTheHessian:
     @pytest.mark.parametrize(
         ("make", "reason"),
         [
-            (lambda: problem_of(*MODELS["linear"][:2]), "Tanh is not piecewise linear"),
+            (lambda: problem_of(*MODELS["embedding"][:2]), "Tanh is not piecewise linear, and 0.weight does not enter"),
             (lambda: problem_of(*MODELS["layer norm"][:2]), "NativeLayerNorm is not piecewise linear"),
             (lambda: network("tied"), "first.weight enters twice on one path"),
             (lambda: network("batch-norm", norm="train"), "1 normalises by the statistics of its batch"),
@@ -391,10 +391,24 @@ class TestExactTraceOfTheHessian:
             Net(branching, a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double(), "cross_entropy", (x, y), batch_size=2
         )
         operator = hessian(problem)
-        assert operator.curved_because() == ""
+        assert operator.form.curved == ""
+        assert operator.known_trace() == pytest.approx(float(dense_hessian(problem).trace()), rel=1e-10)
+        assert operator.form.curved == "Tanh is not piecewise linear"
+        assert relative(hessian(problem).known_diagonal(), dense_hessian(problem).diagonal()) < 1e-10
+
+    def test_branches_without_a_closed_form(self) -> None:
+        def branching(m: Any, x: Tensor) -> Tensor:
+            h = m.a(x)
+            return m.b(h.softmax(dim=1) if bool((x > 40).any()) else F.relu(h))
+
+        x, y = torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,))
+        x[-1, 0] = 50.0
+        model = Net(branching, a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
+        operator = hessian(Problem(model, "cross_entropy", (x, y), batch_size=2))
+        assert operator.form.refused == ""
         assert operator.known_trace() is None
-        assert operator.curved_because() == "Tanh is not piecewise linear"
-        assert hessian(problem).known_diagonal() is None
+        assert operator.form.refused == "Softmax is not piecewise linear"
+        assert operator.known_diagonal() is None
 
 
 def sequences(classes: int = 6, batch_size: int = 4, samples: int = 10) -> Problem:
@@ -504,7 +518,7 @@ def test_batches_with_numbers_and_layers_called_by_keyword() -> None:
     batch = {"x": x, "weight": weight, "scale": torch.tensor(2.0).double(), "power": 0.5, "labels": torch.arange(6) % 3}
     problem = Problem(model, "cross_entropy", [batch])
     agree(problem, dense_ggn(problem))
-    assert closed_form._trusted_layers(problem, leaves_of(problem, problem.vector)) == {"fc.weight", "fc.bias"}
+    assert closed_form.trusted_layers(problem, leaves_of(problem, problem.vector)).names == {"fc.weight", "fc.bias"}
     assert trace(hessian(problem)).value == pytest.approx(float(dense_hessian(problem).trace()), rel=1e-10)
 
 
@@ -512,7 +526,7 @@ def test_batches_with_numbers_and_layers_called_by_keyword() -> None:
 def test_squares_of_bfloat16_are_summed_in_single_precision(layered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A linear model of two outputs under the mean square: M = I, and the trace is 2·mean(‖x‖² + 1), exactly."""
     if not layered:
-        monkeypatch.setattr(closed_form, "_trusted_layers", lambda *_: set())
+        monkeypatch.setattr(curvature, "trusted_layers", lambda *_: closed_form.Trusted(set(), 2))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         x = torch.randn(300, 7).bfloat16()

@@ -26,7 +26,7 @@ def trace(case: Case) -> float:
 
 
 def perceptron_trace(case: Case) -> float:
-    """tr H of a perceptron of at most two hidden layers, z = Wa + b, a' = φ(z).
+    """tr H of a perceptron of at most two hidden layers, z = Wa + b, a' = φ(z), by hand: without autograd.
 
     ∂²ℓ/∂W_ij² = a_j²·∂²ℓ/∂z_i², so a layer adds (‖a‖² + 1)·tr ∂²ℓ/∂z² for each sample. With S = ∂²ℓ/∂z² of the next
     layer and g = ∂ℓ/∂a', that of this one is diag(φ')·WᵀSW·diag(φ') + diag(φ''·g). It is kept as FFᵀ + diag(d); of

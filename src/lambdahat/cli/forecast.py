@@ -18,8 +18,7 @@ from lambdahat.krylov import random_vector
 from lambdahat.measuring import CURVATURES, Settings
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.closed_form import MAX_ROUNDS, MIN_ROUNDS
-from lambdahat.operators.curvature import MANY_FACTORS, Curvature, GaussNewton, Hessian
-from lambdahat.operators.output_factors import samples_separate
+from lambdahat.operators.curvature import Curvature, GaussNewton, Hessian
 from lambdahat.problem import Problem
 from lambdahat.sampling.automatic import CHECKS, EXACT_SAMPLES, EXACT_WORK, TRAJECTORIES
 from lambdahat.sampling.budgets import STEPS
@@ -76,28 +75,17 @@ def _sampled(operator: LinearOperator, settings: Settings) -> tuple[int, int, in
 
 
 def _closed_form(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
-    """None where the structure gives the answer, as that of a ReLU network's Hessian does."""
-    near = _near(operator)
-    if near is not None and near.factors is not None:
+    """None where the structure gives the answer, as that of a perceptron's Hessian does."""
+    if isinstance(operator, Hessian | GaussNewton) and operator.closed_diagonal:
         return 0, 0, 2
     return 0, *_sampled(operator, settings)[1:]
 
 
 def _trace(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:
-    """Where a network has many classes, rounds of sampled targets, each about a product; else the closed form."""
-    near = _near(operator)
-    loss = None if near is None else near.problem.loss_function
-    many = near is not None and (near.factors is None or near.factors.count > MANY_FACTORS)
-    if many and near is not None and loss is not None and loss.likelihood and samples_separate(near.problem):
+    """Rounds of random signals, each about a product, where the closed form takes too many; else the closed form."""
+    if isinstance(operator, Hessian | GaussNewton) and operator.trace_by == "rounds":
         return MIN_ROUNDS, MAX_ROUNDS, 2
     return _closed_form(operator, settings)
-
-
-def _near(operator: LinearOperator) -> GaussNewton | None:
-    """The Gauss–Newton matrix that an operator is or, being a Hessian without curved outputs, equals."""
-    if isinstance(operator, Hessian) and not operator.curved_because():
-        operator = operator.control() or operator
-    return operator if isinstance(operator, GaussNewton) else None
 
 
 def _pairs(count: int | None = None) -> Plan:

@@ -45,7 +45,8 @@ def trace(
     - "hutch++": tr(QᵀAQ) plus Hutchinson on the rest, (I − QQᵀ)A(I − QQᵀ), with Q an orthonormal basis of AΩ (Meyer,
       Musco, Musco & Woodruff 2021), its rank chosen on the way (Persson, Cortinovis & Kressner 2022).
     - "xtrace": the same with every probe used for both, in turn (Epperly, Tropp & Webber 2024).
-    - "auto": exact where that is known, from sampled targets where a network has many classes. Otherwise Hutchinson
+    - "auto": exact where that is known, from sampled targets where a network has many classes, and from random signs
+      where deep smooth activations would take many signals (``operators/residuals.py``). Otherwise Hutchinson
       until a sketch promises to save more products than it costs, then Hutch++; with the operator's control variate C,
       tr C + tr(A − C), where a pilot shows that it pays. Probe by probe where blocks of 16 would fill the memory.
 

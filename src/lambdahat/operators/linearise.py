@@ -22,6 +22,7 @@ from lambdahat._rng import generator
 from lambdahat.batches import Batch, rows_of
 from lambdahat.operators.convolution import PlainConvolutions
 from lambdahat.problem import Problem
+from lambdahat.recomputing import recomputing
 
 Tangents = Sequence[Tensor]
 Product = Callable[..., list[Tensor]]  # (tangents, batched=False) -> one tensor per parameter
@@ -49,8 +50,13 @@ def twice_differentiable() -> Iterator[None]:
 
 def graph_nodes(tensors: Sequence[Tensor]) -> Iterator[Any]:
     """Every node of the autograd graph of some tensors, once."""
+    return nodes_below([tensor.grad_fn for tensor in tensors])
+
+
+def nodes_below(roots: Sequence[Any]) -> Iterator[Any]:
+    """Some nodes of an autograd graph and every node below them, once."""
     seen: set[Any] = {None}
-    stack: list[Any] = [tensor.grad_fn for tensor in tensors]
+    stack = list(roots)
     while stack:
         node = stack.pop()
         if node in seen:
@@ -104,7 +110,7 @@ def hessian_reverse(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -
 
 
 def hessian_forward(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
-    """Forward over reverse: dual numbers through the gradient; nothing is kept."""
+    """Forward over reverse: dual numbers through the gradient; nothing is kept, and what is checkpointed runs again."""
     names = list(leaves)
 
     def gradient(*parameters: Tensor) -> tuple[Tensor, ...]:
@@ -116,7 +122,8 @@ def hessian_forward(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -
             return list(vmap(lambda *t: jvp(gradient, points, t)[1])(*tangents))
         with forward_ad.dual_level():
             duals = [forward_ad.make_dual(p, t).requires_grad_() for p, t in zip(points, tangents, strict=True)]
-            loss = problem.batch_loss(dict(zip(names, duals, strict=True)), batch)
+            with recomputing(problem.recomputes, require_graph):
+                loss = problem.batch_loss(dict(zip(names, duals, strict=True)), batch)
             grads = torch.autograd.grad(loss, duals, allow_unused=True)
             return [_tangent(g, p) for g, p in zip(grads, points, strict=True)]
 
@@ -134,7 +141,8 @@ def hessian_finite(problem: Problem, leaves: dict[str, Tensor], batch: Batch) ->
 
     def gradient(step: Tensor, tangents: Tangents) -> list[Tensor]:
         moved = [(p + step.to(p.dtype) * t).requires_grad_() for p, t in zip(points, tangents, strict=True)]
-        loss = problem.batch_loss(dict(zip(names, moved, strict=True)), batch)
+        with recomputing(problem.recomputes):
+            loss = problem.batch_loss(dict(zip(names, moved, strict=True)), batch)
         grads = torch.autograd.grad(loss, moved, allow_unused=True)
         return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, points, strict=True)]
 
@@ -186,7 +194,8 @@ def gauss_newton_forward(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
             parameters = [leaf.detach().requires_grad_() for leaf in leaves.values()]
             with forward_ad.dual_level():
                 duals = [forward_ad.make_dual(p, t) for p, t in zip(parameters, tangents, strict=True)]
-                structure = problem.output(dict(zip(names, duals, strict=True)), batch)
+                with recomputing(problem.recomputes):
+                    structure = problem.output(dict(zip(names, duals, strict=True)), batch)
                 leaves_, spec = tree_flatten(structure)
                 pairs = [forward_ad.unpack_dual(z) if isinstance(z, Tensor) else (z, None) for z in leaves_]
             primal = tree_unflatten(

@@ -39,7 +39,8 @@ class Factors:
 def exact_factors(problem: Problem, kind: str, samples: int = 1, seed: int = 0) -> Factors | None:
     """Factors of M for the Hessian of the loss at the output, or of the sampled Fishers; None where there are none."""
     loss = problem.loss_function
-    if loss is None or not samples_separate(problem):
+    output = None if loss is None else _separate_output(problem)
+    if loss is None or output is None:
         return None
     if kind != "hessian":
         residuals = (
@@ -52,8 +53,6 @@ def exact_factors(problem: Problem, kind: str, samples: int = 1, seed: int = 0) 
 
         return Factors(samples if kind == "monte_carlo" else 1, drawn, parts=False)
     batch = _several(problem)
-    with torch.no_grad(), twice_differentiable():
-        output = problem.output(problem.named(problem.vector), batch)
     closed = loss.factors(output, problem.target(batch))
     if closed is not None:
         return Factors(len(closed), lambda output, batch: _closed(problem, output, batch))
@@ -68,20 +67,27 @@ def exact_factors(problem: Problem, kind: str, samples: int = 1, seed: int = 0) 
 
 def samples_separate(problem: Problem) -> bool:
     """Whether the output of a sample is one row of one tensor, the same alone as among others."""
+    return _separate_output(problem) is not None
+
+
+def _separate_output(problem: Problem) -> Tensor | None:
+    """The output of a few samples if each row is that of its sample alone, for the first and the last; else None."""
     if problem.norm == "train":
-        return False
+        return None
     batch = _several(problem)
-    parameters, singles = problem.named(problem.vector), torch.arange(batch.size, device=problem.device).split(1)
+    parameters, ends = problem.named(problem.vector), sorted({0, batch.size - 1})
     try:
         with torch.no_grad(), twice_differentiable():
             together = problem.output(parameters, batch)
-            alone = [problem.output(parameters, take(batch, i)) for i in singles]
+            alone = [problem.output(parameters, take(batch, torch.tensor([i], device=problem.device))) for i in ends]
     except (RuntimeError, ValueError, IndexError):  # a model for one batch size only
-        return False
-    one_each = isinstance(together, Tensor) and together.ndim > 0 and all(len(z) == 1 for z in alone)
-    if not one_each or together.shape != (joined := torch.cat(alone)).shape:
-        return False
-    return bool((joined - together).abs().max() <= tolerance(problem) * together.abs().max())
+        return None
+    if not isinstance(together, Tensor) or together.ndim == 0 or len(together) != batch.size:
+        return None
+    if any(z.shape != (1, *together.shape[1:]) for z in alone):
+        return None
+    off = (torch.cat(alone) - together[ends]).abs().max()
+    return together if bool(off <= tolerance(problem) * together.abs().max()) else None
 
 
 def require_separable(problem: Problem) -> None:

@@ -1,15 +1,17 @@
-"""Is the model's output piecewise linear in every single weight?
+"""Is the model's output piecewise linear in every single weight, up to activations that act elementwise?
 
-Then ∂²z/∂θ_i² = 0 for each i, and the Hessian of the loss has the diagonal, hence the trace, of its Gauss–Newton
-matrix. The answer is read off the autograd graph of a forward pass, so that functional calls and tied weights are seen
-as well as modules: every node must be linear or piecewise linear, and a product of two differentiable tensors must not
-meet the same parameter on both sides. What a graph may hide is caught by a number: the second derivative of a random
+Without such activations ∂²z/∂θ_i² = 0 for each i, and the Hessian of the loss has the diagonal, hence the trace, of its
+Gauss–Newton matrix; what smooth ones add is in ``residuals.py``. The answer is read off the autograd graph of a forward
+pass, so that functional calls and tied weights are seen as well as modules: every node must be linear or piecewise
+linear or one function of each element, and a product of two differentiable tensors must not meet the same parameter on
+both sides. What a graph may hide is caught by a number: without smooth activations the second derivative of a random
 mix of the outputs along a random direction of each parameter must be 0.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,7 +51,12 @@ _IN_PLACE = """
     abs_ add_ clamp_ clamp_max_ clamp_min_ copy_ fill_ hardtanh_ leaky_relu_ masked_fill_ neg_ relu_ sub_ threshold_
     zero_"""
 
-LINEAR, IN_PLACE = frozenset(_LINEAR.split()), frozenset(_IN_PLACE.split())
+# One function of each element, that has a second derivative:
+_SMOOTH = """
+    Acos Acosh Asin Asinh Atan Atanh Celu Cos Cosh Elu Erf Erfc Exp Exp2 Expm1 Gelu Hardswish Log Log10 Log1P Log2
+    LogSigmoid Logit Mish Pow Reciprocal Rsqrt Sigmoid Silu Sin Sinc Sinh Softplus Sqrt Tan Tanh"""
+
+LINEAR, IN_PLACE, SMOOTH = (frozenset(names.split()) for names in (_LINEAR, _IN_PLACE, _SMOOTH))
 FACTORS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(_PRODUCTS.split(), (0, 1)),
     **dict.fromkeys(_ADDED_PRODUCTS.split(), (1, 2)),
@@ -57,41 +64,58 @@ FACTORS: dict[str, tuple[int, ...]] = {
 }
 
 
-@torch.enable_grad()
-def curved_because(problem: Problem) -> str:
-    """Empty when the output is piecewise linear in every single weight, else the reason why it may not be.
+@dataclass(frozen=True)
+class Form:
+    """What is in the way of a closed form: ``curved``, why the output may not be piecewise linear in single weights.
 
-    Looks at two samples; ``objection`` is for the graphs of the others, where the model may branch.
+    ``refused``: why it may not be so even up to the smooth activations, which are the nodes ``bends``. Empty if nothing
+    is. ``columns``: the signals that the activations take in ``residuals.py``.
     """
+
+    curved: str
+    refused: str
+    bends: tuple[Any, ...] = ()
+    columns: int = 0
+
+
+@torch.enable_grad()
+def form_of(problem: Problem) -> Form:
+    """The form of the model on two samples; ``form_of_graph`` is for the graphs of the others: a model may branch."""
     if problem.loss_function is None:
-        return "the problem has no separate model output"
+        return _refused("the problem has no separate model output")
     reason = _unfixed_statistics(problem)
     if reason:
-        return reason
+        return _refused(reason)
     first = problem.batches.first()
     batch = take(first, torch.arange(min(PROBE, first.size), device=problem.device))
     leaves = {name: t.detach().requires_grad_() for name, t in problem.named(problem.vector).items()}
     try:
         output = problem.output(leaves, batch)
     except (RuntimeError, ValueError, IndexError) as error:
-        return f"the model does not take {batch.size} samples ({str(error).splitlines()[0]})"
+        return _refused(f"the model does not take {batch.size} samples ({str(error).splitlines()[0]})")
     if not isinstance(output, Tensor):
-        return f"the model's output is a {type(output).__name__}, not one tensor"
-    return (
-        objection(problem, leaves, batch, output)
-        or _hidden_writes(problem, leaves, batch, output)
-        or _bend(output, leaves, _normalised(problem, batch, output))
-    )
+        return _refused(f"the model's output is a {type(output).__name__}, not one tensor")
+    form = form_of_graph(problem, leaves, batch, output)
+    if form.refused:
+        return form
+    reason = _hidden_writes(problem, leaves, batch, output)
+    if not reason and not form.bends:
+        reason = _bend(output, leaves, normalised(problem, batch, output))
+    return _refused(reason) if reason else form
 
 
-def objection(problem: Problem, leaves: dict[str, Tensor], batch: Batch, output: Tensor) -> str:
-    """What in the graph of this output is not known to be piecewise linear in single weights; empty when all is."""
+def form_of_graph(problem: Problem, leaves: dict[str, Tensor], batch: Batch, output: Tensor) -> Form:
+    """What is known from the graph of this output alone."""
     root = output.grad_fn
     if root is None:
-        return ""
-    if _normalised(problem, batch, output) is not None:
+        return Form("", "")
+    if normalised(problem, batch, output) is not None:
         root = root.next_functions[0][0]  # cross-entropy does not feel a last log-softmax: start at the logits
     return _walk(root, {id(leaf): name for name, leaf in leaves.items()})
+
+
+def _refused(reason: str) -> Form:
+    return Form(reason, reason)
 
 
 def _unfixed_statistics(problem: Problem) -> str:
@@ -103,27 +127,28 @@ def _unfixed_statistics(problem: Problem) -> str:
     return ""
 
 
-def _normalised(problem: Problem, batch: Batch, output: Tensor) -> int | None:
+def normalised(problem: Problem, batch: Batch, output: Tensor) -> int | None:
     """The dimension of a last log-softmax that the loss does not feel; None where there is none such."""
     loss = problem.loss_function
-    if not isinstance(loss, CrossEntropy) or output.grad_fn is None or _kind(output.grad_fn) != "LogSoftmax":
+    if not isinstance(loss, CrossEntropy) or output.grad_fn is None or kind_of(output.grad_fn) != "LogSoftmax":
         return None
     classes = 1 if loss._classes_first(output, problem.target(batch)) is output else output.ndim - 1
     dim: int = output.grad_fn._saved_dim  # type: ignore[attr-defined]  # a negative one is saved as unsigned
     return classes if (dim - 2**64 if dim >= 2**63 else dim) % output.ndim == classes else None
 
 
-def _kind(node: Any) -> str:
+def kind_of(node: Any) -> str:
     """What a node does, by its name; a custom function may call itself anything, so that its name says nothing."""
     if isinstance(node, BackwardCFunction):
         return f"the custom function {type(node).__name__.removesuffix('Backward')}"
     return re.sub(r"Backward\d+$", "", type(node).__name__)
 
 
-def _walk(root: Any, names: dict[int, str]) -> str:
+def _walk(root: Any, names: dict[int, str]) -> Form:
     """Depth first over the graph, collecting for each node the parameters below it."""
     below: dict[Any, frozenset[str]] = {None: frozenset()}
     stack: list[tuple[Any, bool]] = [(root, False)]
+    curved, bends, parts = "", [], False
     while stack:
         node, ready = stack.pop()
         if node in below:
@@ -133,16 +158,22 @@ def _walk(root: Any, names: dict[int, str]) -> str:
             stack.append((node, True))
             stack.extend((child, False) for child in children if child not in below)
             continue
-        kind = _kind(node)
+        kind = kind_of(node)
         if kind == "AccumulateGrad":
             below[node] = frozenset([names.get(id(node.variable), "a tensor that is no parameter")])
             continue
         sets = [below[child] for child in children]
         below[node] = frozenset().union(*sets)
+        parts = parts or kind == "CopySlices"
         reason = _objection(node, kind, sets)
-        if reason:
-            return reason
-    return ""
+        curved = curved or reason
+        if kind in SMOOTH and len(children) == 1:
+            bends.append(node)
+        elif reason:
+            return _refused(reason)
+    if bends and parts:  # which write was the smooth one cannot be told
+        return _refused("beside smooth activations it writes in place into part of a tensor")
+    return Form(curved, "", tuple(bends))
 
 
 def _objection(node: Any, kind: str, sets: list[frozenset[str]]) -> str:
@@ -178,7 +209,7 @@ class _Writes(TorchDispatchMode):
 
 def _hidden_writes(problem: Problem, leaves: dict[str, Tensor], batch: Batch, output: Tensor) -> str:
     """What a write in place into part of a tensor did: its node in the graph does not say."""
-    if not any(_kind(node) == "CopySlices" for node in graph_nodes([output])):
+    if not any(kind_of(node) == "CopySlices" for node in graph_nodes([output])):
         return ""
     with _Writes() as writes:
         problem.output(leaves, batch)
@@ -186,28 +217,53 @@ def _hidden_writes(problem: Problem, leaves: dict[str, Tensor], batch: Batch, ou
     return f"{others[0]} writes in place into part of a tensor" if others else ""
 
 
+def random_mix(output: Tensor, normalised: int | None, rng: torch.Generator) -> Tensor:
+    """Random weights u of the outputs, that sum to 0 over the classes where those are ``normalised``.
+
+    Such a mix does not feel the log-softmax that the loss does not feel.
+    """
+    mix = _draw(output, rng)
+    return mix if normalised is None else mix - mix.mean(dim=normalised, keepdim=True)
+
+
+def _draw(like: Tensor, rng: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=rng, dtype=torch.float32).to(like)
+
+
 def _bend(output: Tensor, leaves: dict[str, Tensor], normalised: int | None) -> str:
     """Second derivatives that are there in number: ∂²(uᵀz)/∂θ_k² v_k ≠ 0 for some parameter, u and v_k random.
 
-    A mix u that sums to 0 over the classes does not feel the log-softmax that the loss does not feel.
+    The parameters of a layer, of one prefix, are looked at together first: mostly it is linear in them together.
     """
     rng = generator(0, "piecewise")
-
-    def draw(like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=rng, dtype=torch.float32).to(like)
-
-    mix = draw(output)
-    mix = mix if normalised is None else mix - mix.mean(dim=normalised, keepdim=True)
+    mix = random_mix(output, normalised, rng)
+    layers: dict[str, list[str]] = {}
+    for name in leaves:
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
     try:
         slopes = torch.autograd.grad(output, list(leaves.values()), mix, create_graph=True, allow_unused=True)
-        for (name, leaf), slope in zip(leaves.items(), slopes, strict=True):
-            if slope is None or not slope.requires_grad:
+        known = {name: slope for name, slope in zip(leaves, slopes, strict=True) if slope is not None}
+        for names in layers.values():
+            if len(names) > 1 and not any(size for size, _ in _bent(names, leaves, known, rng)):
                 continue
-            direction = draw(leaf)
-            (bend,) = torch.autograd.grad(slope, leaf, direction, retain_graph=True, allow_unused=True)
-            allowed = torch.finfo(leaf.dtype).eps * slope.norm() * direction.norm()
-            if bend is not None and bool(bend.norm() > allowed):
-                return f"its second derivative in {name} does not vanish"
+            for name in names:
+                if any(size > allowed for size, allowed in _bent([name], leaves, known, rng)):
+                    return f"its second derivative in {name} does not vanish"
     except (RuntimeError, NotImplementedError):  # an operation that can be differentiated only once
         pass
     return ""
+
+
+def _bent(
+    names: list[str], leaves: dict[str, Tensor], slopes: dict[str, Tensor], rng: torch.Generator
+) -> list[tuple[float, float]]:
+    """How much each of some parameters' slopes changes along a random direction of all, and by rounding at the most."""
+    live = [name for name in names if name in slopes and slopes[name].requires_grad]
+    if not live:
+        return []
+    points, moved = [leaves[name] for name in live], [slopes[name] for name in live]
+    directions = [_draw(point, rng) for point in points]
+    bends = torch.autograd.grad(moved, points, directions, retain_graph=True, materialize_grads=True)
+    eps = [torch.finfo(point.dtype).eps for point in points]
+    sizes = torch.stack([torch.stack(torch._foreach_norm(part)) for part in (bends, moved, directions)]).tolist()
+    return [(bend, rounding * slope * length) for rounding, bend, slope, length in zip(eps, *sizes, strict=True)]

@@ -16,7 +16,7 @@ from lambdahat.estimators.traces import trace
 from lambdahat.measuring import without_vectors
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.closed_form import MAX_ROUNDS
-from lambdahat.operators.curvature import MANY_FACTORS, GaussNewton, hessian
+from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Eigenpairs, Estimate
 from lambdahat.training.measuring_base import Reading, SampledTracker, with_errors
@@ -27,7 +27,7 @@ MOST = 200
 
 
 class TraceTracker(SampledTracker):
-    """tr H to ``tol`` at 95 % confidence: column ``trace``. In closed form, without products, for ReLU networks."""
+    """tr H to ``tol`` at 95 % confidence: column ``trace``. In closed form, without products, for many networks."""
 
     name = "trace"
 
@@ -46,11 +46,9 @@ class TraceTracker(SampledTracker):
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
         operator = hessian(sample)
-        near = None if operator.curved_because() else operator.control()
-        if not isinstance(near, GaussNewton):
+        if not operator.trace_by:
             return min(MINIMUM, operator.dim), self.max_matvecs
-        few = near.factors is not None and near.factors.count <= MANY_FACTORS
-        return 0, 0 if few else max(MAX_ROUNDS, self.max_matvecs)
+        return 0, 0 if operator.trace_by == "closed form" else max(MAX_ROUNDS, self.max_matvecs)
 
 
 class _WarmTracker(SampledTracker):

@@ -1,0 +1,163 @@
+"""Σ_ik c_ik (J_iᵀ s_ik)² of a layer's parameters, from what entered the layer and the signals that come back to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from lambdahat.operators.layer_calls import CONVOLUTIONS, Call, full_name
+
+SIGNAL_BYTES = 512 << 20
+FEW_SIGNALS = 1 << 18  # numbers that come back for all seeds, up to which a CPU takes one pass for all as well
+
+Squares = dict[str, Tensor]
+Deltas = Sequence[Tensor] | Tensor  # K signals (B, …), or one tensor (K, B, …)
+
+
+def pulled_squares(
+    tops: Sequence[Tensor | GradientEdge],
+    seeds: Sequence[Tensor],
+    signs: Tensor,
+    calls: dict[str, Call],
+    diagonal: bool,
+) -> Squares:
+    """The squares of the layers called, for K seeds (K, B, …) at each of some places above and signs (K, B).
+
+    Summed over each parameter's elements unless ``diagonal``; by the parameter's name.
+    """
+    squares: Squares = {}
+    edges = [call.left for call in calls.values()]
+    for start in range(0, len(signs), step := _step(seeds, calls)):
+        part = slice(start, start + step)
+        back = _signals(tops, edges, [seed[part] for seed in seeds], calls)
+        for (prefix, call), deltas in zip(calls.items(), back, strict=True):
+            for key, square in {} if deltas is None else _squares(call, deltas, signs[part], diagonal).items():
+                name = full_name(prefix, key)
+                squares[name] = squares[name] + square if name in squares else square
+    return squares
+
+
+def _step(seeds: Sequence[Tensor], calls: dict[str, Call]) -> int:
+    """How many factors to send back together, so that their signals stay within the budget."""
+    row = sum(call.entered.numel() for call in calls.values()) * seeds[0].element_size()
+    return int(max(1, min(len(seeds[0]), SIGNAL_BYTES // max(row, 1))))
+
+
+def _signals(
+    tops: Sequence[Any], edges: list[GradientEdge], seeds: Sequence[Tensor], calls: dict[str, Call]
+) -> list[Deltas | None]:
+    """δ (B, …) at each edge, for each of K seeds above; None at an edge that is not below.
+
+    All seeds go in one pass where the time is that of starting operations, and one by one where it is arithmetic.
+    """
+    numbers = len(seeds[0]) * sum(call.width for call in calls.values())
+    plain = not any(isinstance(call.layer, CONVOLUTIONS) for call in calls.values())
+    if plain and len(seeds[0]) > 1 and (seeds[0].is_cuda or numbers <= FEW_SIGNALS):
+        try:
+            return list(
+                torch.autograd.grad(tops, edges, seeds, retain_graph=True, allow_unused=True, is_grads_batched=True)
+            )
+        except RuntimeError:  # an operation that vmap does not take
+            pass
+    columns = [
+        torch.autograd.grad(tops, edges, seed, retain_graph=True, allow_unused=True)
+        for seed in zip(*seeds, strict=True)
+    ]
+    return [None if found[0] is None else found for found in zip(*columns, strict=True)]
+
+
+def _squares(call: Call, deltas: Deltas, signs: Tensor, diagonal: bool) -> Squares:
+    """Of one layer, from its input (B, …), K signals (B, …) and signs (K, B).
+
+    Squares and their sums are taken in single precision at least.
+    """
+    layer, entered = call.layer, call.entered
+    wide = torch.promote_types(entered.dtype, torch.float32)
+    entered, signs = entered.to(wide), signs.to(wide)
+    deltas = deltas.to(wide) if isinstance(deltas, Tensor) else [delta.to(wide) for delta in deltas]
+    if isinstance(layer, nn.Linear) and entered.ndim == 2:
+        return _linear_squares(entered, deltas, signs, diagonal)
+    if isinstance(layer, nn.Linear):
+        a, ds = entered.flatten(1, -2).transpose(1, 2), [d.flatten(1, -2).transpose(1, 2) for d in deltas]
+        return _shared_squares(a, ds, signs, 1, tuple(layer.weight.shape), diagonal)
+    if isinstance(layer, CONVOLUTIONS):
+        patches, ds = _patches(layer, entered), [d.flatten(2) for d in deltas]
+        return _shared_squares(patches, ds, signs, layer.groups, tuple(layer.weight.shape), diagonal)
+    stacked = deltas if isinstance(deltas, Tensor) else torch.stack(tuple(deltas))
+    return _norm_squares(entered, stacked, signs, diagonal)
+
+
+def _linear_squares(entered: Tensor, deltas: Deltas, signs: Tensor, diagonal: bool) -> Squares:
+    """One position a sample: (δaᵀ)² = δ²(a²)ᵀ."""
+    if diagonal:
+        squares = sum(d.square() * sign.unsqueeze(1) for d, sign in zip(deltas, signs, strict=True))
+        assert isinstance(squares, Tensor)
+        return one_position(entered, squares, True)
+    if isinstance(deltas, Tensor):
+        lengths = torch.linalg.vector_norm(deltas, dim=2)
+    else:
+        lengths = torch.stack([torch.linalg.vector_norm(d, dim=1) for d in deltas])
+    sizes = (lengths.square() * signs).sum(dim=0)
+    return {"weight": sizes @ torch.linalg.vector_norm(entered, dim=1).square(), "bias": sizes.sum()}
+
+
+def one_position(entered: Tensor, curvature: Tensor, diagonal: bool) -> Squares:
+    """Of a linear layer with ∂²ℓ_i/∂z_o² = ``curvature`` (B, O): ∂²ℓ_i/∂W_oj² = a_j²·∂²ℓ_i/∂z_o²."""
+    if diagonal:
+        return {"weight": curvature.T @ entered.square(), "bias": curvature.sum(dim=0)}
+    sizes = curvature.sum(dim=1)
+    return {"weight": sizes @ torch.linalg.vector_norm(entered, dim=1).square(), "bias": sizes.sum()}
+
+
+def _shared_squares(
+    entered: Tensor, deltas: Sequence[Tensor], signs: Tensor, groups: int, shape: tuple[int, ...], diagonal: bool
+) -> Squares:
+    """A weight shared over L positions: G_ik = Σ_l δ_l a_lᵀ from a (B, g·I, L) and K signals (B, g·O, L).
+
+    A row of ones beside a gives the bias's gradient in the same product.
+    """
+    count, (size, width, length) = len(deltas), deltas[0].shape
+    a = F.pad(entered.reshape(size * groups, -1, length), (0, 0, 0, 1), value=1.0)
+    d = torch.empty(size * groups, count, width // groups, length, dtype=a.dtype, device=a.device)
+    for k, delta in enumerate(deltas):
+        d[:, k] = delta.reshape(size * groups, width // groups, length)
+    per_sample = torch.bmm(d.flatten(1, 2), a.transpose(1, 2)).reshape(size, groups, count, width // groups, -1)
+    weight, bias = per_sample[..., :-1], per_sample[..., -1]
+    if diagonal:
+        squares = torch.einsum("bgkoi,kb->goi", weight.square(), signs).reshape(shape)
+        return {"weight": squares, "bias": torch.einsum("bgko,kb->go", bias.square(), signs).flatten()}
+    sizes = torch.linalg.vector_norm(weight, dim=(3, 4)).square().sum(dim=1)
+    offsets = torch.linalg.vector_norm(bias, dim=3).square().sum(dim=1)
+    return {"weight": (sizes * signs.T).sum(), "bias": (offsets * signs.T).sum()}
+
+
+def _norm_squares(scaled: Tensor, delta: Tensor, signs: Tensor, diagonal: bool) -> Squares:
+    """Batch-norm with running statistics, z = γ·x̂ + β."""
+    weight, bias = (part.reshape(*delta.shape[:3], -1).sum(dim=3) for part in (delta * scaled, delta))
+    form = "kbo,kb->o" if diagonal else "kbo,kb->"
+    return {
+        "weight": torch.einsum(form, weight.square(), signs),
+        "bias": torch.einsum(form, bias.square(), signs),
+    }
+
+
+def _patches(layer: nn.Module, entered: Tensor) -> Tensor:
+    """What each output position of a convolution sees: (B, C·k, L), channels outermost."""
+    assert isinstance(layer, CONVOLUTIONS)
+    sizes, steps, holes = layer.kernel_size, layer.stride, layer.dilation
+    if isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+        return F.unfold(entered, sizes, holes, layer.padding, steps)
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    padded = F.pad(entered, layer._reversed_padding_repeated_twice, mode=mode)
+    dims = len(sizes)
+    for axis, (size, step, hole) in enumerate(zip(sizes, steps, holes, strict=True), start=2):
+        padded = padded.unfold(axis, hole * (size - 1) + 1, step)[..., ::hole]
+    order = [0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims)]
+    moved = padded.permute(order)
+    return moved.reshape(len(entered), entered.shape[1] * math.prod(sizes), -1)
