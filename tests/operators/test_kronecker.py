@@ -281,3 +281,22 @@ def test_a_singular_factor_has_as_many_eigenvalues_above_zero_as_its_rank(dtype:
     a = torch.randn(50, 20, generator=torch.Generator().manual_seed(0), dtype=dtype)
     values, _ = _eigen((a @ a.T)[None])
     assert int((values > 0).sum()) == 20
+
+
+def test_a_damped_inverse_keeps_the_small_eigenvalues_of_float32_factors() -> None:
+    """A large mean in one input: n·eps·λ_max exceeds the variance of the others, which the damping does not."""
+    x, y = data((8,), 3, count=60)
+    x = 0.1 * x
+    x[:, 0] += 100.0
+    model = mlp([8, 3], "tanh")
+    with torch.no_grad():
+        model[-1].weight[:, 0] = 0.0  # else the softmax is saturated
+    exact, single = (kfac(Problem(copy.deepcopy(model).to(t), "cross_entropy", (x.to(t), y))) for t in
+                     (torch.float64, torch.float32))  # fmt: skip
+    inputs = next(iter(exact.blocks.values())).basis[0][0]
+    assert int((inputs < 9 * torch.finfo(torch.float32).eps * inputs[-1]).sum()) > 4
+    V = torch.randn(exact.dim, 3, dtype=torch.float64)
+    for damping in (1e-1, 3e-2):
+        assert relative((single.inverse(damping) @ V.float()).double(), exact.inverse(damping) @ V) < 1e-4
+        assert single.logdet(damping) == pytest.approx(exact.logdet(damping), rel=1e-4)
+    assert single.logdet() == -math.inf

@@ -45,6 +45,20 @@ class KroneckerBlock:
         inputs, _, outputs, _ = self.basis
         return outputs.unsqueeze(-1) * inputs.unsqueeze(-2)
 
+    @property
+    def singular(self) -> bool:
+        """Whether an eigenvalue may be 0, to n·eps·λ_max of a factor: the bound on its rounding, far above most of it.
+
+        To take all below it for 0 in a damped inverse is a thousand times the error of keeping them.
+        """
+        if self.corrected is not None:
+            return not bool((self.values > 0).all())
+        inputs, _, outputs, _ = self.basis
+        return any(
+            bool((_settled(values, factor.shape[-1] * torch.finfo(factor.dtype).eps) == 0).any())
+            for values, factor in ((inputs, self.A), (outputs, self.G))
+        )
+
     def with_values(self, corrected: Tensor) -> KroneckerBlock:
         """The block with other eigenvalues in the same basis."""
         block = replace(self, corrected=corrected)
@@ -110,6 +124,11 @@ class DiagonalBlock:
         """diag(values) times X (k, size)."""
         return values.to(X) * X
 
+    @property
+    def singular(self) -> bool:
+        """Whether the block has an eigenvalue 0."""
+        return not bool((self.values > 0).all())
+
     def diagonal(self) -> Tensor:
         """The diagonal (size,)."""
         return self.values
@@ -160,7 +179,8 @@ class KFAC(LinearOperator):
 
     def logdet(self, damping: float = 0.0) -> float:
         """log det(K + δI), exactly; −∞ when that is singular."""
-        _require_damping(damping)
+        if not _require_damping(damping) and any(part.singular for part in self.blocks.values()):
+            return -math.inf
         return float((self.eigenvalues() + damping).log().sum())
 
     def inverse(self, damping: float, *, factored: bool = False) -> KFACInverse:
@@ -181,7 +201,8 @@ class KFACInverse(LinearOperator):
         super().__init__(kfac.dim, kfac.dtype, kfac.device, psd=True, space=kfac.space)
         self.kfac, self.damping, self.factored = kfac, damping, factored
         values = {label: part.damped(damping, factored) for label, part in kfac.blocks.items()}
-        least = min(float(value.min()) for value in values.values())
+        singular = not damping and any(part.singular for part in kfac.blocks.values())
+        least = 0.0 if singular else min(float(value.min()) for value in values.values())
         require(least > 0, "damping", "make the operator positive definite", repr(damping),
                 f"its smallest eigenvalue is {least:.3g}: raise damping")  # fmt: skip
         self._values = {label: value.reciprocal() for label, value in values.items()}
@@ -250,10 +271,18 @@ def _rows(block: Tensor, part: Block) -> Tensor:
 
 
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors in float64; what is 0 to the rounding of the factor's dtype is 0."""
+    """Eigenvalues and eigenvectors in float64; eigenvalues of the size of the factor's and the solver's rounding are 0.
+
+    A softmax leaves G an eigenvalue 0, and its rounding times the largest of A may exceed the damping.
+    """
     values, vectors = torch.linalg.eigh(matrix.double())
-    noise = matrix.shape[-1] * torch.finfo(matrix.dtype).eps * values[..., -1:].clamp(min=0.0)
-    return torch.where(values > noise, values, 0.0), vectors
+    noise = torch.finfo(matrix.dtype).eps + matrix.shape[-1] * torch.finfo(values.dtype).eps
+    return _settled(values, noise), vectors
+
+
+def _settled(values: Tensor, noise: float) -> Tensor:
+    """Ascending eigenvalues with 0 for those of at most ``noise``·λ_max."""
+    return torch.where(values > noise * values[..., -1:].clamp(min=0.0), values, 0.0)
 
 
 def _require_damping(damping: float) -> float:

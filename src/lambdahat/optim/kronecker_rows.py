@@ -54,12 +54,11 @@ def step_of(rows: Rows, state: dict[str, Any], biased: bool) -> list[Tensor]:
     size = rows.x.shape[1]
     # the products with W's and b's rows and columns of A⁻¹ apart: nothing is copied
     inverse = state["A_inverse"][0]
-    g = rows.g @ state["G_inverse"][0]
-    a = rows.x @ inverse[:size, :size]
+    g, of_weight = rows.g @ state["G_inverse"][0], inverse[:size, :size]
     if not biased:
-        return [g.T @ a]
-    edge = inverse[:size, size]
-    return [g.T @ (a + edge), g.T @ (rows.x @ edge + inverse[size, size])]
+        return [g.T @ (rows.x @ of_weight)]
+    edge = inverse[size, :size]
+    return [g.T @ torch.addmm(edge, rows.x, of_weight), g.T @ torch.addmv(inverse[size, size], rows.x, edge)]
 
 
 @cache
