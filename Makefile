@@ -35,9 +35,10 @@ bench: .venv/.bench
 bench-check: .venv/.bench
 	$(BIN)/lambdahat bench --peers --against benchmarks/results/bench-cpu.json --out benchmarks/scratch/bench
 
-# The tables and figures of docs/bench.md, from benchmarks/results/bench-*.json.
+# The tables and figures of docs/bench.md, from benchmarks/results.
 bench-page: .venv/.dev
 	$(BIN)/python benchmarks/bench_page.py
+	$(BIN)/python benchmarks/speed_figures.py
 
 # The wheel and the sdist install beside torch in a fresh environment, and measure a trace there.
 dist-check: .venv/.dev

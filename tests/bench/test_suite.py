@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from lambdahat.bench import FAMILIES, Plan, exact, run
+from lambdahat.bench import FAMILIES, Plan, estimates, exact, run
 from lambdahat.bench.estimates import trace_rows
 from lambdahat.bench.peers import PEERS
 from lambdahat.bench.products import WORKS
@@ -71,6 +71,34 @@ def test_peers_give_the_same_numbers(peer, plan):
         g = case.gradient()
         truth = exact.kronecker_solution(case, g, 0.1)
         torch.testing.assert_close(peer.kfac(case, g, 0.1).double(), truth, rtol=1e-3, atol=1e-5)
+
+
+def test_log_determinants_of_both_sizes(plan):
+    found = run(plan, "determinants")
+    assert [work for work, _ in found.tasks()] == ["log-determinant to 1 %", "log-determinant to 0.02 %"]
+    assert all(row.accurate for row in found.rows)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_everyone_counts_the_planted_clusters():
+    found = run(Plan(peers=True, quick=True), "graphs").of("cluster count", "9 clusters, n = 250")
+    assert set(found) == {UNIT, OURS, "SciPy"}
+    assert found["SciPy"].error == 0
+    assert found[OURS].error < 0.05
+
+
+def test_tf32_is_on_inside_only():
+    flags = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [flag.allow_tf32 for flag in flags]
+    try:
+        for flag in flags:
+            flag.allow_tf32 = False
+        with estimates._tf32():
+            assert all(flag.allow_tf32 for flag in flags)
+        assert not any(flag.allow_tf32 for flag in flags)
+    finally:
+        for flag, value in zip(flags, before, strict=True):
+            flag.allow_tf32 = value
 
 
 def test_every_family_of_the_issue_is_there():

@@ -5,10 +5,11 @@ import tracemalloc
 import networkx as nx
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
 from lambdahat.graphs import block_moments, graph, walks
-from lambdahat.graphs.block_moments import Partition, column_dots, components, exact_moments, probed_moments
+from lambdahat.graphs.block_moments import Partition, components, exact_moments, probed_moments
 from lambdahat.graphs.structure import csr_tensor
 from lambdahat.graphs.walks import walk_partition
 from tests.graphs.made import cliques, planted
@@ -108,20 +109,36 @@ def test_the_recurrence_itself_in_single_precision():
     rows = {}
     for dtype, kind in ((torch.float64, np.float64), (torch.float32, np.float32)):
         matrix = csr_tensor(one.normalized(kind), dtype)
-        rows[dtype] = torch.stack(list(block_moments._paired(matrix, start.to(dtype, copy=True), 100)))
-    off = (rows[torch.float32] / rows[torch.float32][0] - rows[torch.float64] / rows[torch.float64][0]).abs()
+        found = block_moments._paired(matrix, start.to(dtype, copy=True), 100)
+        rows[dtype] = found / found[:, :1]
+    off = (rows[torch.float32] - rows[torch.float64]).abs()
     assert float(off.max()) < 2e-5
 
 
-def test_column_dots_over_several_runs():
-    first, second = torch.randn(2, 9001, 3, generator=torch.Generator().manual_seed(0))
-    exact = (first.double() * second.double()).sum(0)
-    assert torch.allclose(column_dots(first, second), exact, atol=1e-3)
+def test_long_sums_in_single_precision():
+    """On B = I every moment is zᵀz: 300,000 squares added one after the other would be off by some 1e-4."""
+    start = torch.randn(300_000, 3, generator=torch.Generator().manual_seed(0))
+    exact = start.double().square().sum(0)
+    matrix = csr_tensor(scipy.sparse.eye_array(len(start), format="csr", dtype=np.float32), torch.float32)
+    found = block_moments._paired(matrix, start, 5)
+    assert found.shape == (3, 6)
+    assert found.dtype == torch.float64
+    assert float((found / exact[:, None] - 1).abs().max()) < 1e-6
 
 
-def test_progress_is_reported():
+def test_the_width_of_a_block_changes_no_draw(monkeypatch):
+    one = planted(8)
+    wide = probed_moments(one, 40, 40, 3, components(one))
+    monkeypatch.setattr(block_moments, "ELEMENTS", 1)
+    narrow = probed_moments(one, 40, 40, 3, components(one))
+    assert np.allclose(wide.values, narrow.values, atol=1e-13)
+    assert np.allclose(wide.stderr, narrow.stderr, atol=1e-13)
+
+
+def test_progress_is_reported(monkeypatch):
     from lambdahat import progress
 
+    monkeypatch.setattr(block_moments, "ELEMENTS", 1)
     seen = []
     with progress(lambda *report: seen.append(report)):
         probed_moments(cliques([5, 5]), 4, 20, 0, components(cliques([5, 5])))

@@ -105,6 +105,20 @@ def test_asymmetry_is_found(form: str) -> None:
         operator(FORMS[form](banded().triu()), symmetric=True)
 
 
+def csr(rows: list[int], columns: list[int], values: list[float]) -> Tensor:
+    return torch.sparse_csr_tensor(torch.tensor(rows), torch.tensor(columns), torch.tensor(values), size=(3, 3))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_symmetry_of_compressed_rows() -> None:
+    rows, sorted_columns = [0, 2, 4, 5], [0, 1, 0, 1, 2]
+    assert operator(csr(rows, sorted_columns, [1.0, 2.0, 2.0, 3.0, 4.0])).symmetric
+    assert not operator(csr(rows, sorted_columns, [1.0, 2.0, 5.0, 3.0, 4.0])).symmetric  # its entries are not
+    assert not operator(csr(rows, [0, 1, 1, 2, 0], [1.0, 2.0, 3.0, 4.0, 5.0])).symmetric  # its pattern is not
+    unsorted = scipy.sparse.csr_array(([2.0, 1.0, 3.0, 2.0, 4.0], [1, 0, 1, 0, 2], rows), shape=(3, 3))
+    assert operator(unsorted).symmetric
+
+
 @pytest.mark.parametrize("form", ["dense", "numpy", "torch COO", "torch CSR", "scipy CSR array", "scipy operator"])
 def test_float32_stays_and_is_summed_as_such(form: str) -> None:
     A = operator(FORMS[form](banded().float()))

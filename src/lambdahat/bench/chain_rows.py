@@ -28,24 +28,26 @@ from lambdahat.singular.suite import suite
 from lambdahat.singular.verification import Case as KnownCase
 
 STEP_SIZE, LOCALIZATION, BATCH = 1e-5, 1000.0, 512
+DRAWS = {"quick": 20, "gpu": 200, "mlp": 200, "lenet5": 40}
 KNOWN, ACCURACY = "regression-n50000-d30", 0.05
 SMALLER = 8  # the step that is found is corrected for its bias; a plain mean needs a smaller one
 LADDER = (200, 400, 800, 1600, 3200)  # draws of each of devinterp's chains: the first that is accurate is timed
 
 
 def chain_rows(plan: Plan) -> Iterator[list[BenchRow]]:
-    """Steps of the perceptron's chains, then λ̂ where the truth is known."""
-    for chains in (4, 32) if plan.gpu else (4,):
-        yield _step_rows(plan, plan.case("mlp"), chains)
+    """Steps of the chains of two networks, then λ̂ where the truth is known."""
+    for name in ("mlp",) if plan.quick else ("mlp", "lenet5"):
+        for chains in (4, 32) if plan.gpu else (4,):
+            yield _step_rows(plan, plan.case(name), chains)
     yield _coefficient_rows(plan)
 
 
 def _step_rows(plan: Plan, case: Case, chains: int) -> list[BenchRow]:
     """The median while the chains run. The unit is one gradient on one batch of a chain."""
     n = case.num_samples
-    batch, draws = min(BATCH, n // 2), 20 if plan.quick else 200
+    batch, draws = min(BATCH, n // 2), DRAWS["quick" if plan.quick else "gpu" if plan.gpu else case.name]
     settings = Settings(STEP_SIZE, n / math.log(n), LOCALIZATION, batch, chains, draws)
-    one, label = case.one_batch(batch), f"mlp, {chains} chains"
+    one, label = case.one_batch(batch), f"{case.name}, {chains} chains"
     problem = case.problem()
     makers: dict[str, Maker] = {UNIT: lambda: one.gradient, OURS: lambda: partial(our_steps, problem, settings)}
     if plan.peers:

@@ -1,4 +1,4 @@
-"""Rows: Chebyshev moments of a graph's normalised Laplacian, beside SciPy's products and networkx's eigenvalues."""
+"""Rows: Chebyshev moments and cluster counts of graphs, beside SciPy's products and eigenvalues and networkx's."""
 
 from __future__ import annotations
 
@@ -8,24 +8,29 @@ from importlib import import_module
 import numpy as np
 import torch
 from numpy.polynomial.chebyshev import chebvander
+from scipy.sparse.linalg import eigsh
 
 from lambdahat._rng import generator
 from lambdahat.bench.limits import Limit
 from lambdahat.bench.plans import Plan, rows
 from lambdahat.bench.records import OURS, UNIT, BenchRow
 from lambdahat.bench.timing import Maker, Run
+from lambdahat.experiments.graph_spectra.subjects import planted
 from lambdahat.graphs.block_moments import COLUMNS, components, probed_moments
+from lambdahat.graphs.cluster_counts import clusters
 from lambdahat.graphs.sources import graph
 from lambdahat.graphs.structure import Graph, csr_tensor
 from lambdahat.results import Array
 
 MOMENTS, PROBES, DENSE = 100, 96, 3000
+CLUSTER_MOMENTS, BEYOND = 80, 10  # eigenvalues that a peer computes beyond the clusters, to see the gap
 
 
 def graph_rows(plan: Plan) -> Iterator[list[BenchRow]]:
-    """A small torus, where all eigenvalues can be had, and a large one; on the CPU."""
+    """Moments of a small torus, where all eigenvalues can be had, and a large one; a count of clusters; on the CPU."""
     for side in (12, 16) if plan.quick else (45, 200):
         yield _torus_rows(plan, side)
+    yield _cluster_rows(plan, 9 if plan.quick else 240)
 
 
 def _torus_rows(plan: Plan, side: int) -> list[BenchRow]:
@@ -49,6 +54,31 @@ def _torus_rows(plan: Plan, side: int) -> list[BenchRow]:
     timed = plan.timed(makers)
     return rows(f"{MOMENTS} graph moments", f"torus, n = {len(one):,}", timed, least=least, error=error, accuracy=0.05,
                 unit=f"product with {COLUMNS} vectors", notes=notes)  # fmt: skip
+
+
+def _cluster_rows(plan: Plan, count: int) -> list[BenchRow]:
+    """How many clusters a graph of ``count`` planted ones has (Table 3.2, spectral thesis)."""
+    one = planted(count, 0.1, 0)
+    matrix = csr_tensor(one.normalized(), torch.float64)
+    block = torch.randn(len(one), COLUMNS, generator=generator(0, "bench vector"), dtype=torch.float64)
+    makers: dict[str, Maker] = {UNIT: lambda: lambda: matrix @ block}
+    makers[OURS] = lambda: lambda: float(clusters(one, CLUSTER_MOMENTS))
+    if plan.peers:
+        makers["SciPy"] = lambda: lambda: _largest_gap(one, count + BEYOND)
+
+    def error(found: float) -> float:
+        return abs(found / count - 1)
+
+    notes = {"SciPy": f"eigsh, {count + BEYOND} eigenvalues, a number it was told"}
+    return rows("cluster count", f"{count} clusters, n = {len(one):,}", plan.timed(makers), error=error, accuracy=0.05,
+                unit=f"product with {COLUMNS} vectors", notes=notes)  # fmt: skip
+
+
+def _largest_gap(one: Graph, many: int) -> float:
+    """The number of the smallest eigenvalues λ of the Laplacian below the largest gap in arccos(1 − λ)."""
+    start = generator(0, "bench vector")
+    values = eigsh(one.normalized(), many, which="LA", v0=torch.randn(len(one), generator=start).double().numpy())[0]
+    return float(np.argmax(np.diff(np.arccos(np.clip(np.sort(values)[::-1], -1, 1)))) + 1)
 
 
 def torus(side: int) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +21,11 @@ BOUNDS = (0.0, 2.0)  # hold the spectrum of every normalised Laplacian
 EXACT_NODES = 1000
 DEFAULT_PROBES = 100
 SINGLE_NODES = 50_000  # from here on the blocks are float32: the probes' own error is far above its rounding
-COLUMNS = 16
-RUN = 4096  # rows summed in the block's precision, then in float64
+COLUMNS = 16  # probes drawn together
+ELEMENTS = 1 << 18  # of a block: a small graph's is wider, for a call costs as much as a product there
+RUN = 4096  # rows that stay in the cache
+
+Draw = Callable[[int, torch.Generator], Tensor]  # of so many probes (n, columns)
 
 
 @dataclass(frozen=True)
@@ -134,33 +137,48 @@ class _Frame:
         return block
 
 
-def _readings(matrix: Tensor, draw: object, count: int, probes: int, seed: int, place: tuple[int, int]) -> Array:
+def _readings(matrix: Tensor, draw: Draw, count: int, probes: int, seed: int, place: tuple[int, int]) -> Array:
     """zᵀT_k(B)z/zᵀz (probes, count + 1), a block of probes at a time; ``place`` is (probes before, of all)."""
     before, total = place
+    width = COLUMNS * max(1, ELEMENTS // (COLUMNS * len(matrix)))
     found = []
-    for number, first in enumerate(range(0, probes, COLUMNS)):
-        rng = generator(seed, "graph probes", before, number)
-        block = draw(min(COLUMNS, probes - first), rng)  # type: ignore[operator]
-        moments = torch.stack(list(_paired(matrix, block, count)), dim=1)
-        found.append(moments[:, : count + 1] / moments[:, :1])
-        report("moments", before + first + block.shape[1], total)
+    for first in range(0, probes, width):
+        last = min(first + width, probes)
+        parts = [
+            draw(min(COLUMNS, last - column), generator(seed, "graph probes", before, column // COLUMNS))
+            for column in range(first, last, COLUMNS)
+        ]
+        moments = _paired(matrix, parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), count)
+        found.append(moments / moments[:, :1])
+        report("moments", before + last, total)
     return np.asarray(torch.cat(found).numpy())
 
 
-def _paired(matrix: Tensor, start: Tensor, count: int) -> Iterator[Tensor]:
-    """zᵀT_k(B)z (b,) for k = 0, 1, …, at least ``count`` + 1 of them. ``start`` (n, b) is used up."""
-    zeroth = column_dots(start, start)
+def _paired(matrix: Tensor, start: Tensor, count: int) -> Tensor:
+    """zᵀT_k(B)z (b, count + 1) in float64 for the columns z of ``start`` (n, b), which is used up.
+
+    The products of two blocks are formed a run of rows at a time, which ``torch.sum`` adds in a tree: float32 ones are
+    exact to its rounding, and take no memory to speak of.
+    """
+    (n, columns), most = start.shape, count + count % 2
+    run = max(1, ELEMENTS // columns)
+    products = start.new_empty(min(run, n), columns)
+    sums = start.new_empty(most + 1, -(-n // run), columns)
+
+    def dots(order: int, x: Tensor, y: Tensor) -> None:
+        for some, others, total in zip(x.split(run), y.split(run), sums[order], strict=True):
+            torch.sum(torch.mul(some, others, out=products[: len(some)]), dim=0, out=total)
+
     before, now = start, matrix @ start
-    first = column_dots(before, now)
-    yield from (zeroth, first, 2 * column_dots(now, now) - zeroth)
-    for _ in range((count + 1) // 2 - 1):
+    dots(0, before, before)
+    dots(1, before, now)
+    dots(2, now, now)
+    for order in range(3, most, 2):
         torch.addmm(before, matrix, now, beta=-1, alpha=2, out=before)
         before, now = now, before
-        yield 2 * column_dots(before, now) - first
-        yield 2 * column_dots(now, now) - zeroth
-
-
-def column_dots(first: Tensor, second: Tensor) -> Tensor:
-    """xⱼᵀyⱼ (b,) in float64 of two blocks (n, b), over short runs of rows that stay in the cache."""
-    runs = zip(first.split(RUN), second.split(RUN), strict=True)
-    return torch.stack([(x * y).sum(0) for x, y in runs]).sum(0, dtype=torch.float64)
+        dots(order, before, now)
+        dots(order + 1, now, now)
+    found = sums.sum(dim=1, dtype=torch.float64)
+    for parity in (0, 1):
+        found[2 + parity :: 2].mul_(2).sub_(found[parity])
+    return found[: count + 1].T
