@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lambdahat._check import require
-from lambdahat.batches import Batch
+from lambdahat.batches import Batch, take
 from lambdahat.labels import IGNORE, KEY, shifted, shifts_labels, token_labels
 from lambdahat.losses import Loss
-from lambdahat.recomputing import nothing_recomputed
+from lambdahat.recomputing import checkpoints_of, recomputing
 
 Parameters = Mapping[str, Tensor]
 TARGET_KEYS = ("labels", "label", "targets", "target")
@@ -29,6 +29,8 @@ class Evaluator:
         self.model, self.loss, self.norm, self._constants, self.model_loss = model, loss, norm, constants, model_loss
         self.shifts = False  # whether the model's labels are those of the next position
         self.by_sequence = False  # whether the model's own loss, a mean over labels, is to be one over sequences
+        self.checkpoints = False  # whether the model was seen to run parts by torch.utils.checkpoint
+        self._recomputes: bool | None = None
         self._written: frozenset[str] | None = None  # the buffers that a forward pass writes to: it gets copies
 
     @property
@@ -87,8 +89,10 @@ class Evaluator:
         names = dict(self.model.named_buffers()) if self._written is None else self._written
         constants = self.constants
         copies = {name: constants[name].clone() for name in names}
-        with nothing_recomputed():
-            output = functional_call(self.model, {**constants, **copies, **parameters}, args, kwargs)
+        tensors = {**constants, **copies, **parameters}
+        with checkpoints_of(self.model, tensors) as met:
+            output = functional_call(self.model, tensors, args, kwargs)
+        self.checkpoints = self.checkpoints or bool(met)
         if self._written is None:
             same = {name for name, new in copies.items() if _unwritten(new, constants[name])}
             self._written = frozenset(copies) - same
@@ -109,6 +113,28 @@ class Evaluator:
 
     def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
         return self.loss_of(self.output(parameters, batch), batch)
+
+    def recomputes(self, parameters: Parameters, batch: Batch) -> bool:
+        """Whether the model checkpoints, and its gradient is the same where those parts are run again.
+
+        It is not where a part uses tensors that are neither its arguments nor in the model.
+        """
+        if self.checkpoints and self._recomputes is None:
+            pairs = zip(*self._both_ways(parameters, batch), strict=True)
+            self._recomputes = all(torch.allclose(a, b, 1e-3, 1e-3 * float(a.abs().max())) for a, b in pairs)
+        return bool(self._recomputes)
+
+    @torch.enable_grad()
+    def _both_ways(self, parameters: Parameters, batch: Batch) -> list[tuple[Tensor, ...]]:
+        """The gradient of a few samples, with what is checkpointed kept and run again."""
+        found = []
+        few = take(batch, torch.arange(min(2, batch.size), device=next(iter(parameters.values())).device))
+        for again in (False, True):
+            leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+            with recomputing(again):
+                loss = self(leaves, few)
+                found.append(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
+        return found
 
     def terms(self, batch: Batch) -> float:
         """The weight of a batch before normalisation; for a model's own loss, the labels that it counts."""

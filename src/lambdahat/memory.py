@@ -1,8 +1,8 @@
 """A budget of memory, M bytes beside model and data: a quarter for what a pass over a batch takes, up to a quarter for
 graphs kept between products, the rest for vectors.
 
-What a pass takes is measured on one and two samples of the first batch, by counting the bytes of all tensors that live
-at the same time; batches are then cut to as many samples as fit.
+What a pass takes is measured on one, two, four and more samples of the first batch, by counting the bytes of all
+tensors that live at the same time; batches are then cut to as many samples as fit.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -22,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from lambdahat._check import describe, require, require_count
 from lambdahat.batches import Batch, Batches, take
 from lambdahat.evaluators import Evaluator, FunctionEvaluator, Parameters
+from lambdahat.recomputing import recomputing
 from lambdahat.shares import splits
 
 PASS, GRAPHS = 0.25, 0.25
@@ -98,6 +100,24 @@ def pass_bytes(loss: Callable[[Parameters, Batch], Tensor], leaves: Parameters, 
     return int(seen.peak)
 
 
+def recomputed_bytes(loss: Callable[[Parameters, Batch], Tensor], leaves: Parameters, batch: Batch) -> int:
+    """The same by dual numbers through a gradient that runs the model's checkpointed parts again."""
+    with LiveBytes() as seen, torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), recomputing(), forward_ad.dual_level():
+        points = {name: leaf.detach().clone() for name, leaf in leaves.items()}  # a view's tangent is its base's size
+        duals = {name: forward_ad.make_dual(p, torch.zeros_like(p)).requires_grad_() for name, p in points.items()}
+        torch.autograd.grad(loss(duals, batch), list(duals.values()), allow_unused=True)
+    return int(seen.peak)
+
+
+def _product_bytes(evaluate: AnyEvaluator, leaves: Parameters, batch: Batch) -> int:
+    """What a product of a batch takes at most, in the way that ``operators`` makes it."""
+    size = pass_bytes(evaluate, leaves, batch)
+    if isinstance(evaluate, Evaluator) and evaluate.recomputes(leaves, batch):
+        with suppress(RuntimeError, NotImplementedError):  # an operation without forward mode
+            return min(size, recomputed_bytes(evaluate, leaves, batch))
+    return size
+
+
 @torch.enable_grad()
 def fitted(batches: Batches, memory: int, evaluate: AnyEvaluator, norm: str, parameters: Parameters) -> Batches:
     """The batches, cut where a pass over one would take more than a quarter of ``memory`` and the loss allows it."""
@@ -106,12 +126,37 @@ def fitted(batches: Batches, memory: int, evaluate: AnyEvaluator, norm: str, par
     first = next(batch for batch in batches if batch.size == largest)
     few = [take(first, torch.arange(min(n, largest), device=batches.device)) for n in (1, 2)]
     if not splits(evaluate, norm, parameters, few[1]):
-        needed = pass_bytes(evaluate, leaves, first)
+        needed = _product_bytes(evaluate, leaves, first)
         require(needed <= allowed, "memory", f"be at least {needed / PASS:,.0f} bytes, of which a pass over a batch of "
                 f"{largest} may take a quarter", f"{memory:,}", "give smaller batches")  # fmt: skip
         return batches
-    one, two = (pass_bytes(evaluate, leaves, part) for part in few)
+    one = _product_bytes(evaluate, leaves, few[0])
     require(one <= allowed, "memory", f"be at least {one / PASS:,.0f} bytes, of which a pass over one sample may take "
             "a quarter", f"{memory:,}", "raise it, or choose fewer parameters")  # fmt: skip
-    rows = 1 + int((allowed - one) // max(two - one, 1))
+
+    def product_bytes(rows: int) -> float:
+        return _product_bytes(evaluate, leaves, take(first, torch.arange(rows, device=batches.device)))
+
+    rows = rows_within(product_bytes, largest, allowed, one)
     return batches if rows >= largest else batches.cut(rows)
+
+
+def rows_within(bytes_of: Callable[[int], float], most: int, allowed: float, one: float) -> int:
+    """The most rows, up to ``most``, that take no more than ``allowed`` bytes, of which one row takes ``one``.
+
+    What a pass takes at most is convex in its rows, the largest of many lines: few rows hardly show beside what
+    parameters take. So a line through two points is too low beyond them, and never too low between them. Rows are
+    doubled while that line fits, and measured each time.
+    """
+    rows, size, slope = 1, one, 0.0
+    while rows < most:
+        room = most if slope <= 0 else rows + int((allowed - size) // slope)
+        following = min(2 * rows, most, max(room, rows + 1))
+        found = bytes_of(following)
+        slope = (found - size) / (following - rows)
+        if found > allowed:
+            return rows + int((allowed - size) // slope)
+        if following == room:
+            return following
+        rows, size = following, found
+    return rows

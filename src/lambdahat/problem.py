@@ -22,6 +22,7 @@ from lambdahat.losses import CrossEntropy, Custom, GaussianNLL, Loss, make_loss
 from lambdahat.memory import fitted, memory_bytes
 from lambdahat.network import BATCH_NORMS, accumulating, device_of, named_tensors, private_copy, select_parameters
 from lambdahat.ranks import Ranks
+from lambdahat.recomputing import recomputing
 from lambdahat.sharded_tensors import whole
 from lambdahat.shares import Share, joined, splits
 from lambdahat.space import Pattern, Space
@@ -303,6 +304,13 @@ class Problem:
         """The mean loss of one batch at named parameters."""
         return self._evaluate(parameters, batch)
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether passes that are differentiated once run parts again that the model checkpoints, to save memory."""
+        run = self._evaluate
+        known = isinstance(run, Evaluator) and run.checkpoints
+        return known and run.recomputes(self.named(self.vector), self.batches.first())  # type: ignore[union-attr]
+
     def output(self, parameters: Parameters, batch: Batch) -> Any:
         """The model's output for one batch at named parameters."""
         return self._with_model("output").output(parameters, batch)
@@ -333,7 +341,9 @@ class Problem:
         )
         for weight, batch in self.share:
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.named(vector).items()}
-            grads = torch.autograd.grad(self.batch_loss(leaves, batch), list(leaves.values()), materialize_grads=True)
+            with recomputing(self.recomputes):
+                loss = self.batch_loss(leaves, batch)
+            grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             total.add_(torch.cat([grad.reshape(-1) for grad in grads]), alpha=weight)
         return self.ranks.sum(total, "the gradient", vector).to(vector.dtype)
 

@@ -1,43 +1,211 @@
-"""Activation checkpointing, which the passes of a problem go without.
+"""Activation checkpointing in the passes of a problem: parts of the model that are run again in the backward pass.
 
-``torch.utils.checkpoint`` runs parts of a model again in the backward pass. By then the parameters that the pass was
-called with are no longer in the modules, so that it would see the model's own instead: a gradient at other parameters
-would be wrong without a word. Neither does it take forward mode. Where memory is short, a problem's ``memory`` cuts
-batches instead.
+``torch.utils.checkpoint`` cannot be left alone here. By the time it runs a part again, the parameters that the pass was
+called with are no longer in the modules, so that it would see the model's own: a gradient at other parameters, wrong
+without a word. Neither does it take forward mode, and a graph of gradients that is kept for products keeps all that was
+recomputed. So a checkpointed part is a plain call, and within ``recomputing()`` a part that is run again at the
+parameters of its pass, in the backward pass of a gradient and of dual numbers alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
+import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.utils.checkpoint as checkpointing
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-NON_REENTRANT, REENTRANT = "_checkpoint_without_reentrant_generator", "CheckpointFunction"
+HANDLER = "_lambdahat_checkpoint"
+OPTIONS = {"preserve_rng_state", *inspect.signature(inspect.unwrap(checkpointing.checkpoint)).parameters}
+Tensors = Sequence[Any]
+Run = Callable[[Tensors], tuple[Tensor, ...]]
+Check = Callable[[list[Tensor]], None]
 
 
-class _Plain:
-    """In place of the autograd function that recomputes."""
-
-    @staticmethod
-    def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
-        return function(*args)
+def _unchecked(_: list[Tensor]) -> None:
+    """No objection to a graph."""
 
 
-def _nothing(*_: Any, **__: Any) -> Iterator[None]:
-    """In place of what surrounds a checkpointed call: it is resumed once before and once after."""
-    yield
+_saving: ContextVar[Check | None] = ContextVar("lambdahat_recomputing", default=None)
 
 
 @contextmanager
-def nothing_recomputed() -> Iterator[None]:
-    """Calls of ``torch.utils.checkpoint.checkpoint`` inside are plain calls."""
-    found = {name: getattr(checkpointing, name) for name in (NON_REENTRANT, REENTRANT)}
+def recomputing(on: bool = True, check: Check = _unchecked) -> Iterator[None]:
+    """Checkpointed parts of models keep nothing for the backward pass; gradients inside are taken once, not twice.
+
+    ``check`` sees the gradients of a part before they are differentiated for the tangents of dual numbers.
+    """
+    token = _saving.set(check if on else None)
     try:
-        setattr(checkpointing, NON_REENTRANT, _nothing)
-        setattr(checkpointing, REENTRANT, _Plain)
         yield
     finally:
-        for name, value in found.items():
-            setattr(checkpointing, name, value)
+        _saving.reset(token)
+
+
+@contextmanager
+def checkpoints_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[list[None]]:
+    """Calls of ``torch.utils.checkpoint.checkpoint`` inside are ours, with the model's tensors at the values given.
+
+    Yields a list that has an entry for each call. Whatever name a model knows the function by, it is the same object:
+    so that its code is exchanged, and put back.
+    """
+    function, met = inspect.unwrap(checkpointing.checkpoint), list[None]()
+
+    def handler(part: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        met.append(None)
+        kwargs = {name: value for name, value in kwargs.items() if name not in OPTIONS}
+        check = _saving.get()
+        if check is None or not torch.is_grad_enabled():
+            return part(*args, **kwargs)
+        return _Part(model, tensors, part, (args, kwargs))(check)
+
+    code, before = function.__code__, vars(checkpointing).get(HANDLER)
+    setattr(checkpointing, HANDLER, handler)
+    function.__code__ = _exchanged.__code__
+    try:
+        yield met
+    finally:
+        function.__code__ = code
+        setattr(checkpointing, HANDLER, before)
+
+
+def _exchanged(function, *args, **kwargs):  # type: ignore[no-untyped-def]
+    """The code that runs in place of the library's, among its names."""
+    return _lambdahat_checkpoint(function, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+
+class _Within(nn.Module):
+    """A part of a model as a module of its own, so that it can be called with other tensors in the whole."""
+
+    def __init__(self, model: nn.Module, part: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model, self.part = model, part
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.part(*args, **kwargs)
+
+
+class _Part:
+    """One checkpointed call: a function of the model's tensors that need gradients and of its own arguments."""
+
+    def __init__(
+        self, model: nn.Module, tensors: Mapping[str, Tensor], part: Callable[..., Any], arguments: Any
+    ) -> None:
+        self._within = _Within(model, part)
+        self._names = [name for name, tensor in tensors.items() if tensor.requires_grad]
+        self._fixed = {f"model.{name}": tensor for name, tensor in tensors.items() if name not in set(self._names)}
+        leaves, self._spec = tree_flatten(arguments)
+        self._where = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self._leaves: list[Any] = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._inputs = [*(tensors[name] for name in self._names), *(leaves[i] for i in self._where)]
+        device = self._inputs[0].device.type if self._inputs else "cpu"
+        self._autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+        self._rest: list[Any] = []
+        self._form: TreeSpec | None = None
+
+    def __call__(self, check: Check) -> Any:
+        found = iter(_Recomputed.apply(self.run, check, *self._inputs))  # type: ignore[no-untyped-call]
+        assert self._form is not None
+        return tree_unflatten([next(found) if leaf is None else leaf[0] for leaf in self._rest], self._form)
+
+    def run(self, values: Tensors) -> tuple[Tensor, ...]:
+        """The tensors that the part gives; what else it gives is kept aside."""
+        own, rest = values[: len(self._names)], iter(values[len(self._names) :])
+        leaves = [next(rest) if i in self._where else leaf for i, leaf in enumerate(self._leaves)]
+        args, kwargs = tree_unflatten(leaves, self._spec)
+        tensors = {**self._fixed, **{f"model.{name}": value for name, value in zip(self._names, own, strict=True)}}
+        inner = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+        device, dtype, enabled = self._autocast
+        with recomputing(False), checkpoints_of(self._within.model, inner), \
+             torch.autocast(device, dtype, enabled=enabled):  # fmt: skip
+            output = functional_call(self._within, tensors, args, kwargs)
+        flat, self._form = tree_flatten(output)
+        self._rest = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in flat]
+        return tuple(leaf for leaf in flat if isinstance(leaf, Tensor))
+
+
+class _Recomputed(torch.autograd.Function):
+    """A part that keeps its inputs alone, with their tangents where there are some."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Run, check: Check, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.run, ctx.check = run, check
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+        return run(inputs)
+
+    @staticmethod
+    @torch.no_grad()
+    def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Tangents of the outputs; without a graph, for the backward pass makes its own."""
+        with forward_ad._set_fwd_grad_enabled(True):
+            pairs = zip(ctx.saved_tensors, tangents, strict=True)
+            duals = [p.detach() if t is None else forward_ad.make_dual(p.detach(), t) for p, t in pairs]
+            outputs = [forward_ad.unpack_dual(output) for output in ctx.run(duals)]
+        return tuple(
+            torch.zeros_like(point) if tangent is None and point.is_floating_point() else tangent
+            for point, tangent in outputs
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Jᵀg; where there are tangents ẋ and ġ, also that of Jᵀg, ∂(Jᵀg)/∂x ẋ + Jᵀġ, by a second backward pass.
+
+        Dual numbers through a pass with a graph would be simpler. But each tangent is then a node of a graph that holds
+        what it is the tangent of, a circle that only the end of the dual level opens: nothing would be saved.
+        """
+        needed = ctx.needs_input_grad[2:]
+        pairs = [_parts(tensor) for tensor in ctx.saved_tensors]
+        seeds = [(None, None) if grad is None else _parts(grad) for grad in grads]
+        points = [p.detach().requires_grad_(need) for (p, _), need in zip(pairs, needed, strict=True)]
+        wanted = [point for point, need in zip(points, needed, strict=True) if need]
+        moving = any(tangent is not None for _, tangent in (*pairs, *seeds))
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(False):
+            live = [
+                (z, *seed)
+                for z, seed in zip(ctx.run(points), seeds, strict=True)
+                if z.requires_grad and seed[0] is not None
+            ]
+            found = torch.autograd.grad([z for z, _, _ in live], wanted, [g for _, g, _ in live], allow_unused=True,
+                                        create_graph=moving)  # fmt: skip
+            if moving:
+                tangents = [tangent for (_, tangent), need in zip(pairs, needed, strict=True) if need]
+                along = _along(ctx.check, wanted, found, tangents, [(z, dg) for z, _, dg in live])
+        if moving:
+            found = tuple(None if g is None else forward_ad.make_dual(g.detach(), t)
+                          for g, t in zip(found, along, strict=True))  # fmt: skip
+        results = iter(found)
+        return None, None, *(next(results) if need else None for need in needed)
+
+
+def _along(
+    check: Check, points: list[Tensor], found: Tensors, tangents: Tensors, outputs: list[tuple[Tensor, Tensor | None]]
+) -> list[Tensor | None]:
+    """The tangents of gradients ``found`` with respect to ``points``, which move along ``tangents``."""
+    pairs = zip(found, tangents, strict=True)
+    moving = [(g, t) for g, t in pairs if g is not None and g.requires_grad and t is not None]
+    moving += [(z, t) for z, t in outputs if t is not None]
+    check([g for g, _ in moving])
+    reached = [point for point, g in zip(points, found, strict=True) if g is not None]
+    if not moving:
+        return [None if g is None else torch.zeros_like(g) for g in found]
+    second = torch.autograd.grad([g for g, _ in moving], reached, [t for _, t in moving], materialize_grads=True)
+    parts = iter(second)
+    return [None if g is None else next(parts) for g in found]
+
+
+def _parts(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Values and tangents, where there are some."""
+    if forward_ad._current_level < 0:
+        return tensor, None
+    point, tangent = forward_ad.unpack_dual(tensor)
+    return point, None if tangent is None else tangent.detach()

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 
 def main() -> None:
-    """Run the command with the arguments of the process."""
+    """Run the command with the arguments of the process, together with those that ``torchrun`` started beside it."""
     from lambdahat.cli.app import app
 
-    app(prog_name="lambdahat")
+    if "RANK" not in os.environ:
+        app(prog_name="lambdahat")
+        return
+    from lambdahat.cli.processes import of_torchrun
+
+    with of_torchrun(sys.argv[1:]):
+        app(prog_name="lambdahat")

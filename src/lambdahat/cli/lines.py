@@ -15,6 +15,7 @@ from lambdahat.cli.exits import OK, code_of
 from lambdahat.cli.forecast import duration, one_product, size
 from lambdahat.cli.loading import Choices, held_out_data, load_problem
 from lambdahat.cli.measurements import bars
+from lambdahat.cli.processes import rank
 from lambdahat.cli.tables import print_json, print_table
 from lambdahat.estimators.landscapes import Direction, landscape, towards
 from lambdahat.krylov import lanczos, random_vector
@@ -88,18 +89,27 @@ def run_landscape(
             label = f"towards {lines.towards.name}"
             found = {"towards": landscape(problem, towards(problem, end), (0.0, 1.0), lines.points, rest,
                                           refresh=lines.refresh, labels=[label])}  # fmt: skip
+    table = []
+    if not (as_json or quiet):  # on all ranks, for it may ask for losses
+        here = problem.refresh_statistics() if lines.refresh else problem
+        table = [_row(name, result, here, rest) for name, result in found.items()]
+    if rank() == 0:
+        _show(found, table, out, as_json)
+    return code_of(result.status for result in found.values())
+
+
+def _show(found: dict[str, Landscape], table: list[tuple[str, ...]], out: Path | None, as_json: bool) -> None:
+    """Write the lines to the folder and print the document or the table, where there is one."""
     if out is not None:
         for name, result in found.items():
             result.save(out / f"landscape-{name}.json")
             plot(result).figure.savefig(out / f"landscape-{name}.png", dpi=150)
     if as_json:
         print_json({name: _document(result) for name, result in found.items()})
-    elif not quiet:
-        here = problem.refresh_statistics() if lines.refresh else problem
-        print_table(HEADER, [_row(name, result, here, rest) for name, result in found.items()])
+    elif table:
+        print_table(HEADER, table)
         if out is not None:
             print(f"written to {out}")
-    return code_of(result.status for result in found.values())
 
 
 def directions(operator: LinearOperator, lines: Lines) -> list[tuple[Direction, str]]:
@@ -163,6 +173,8 @@ def _predict(operator: LinearOperator, lines: Lines, as_json: bool) -> int:
     item = torch.empty(0, dtype=operator.dtype).element_size()
     held = (products + 1) * operator.dim * item
     seconds = first.seconds * products
+    if rank():
+        return OK
     if as_json:
         print_json({**dataclasses.asdict(first), "products": products, "products_seconds": seconds,
                     "loss_evaluations": lines.evaluations, "vectors_bytes": held})  # fmt: skip

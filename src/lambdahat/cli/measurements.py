@@ -11,6 +11,7 @@ from lambdahat.cli.exits import OK, code_of, say
 from lambdahat.cli.forecast import HEADER as FORECAST_HEADER
 from lambdahat.cli.forecast import as_document, forecast
 from lambdahat.cli.loading import Choices, load_problem
+from lambdahat.cli.processes import own_folder, rank
 from lambdahat.cli.tables import (
     HEADER,
     NOTE,
@@ -46,22 +47,23 @@ def run_measure(
     problem = load_problem(factory, choices)
     if dry_run:
         return _predict(problem, names, settings, as_json)
-    with bars(quiet):
+    with bars(quiet), own_folder(out) as folder:
         measurement = measure(
             problem, names, settings.curvature, depth=settings.depth, probes=settings.probes, top=settings.top,
-            seed=settings.seed, sampling=settings.sampling, folder=out, keep_vectors=vectors,
+            seed=settings.seed, sampling=settings.sampling, folder=folder, keep_vectors=vectors,
         )  # fmt: skip
-    if out is not None:
-        write_tables(measurement, out)
-        write_figures(measurement, out)
-    show(measurement, out, as_json, quiet)
+    if rank() == 0:
+        if out is not None:
+            write_tables(measurement, out)
+            write_figures(measurement, out)
+        show(measurement, out, as_json, quiet)
     return code_of(statuses(measurement))
 
 
 @contextmanager
 def bars(quiet: bool) -> Iterator[None]:
-    """Progress bars where standard error is a terminal, unless they are not wanted."""
-    if quiet:
+    """Progress bars of the first rank where standard error is a terminal, unless they are not wanted."""
+    if quiet or rank():
         yield
     else:
         with progress():
@@ -108,6 +110,8 @@ def write_figures(measurement: Measurement, folder: Path) -> None:
 
 def _predict(problem: Problem, names: Sequence[str], settings: Settings, as_json: bool) -> int:
     first, rows = forecast(problem, names, settings)
+    if rank():
+        return OK
     if as_json:
         print_json(as_document(first, rows))
     else:

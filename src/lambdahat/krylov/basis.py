@@ -17,7 +17,7 @@ from lambdahat._check import require_choice
 PLACES = ("auto", "device", "host", "half")
 HALF = {torch.float32: torch.bfloat16, torch.float64: torch.float32}
 GEMV_RUN = 4096
-FEW = 8
+FEW = 4  # rows on the host that are on the device at a time
 CHUNK = 1 << 20  # elements of a basis that are combined together
 WIDENED = 1 << 18  # elements that are widened together
 
@@ -25,8 +25,10 @@ WIDENED = 1 << 18  # elements that are widened together
 def basis_bytes(count: int, dim: int, dtype: torch.dtype, place: str) -> int:
     """What ``count`` vectors take on the device; whole ones beside them where they are kept elsewhere or rounded."""
     if place == "host":
-        return 2 * dim * dtype.itemsize
-    return count * dim * (HALF[dtype] if place == "half" else dtype).itemsize
+        return (2 + FEW) * dim * dtype.itemsize
+    if place == "half":
+        return count * dim * HALF[dtype].itemsize + 2 * dim * dtype.itemsize
+    return count * dim * dtype.itemsize
 
 
 def chosen_place(count: int, dim: int, dtype: torch.dtype, device: torch.device, room: float, asked: str) -> str:

@@ -7,7 +7,8 @@ says where else it may be.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from lambdahat._precision import full_precision
 from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.krylov.basis import CHUNK, GEMV_RUN, Basis
+from lambdahat.krylov.recorded_steps import RecordedSteps
 from lambdahat.operators.base import LinearOperator, require_operator
 
 BREAKDOWN = 10.0  # β below this many roundings of the spectral scale ends a Krylov space
@@ -32,7 +34,11 @@ def require_symmetric(operator: LinearOperator, name: str) -> None:
 
 def require_finite(products: Tensor) -> None:
     """Refuse NaN and infinity in what products gave."""
-    require(bool(torch.isfinite(products).all()), "a product of the operator", "be finite", "NaN or infinity",
+    _require_finite(bool(torch.isfinite(products).all()))
+
+
+def _require_finite(finite: bool) -> None:
+    require(finite, "a product of the operator", "be finite", "NaN or infinity",
             "check the loss and the parameters for NaN")  # fmt: skip
 
 
@@ -65,6 +71,7 @@ class Krylov:
         self.scratch = torch.empty_like(self.basis[0])  # fresh memory costs more than the arithmetic done in it
         self.size = self.kept = self.origin = self.products = self._checked = 0
         self.slack = 0.0
+        self.recorded = RecordedSteps.of(self.basis, operator, (self.alpha, self.beta, self.drift))
 
     @property
     def rows(self) -> Tensor:
@@ -83,6 +90,11 @@ class Krylov:
         first one changed little ("twice is enough", Parlett 1998, §6.9); on a GPU asking would cost more than doing.
         """
         j, basis = self.size, self.basis
+        if self.recorded is not None and (j != self.kept or j == 0):
+            self.operator.matvecs += 1
+            self.recorded.step(j)
+            self.size, self.products = j + 1, self.products + 1
+            return
         last = basis[j]
         w = (self.operator @ last).to(basis.dtype)  # a product is the caller's to change
         alpha = sum_of(torch.mul(w, last, out=self.scratch))
@@ -130,19 +142,18 @@ class Krylov:
         A β that is not quite rounding, but fell by far in one step, is such an end seen through amplified rounding.
         This is the only host synchronisation of a run: on a GPU, call it every few steps.
         """
-        alpha, beta = self.alpha[: self.size].cpu(), self.beta[: self.size].cpu()
-        require_finite(torch.stack([alpha, beta]))
-        scale, first = float(torch.maximum(alpha.abs(), beta.abs()).max()), max(self._checked, self.kept)
-        before = torch.cat([torch.zeros(1), beta])[:-1]
-        before[: max(self.kept, self.origin) + 1] = 0.0  # nothing to fall from at a start
-        gone = beta <= BREAKDOWN * self.rounding * scale
-        fell = beta <= torch.clamp(FALL * before, max=self.rounding**0.6 * scale)
-        ends = torch.nonzero((gone | fell)[first:]).flatten()
-        if len(ends):
-            self.size = first + int(ends[0]) + 1
-            self.slack = max(self.slack, float(beta[self.size - 1]))
+        alpha, beta = (part[: self.size].tolist() for part in (self.alpha, self.beta))
+        _require_finite(all(map(math.isfinite, alpha[self._checked :] + beta[self._checked :])))
+        scale, first = max(map(abs, alpha + beta)), max(self._checked, self.kept)
+        for j in range(first, self.size):
+            # nothing to fall from at a start
+            fall = FALL * beta[j - 1] if j > max(self.kept, self.origin) else 0.0
+            if beta[j] <= max(BREAKDOWN * self.rounding * scale, min(fall, self.rounding**0.6 * scale)):
+                self.size = self._checked = j + 1
+                self.slack = max(self.slack, beta[j])
+                return True
         self._checked = self.size
-        return len(ends) > 0
+        return False
 
     def start_again(self, vector: Tensor) -> None:
         """Continue from a new random direction, decoupled from what is there: how repeated eigenvalues are found."""
@@ -247,10 +258,16 @@ class Lanczos:
     residual: float
     noise: float
     products: int
+    _rules: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     def ritz(self, depth: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Ritz values (m,), Gauss weights (m,) and residuals (m,) of the leading ``depth`` steps (default: all)."""
         m = len(self.alpha) if depth is None else min(depth, len(self.alpha))
+        if m not in self._rules:
+            self._rules[m] = self._rule(m)
+        return self._rules[m]
+
+    def _rule(self, m: int) -> tuple[Tensor, Tensor, Tensor]:
         off = self.beta[: m - 1]
         values, vectors = torch.linalg.eigh(torch.diag(self.alpha[:m]) + torch.diag(off, 1) + torch.diag(off, -1))
         last = self.residual if m == len(self.alpha) else float(self.beta[m - 1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +124,10 @@ class LinearOperator(ABC):
     def known_bounds(self) -> tuple[float, float]:
         """An interval that holds the spectrum and costs no product; its ends may be infinite."""
         return 0.0 if self.psd else -math.inf, math.inf
+
+    def recordable(self) -> tuple[Callable[[Tensor], Tensor], torch.cuda.Stream] | None:
+        """A product (P,) → (P,) that a CUDA graph can take in, and the stream to record it on; None where none is."""
+        return None
 
     def columns(self, indices: Sequence[int]) -> Tensor:
         """The columns A[:, indices] (P, k), each counted as a product."""

@@ -7,6 +7,7 @@ the same order at every product. What a product needs of a batch (the graph of i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -18,17 +19,34 @@ from lambdahat.batches import Batch
 from lambdahat.memory import PASS, memory_bytes
 from lambdahat.operators import linearise
 from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.closed_form import Inspect, diagonal_of, sampled_trace, trace_of
-from lambdahat.operators.output_factors import Factors, exact_factors, require_separable, why_no_factors
-from lambdahat.operators.piecewise import curved_because, objection
+from lambdahat.operators.closed_form import (
+    Extra,
+    Trusted,
+    accumulate,
+    diagonal_of,
+    mean_of_rounds,
+    sampled_trace,
+    trace_of,
+    trusted_layers,
+)
+from lambdahat.operators.output_factors import (
+    Factors,
+    exact_factors,
+    require_separable,
+    samples_separate,
+    why_no_factors,
+)
+from lambdahat.operators.piecewise import Form, form_of
 from lambdahat.operators.products import Products
+from lambdahat.operators.residuals import ResidualRounds, Residuals, SampledResiduals, verified
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate
 from lambdahat.space import Pattern
 
 T = TypeVar("T")
 
-MANY_FACTORS = 128
+MANY_FACTORS = 128  # signals sent back for each sample, beyond which a trace is sampled …
+MOST_COLUMNS = 1024  # … and those of smooth activations, beyond which there is no closed form
 
 
 class Curvature(LinearOperator):
@@ -57,7 +75,6 @@ class Curvature(LinearOperator):
         self.problem.ranks = self.problem.ranks.apart(type(self).__name__)
         self.modes = modes if mode == "auto" else {mode: modes[mode]}
         self.memory = memory
-        self._leaves = linearise.leaves_of(self.problem, self.problem.vector)
         self._products: Products | None = None
 
     @property
@@ -77,6 +94,10 @@ class Curvature(LinearOperator):
 
     def _apply(self, block: Tensor) -> Tensor:
         return self._ready().apply(block.T.contiguous()).T
+
+    def recordable(self) -> tuple[Callable[[Tensor], Tensor], torch.cuda.Stream] | None:
+        plain = type(self)._apply is Curvature._apply  # what a subclass adds to a product is not in the graph
+        return self._ready().recordable() if plain and self.device.type == "cuda" else None
 
     def budget(self) -> int | None:
         return self.problem.memory
@@ -106,12 +127,18 @@ class Curvature(LinearOperator):
 
     def _ready(self) -> Products:
         if self._products is None:
-            self._products = Products(self.problem, self._leaves, self.modes, self.memory, self.dtype)
+            leaves = linearise.leaves_of(self.problem, self.problem.vector)
+            self._products = Products(self.problem, leaves, self.modes, self.memory, self.dtype)
         return self._products
+
+    @cached_property
+    def _leaves(self) -> dict[str, Tensor]:
+        """For closed forms; those of products are their own, for they remember the stream of a CUDA graph's capture."""
+        return linearise.leaves_of(self.problem, self.problem.vector)
 
 
 class Hessian(Curvature):
-    """∂²L/∂θ². Its trace and diagonal are those of the Gauss–Newton matrix where the network is piecewise linear."""
+    """∂²L/∂θ². Its diagonal is the Gauss–Newton matrix's, and what smooth activations add to it."""
 
     def __init__(self, problem: Problem, mode: str = "auto", memory: int | str | None = None) -> None:
         modes: dict[str, linearise.Builder] = {
@@ -121,52 +148,99 @@ class Hessian(Curvature):
         }
         super().__init__(problem, modes, mode, memory)
         self._options = (mode, memory)
-        self._curved: str | None = None
 
     def _like(self, problem: Problem) -> Hessian:
         return Hessian(problem, *self._options)
 
-    def curved_because(self) -> str:
-        """Why the second derivative of the output in single weights may not vanish; empty when it does."""
-        if self._curved is None:
-            self._curved = curved_because(self.problem)
-        return self._curved
+    @cached_property
+    def form(self) -> Form:
+        """What is in the way of a closed form of the diagonal, and how many signals smooth activations take for it."""
+        form = form_of(self.problem)
+        if form.refused or not form.bends or self._near.factors is None:
+            return Form(form.curved, form.refused)
+        return verified(form, self.problem, self._near._leaves, self._near.trusted)
+
+    @property
+    def trace_by(self) -> str:
+        if self.form.refused or self._near.trace_by != "closed form":
+            return "" if self.form.refused else self._near.trace_by
+        return "closed form" if self.form.columns <= MANY_FACTORS else "rounds"
+
+    @property
+    def closed_diagonal(self) -> bool:
+        """Whether the diagonal is known without products."""
+        return not self.form.refused and self.form.columns <= MOST_COLUMNS and self._near.closed_diagonal
 
     def known_trace(self) -> float | None:
-        return self._as_gauss_newton(lambda near, inspect: near.known_trace(inspect))
+        return self._closed(False, lambda near, extra: near.known_trace(extra))
 
     def known_diagonal(self) -> Tensor | None:
-        return self._as_gauss_newton(lambda near, inspect: near.known_diagonal(inspect))
+        return self._closed(True, lambda near, extra: near.known_diagonal(extra))
 
     def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
-        return self._as_gauss_newton(lambda near, inspect: near.sampled_trace(tol, seed, inspect))
+        """Where the closed form takes many signals, random ones in their place."""
+        if self.trace_by != "rounds":
+            return None
+        return self._rounds_of_all(tol, seed) if self._near.many else self._rounds(tol, seed)
 
     def why_no_trace(self) -> str:
-        return self.curved_because() or self._gauss_newton().why_no_trace()
-
-    def _as_gauss_newton(self, ask: Callable[[GaussNewton, Inspect], T | None]) -> T | None:
-        """What the Gauss–Newton matrix answers, where no part of the data shows an output that is curved."""
-        if self.curved_because():
-            return None
-
-        def inspect(batch: Batch, output: Tensor) -> None:
-            self._curved = self._curved or objection(self.problem, near._leaves, batch, output)
-
-        near = self._gauss_newton()
-        answer = ask(near, inspect)
-        flat = self.problem.ranks.least(0.0 if self._curved else 1.0, "a look at all outputs", self.device)
-        if not flat and not self._curved:
-            self._curved = "an output that another rank saw is curved"
-        return None if self._curved else answer
+        if self.form.refused or self.form.columns <= MOST_COLUMNS:
+            return self.form.refused or self._near.why_no_trace()
+        return f"{self.form.curved}, which takes {self.form.columns} signals a sample"
 
     def control(self) -> LinearOperator | None:
         if self.problem.loss_function is None:
             return None
-        near = self._gauss_newton()
-        return near if near.factors is not None else None
+        return self._near if self._near.factors is not None else None
 
-    def _gauss_newton(self) -> GaussNewton:
+    @cached_property
+    def _near(self) -> GaussNewton:
         return ggn(self.problem, memory=self.memory)
+
+    def _closed(self, diagonal: bool, ask: Callable[[GaussNewton, Extra], T | None]) -> T | None:
+        """What the Gauss–Newton matrix answers, where all parts of the data have the form of the first samples."""
+        if not self.closed_diagonal:
+            return None
+        extra = Residuals(self.problem, self._near._leaves, diagonal)
+        answer = ask(self._near, extra)
+        return None if self._differs(extra) else answer
+
+    def _differs(self, *seen: Residuals) -> bool:
+        """Whether a part of the data, of this rank or another, has no closed form; it is remembered."""
+        refused = next((extra.refused for extra in seen if extra.refused), "")
+        curved = self.form.curved or next((extra.curved for extra in seen if extra.curved), "")
+        columns = max(self.form.columns, *(extra.columns for extra in seen))
+        flat = self.problem.ranks.least(0.0 if refused else 1.0, "a look at all outputs", self.device)
+        if not flat:
+            refused = refused or "an output that another rank saw is curved"
+        self.form = Form(curved or refused, refused, columns=columns)
+        return bool(refused)
+
+    def _rounds_of_all(self, tol: float, seed: int) -> Estimate | None:
+        """Random factors at the output and random signs at the activations, a round of each together."""
+        near, seen = self._near, []
+
+        def extra(index: int) -> SampledResiduals:
+            seen.append(SampledResiduals(self.problem, near._leaves, seed, index))
+            return seen[-1]
+
+        found = near.sampled_trace(tol, seed, extra)
+        return None if found is None or self._differs(*seen) else found
+
+    def _rounds(self, tol: float, seed: int) -> Estimate | None:
+        """The Gauss–Newton matrix's trace exactly, and random signs at the activations."""
+        near, seen = self._near, []
+        base, factors = near.known_trace(), near.factors
+        assert base is not None
+        assert factors is not None
+
+        def more(rounds: range) -> list[float]:
+            seen.append(ResidualRounds(self.problem, near._leaves, seed, rounds))
+            accumulate(self.problem, near._leaves, replace(factors, count=0), near.trusted, False, seen[-1])
+            return self.problem.ranks.sum(seen[-1].totals, "the residuals of a trace").tolist()
+
+        found = mean_of_rounds(more, tol, base)
+        return None if self._differs(*seen) else found
 
 
 class GaussNewton(Curvature):
@@ -199,19 +273,44 @@ class GaussNewton(Curvature):
     def _like(self, problem: Problem) -> GaussNewton:
         return GaussNewton(problem, *self._recipe)
 
-    def known_trace(self, inspect: Inspect | None = None) -> float | None:
-        return None if self.factors is None else trace_of(self.problem, self._leaves, self.factors, inspect)
+    @cached_property
+    def trusted(self) -> Trusted:
+        """The parameters that enter through layers with a closed form."""
+        return trusted_layers(self.problem, self._leaves)
 
-    def known_diagonal(self, inspect: Inspect | None = None) -> Tensor | None:
+    @cached_property
+    def many(self) -> bool:
+        """Whether there are so many factors, or none in closed form, that targets are sampled in their place."""
+        few = self.factors is not None and self.factors.count <= MANY_FACTORS
+        loss = self.problem.loss_function
+        return not few and loss is not None and loss.likelihood
+
+    @cached_property
+    def trace_by(self) -> str:
+        """How the trace is found without products: in "closed form", by "rounds" of random signals, or "" if not."""
+        if self.many and (self.factors is not None or samples_separate(self.problem)):
+            return "rounds"
+        return "" if self.factors is None else "closed form"
+
+    @property
+    def closed_diagonal(self) -> bool:
+        """Whether the diagonal is known without products."""
+        return self.factors is not None
+
+    def known_trace(self, extra: Extra | None = None) -> float | None:
         if self.factors is None:
             return None
-        return diagonal_of(self.problem, self._leaves, self.factors, inspect).to(self.dtype)
+        return trace_of(self.problem, self._leaves, self.factors, extra, self.trusted)
 
-    def sampled_trace(self, tol: float, seed: int, inspect: Inspect | None = None) -> Estimate | None:
-        few = self.factors is not None and self.factors.count <= MANY_FACTORS
-        if few or self.problem.loss_function is None or not self.problem.loss_function.likelihood:
+    def known_diagonal(self, extra: Extra | None = None) -> Tensor | None:
+        if self.factors is None:
             return None
-        return sampled_trace(self.problem, self._leaves, tol, seed, inspect)
+        return diagonal_of(self.problem, self._leaves, self.factors, extra, self.trusted).to(self.dtype)
+
+    def sampled_trace(self, tol: float, seed: int, extra: Callable[[int], Extra] | None = None) -> Estimate | None:
+        if self.trace_by != "rounds":
+            return None
+        return sampled_trace(self.problem, self._leaves, tol, seed, extra, self.trusted)
 
     def why_no_trace(self) -> str:
         return "" if self.factors is not None else why_no_factors(self.problem)

@@ -15,6 +15,7 @@ from lambdahat.batches import Batch, free_memory
 from lambdahat.memory import GRAPHS, PASS
 from lambdahat.operators import linearise
 from lambdahat.problem import Problem
+from lambdahat.recomputing import recomputing
 
 GRAPH_FRACTION = 0.4
 CROWDED = 0.25  # share of a GPU's memory in use from which graphs that nobody holds are looked for
@@ -35,6 +36,10 @@ class Products:
         dtype: torch.dtype,
     ) -> None:
         self.problem, self.leaves, self.modes, self.dtype = problem, leaves, dict(modes), dtype
+        # a graph that is kept holds all that a model's checkpoints would save
+        self.recomputes = "forward" in modes and problem.recomputes
+        if self.recomputes:
+            self.modes = {"forward": modes["forward"], **modes}
         self.device = problem.device
         self.stream = torch.cuda.Stream(problem.device) if problem.device.type == "cuda" else None
         self.cache: list[linearise.Product] = []
@@ -51,10 +56,10 @@ class Products:
         if self.kept == 0:  # what it holds is needed
             first = None
         # forward mode takes twice the memory of the pass that a budget is made for
-        if self.kept < count and len(self.modes) > 1 and self.problem.memory is None:
+        if self.kept < count and len(self.modes) > 1 and self.problem.memory is None and not self.recomputes:
             self.mode = self._fastest_unkept()
         self._fill(first)
-        self.vmaps = True
+        self.vmaps = not self.recomputes
         self.replay: Callable[[Tensor], Tensor] | None = None
         self.tried_replay = False
 
@@ -163,7 +168,8 @@ class Products:
             return linearise.saved_bytes(lambda: self._build(batch))
         if self.mode == "samples":
             return self._build(batch), batch.size * self.problem.num_parameters * self.dtype.itemsize
-        _, size = linearise.saved_bytes(lambda: self.problem.batch_loss(self.leaves, batch))
+        with recomputing(self.recomputes):
+            _, size = linearise.saved_bytes(lambda: self.problem.batch_loss(self.leaves, batch))
         return self._build(batch), size
 
     def _fastest_unkept(self) -> str:
@@ -210,6 +216,18 @@ class Products:
         small = self.graph_bytes * len(self.problem.share) <= CUDA_GRAPH_BYTES
         whole = self.stream is not None and len(self.cache) == len(self.problem.share) and small
         return whole and (self.replay is not None or not self.tried_replay)
+
+    def recordable(self) -> tuple[Callable[[Tensor], Tensor], torch.cuda.Stream] | None:
+        """A product (P,) → (P,) of one vector that a larger CUDA graph can take in, and the stream to record it on."""
+        if not self._may_replay() or self.problem.ranks.size > 1:
+            return None
+        assert self.stream is not None
+
+        def product(row: Tensor) -> Tensor:
+            with linearise.twice_differentiable():
+                return self._sum(row, batched=False)
+
+        return product, self.stream
 
     def _capture(self) -> Callable[[Tensor], Tensor] | None:
         """One product as a CUDA graph: small networks are bound by launches, which a replay makes in one."""

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lambdahat._check import require, require_count, require_positive
+from lambdahat.operators.replay import Replay
 from lambdahat.optim.descent import require_fraction, require_nonnegative
 from lambdahat.optim.natural_gradients import AxisFishers, Rule, natural_gradients, updating
 from lambdahat.optim.online_fisher import OnlineFisher, Smoothing
-from lambdahat.optim.replay import Replay
 
 SMALL = 4096  # on a CPU smaller tensors of one shape are worth a copy into a stack: calls cost more than numbers
 FIELDS = ("basis", "shared", "weights", "rest")

@@ -11,6 +11,7 @@ from torch import Tensor
 from lambdahat.batches import Batch
 from lambdahat.evaluators import Parameters
 from lambdahat.problem import Problem
+from lambdahat.recomputing import recomputing
 from lambdahat.sampling.minibatches import Minibatches
 from lambdahat.sampling.recorded import Recorded
 from lambdahat.sampling.unfolded import UnfoldedConvolutions
@@ -86,7 +87,8 @@ class OneByOne:
     def _single(self, theta: Tensor, batch: Batch, out: Tensor) -> Tensor:
         """The loss of one chain; its gradient goes to ``out``."""
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.problem.named(theta).items()}
-        loss = self.problem.batch_loss(leaves, batch)
+        with recomputing(self.problem.recomputes):
+            loss = self.problem.batch_loss(leaves, batch)
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         for place, gradient in zip(self.problem.space.split(out), gradients, strict=True):
             place.copy_(gradient)

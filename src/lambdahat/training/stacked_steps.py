@@ -16,9 +16,9 @@ from lambdahat._check import require
 from lambdahat.batches import Batch
 from lambdahat.evaluators import Evaluator
 from lambdahat.losses import IGNORE, Loss
+from lambdahat.operators.replay import Replay
 from lambdahat.optim.natural_gradients import AxisFishers, Rule, natural_gradients, updating
 from lambdahat.optim.online_fisher import Smoothing
-from lambdahat.optim.replay import Replay
 from lambdahat.problem import Problem
 
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)

@@ -15,6 +15,7 @@ from lambdahat.optim.kfac import KFAC
 from lambdahat.optim.products import BatchProduct
 from lambdahat.problem import Problem
 from lambdahat.training.feeding import Feed
+from lambdahat.training.recorded_gradients import RecordedGradients
 from lambdahat.training.subjects import Subject
 
 SUMS = ("loss", "met", "counted", "update_norm", "gradient_norm", "normed")
@@ -63,8 +64,9 @@ class Tally:
 class Stepper:
     """Takes the optimiser one step on a list of batches, and adds to a tally; no waiting for the device.
 
-    The gradient is that of the mean over all samples of the step. ``clip`` bounds its norm. A regularizer's
-    ``add_to`` comes after the gradient and before clipping, its ``after_step`` after the optimiser.
+    The gradient is that of the mean over all samples of the step; on a GPU that of a small model is replayed from a
+    CUDA graph (``recorded``). ``clip`` bounds its norm. A regularizer's ``add_to`` comes after the gradient and before
+    clipping, its ``after_step`` after the optimiser.
     """
 
     def __init__(
@@ -85,11 +87,28 @@ class Stepper:
                 'pass fisher="monte_carlo"')  # fmt: skip
         require(not (self._double and self.scaler), "precision", 'be "float32" or "bfloat16" with a regularizer of '
                 "curvature", '"float16", whose gradients are scaled')  # fmt: skip
+        plain = subject.device.type == "cuda" and self.scaler is None and not self._double
+        self.recorded = RecordedGradients(subject, self.parameters, joint_norm) if plain else None
 
     def __call__(self, group: list[Batch], step: int, tally: Tally) -> None:
         self._observe(step)
-        self.optimizer.zero_grad(set_to_none=True)
         total = sum(batch.size for batch in group)
+        graphs: list[list[Tensor | None]] = []
+        found = None if self.recorded is None else self.recorded(group)
+        if found is None:
+            self.optimizer.zero_grad(set_to_none=True)
+            sums, graphs = self._differentiate(group, total)
+        grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        require(bool(grads), "the loss", "depend on the optimiser's parameters", "one whose gradients are all None")
+        sums, norm = (sums, joint_norm(grads)) if found is None else found
+        self._regularize(graphs, step)
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        self._advance()
+        tally.add(total, [*sums, *self._norms(norm)])
+
+    def _differentiate(self, group: list[Batch], total: int) -> tuple[list[Tensor], list[list[Tensor | None]]]:
+        """Gradients into the parameters' ``grad``; Σ loss, targets met and counted, and the graphs of the gradients."""
         sums: list[Tensor] = []
         graphs = []
         for batch in group:
@@ -100,14 +119,7 @@ class Stepper:
             sums = parts if not sums else [before + part for before, part in zip(sums, parts, strict=True)]
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        require(bool(grads), "the loss", "depend on the optimiser's parameters", "one whose gradients are all None")
-        norm = joint_norm(grads)
-        self._regularize(graphs, step)
-        if self.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
-        self._advance()
-        tally.add(total, [*sums, *self._norms(norm)])
+        return sums, graphs
 
     def _norms(self, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The norms of update and gradient, and 1; all 0 where the scaled gradient overflowed: no step was taken."""

@@ -35,6 +35,11 @@ class Subject:
         self.model: nn.Module | None = source if isinstance(source, nn.Module) else None
         self.tensors: dict[str, Tensor] = named_tensors(source) if isinstance(source, nn.Module) else source
 
+    @property
+    def judged(self) -> bool:
+        """Whether the user says which targets were met."""
+        return self._judge is not None
+
     def forward(self, batch: Batch, model: nn.Module | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """The mean loss of a batch, how many targets were met and how many there are (0 where nothing can be said)."""
         with nullcontext() if self._precision is None else torch.autocast(self.device.type, self._precision):

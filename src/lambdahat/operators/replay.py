@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -11,19 +12,23 @@ class Replay:
     """Runs functions of no arguments that read and write fixed tensors, by key: first as they are, later as a graph.
 
     A function's first run warms up, its second is recorded; both do their work once. Where CUDA cannot record it, or
-    records already, it runs as it is.
+    records already, it runs as it is. ``stream`` is where it warms up and is recorded, for functions whose autograd
+    graphs were built on that stream. ``replays`` counts the runs that were replays.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
         self._on = device.type == "cuda"
+        self._device, self._stream = device, stream
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        self.replays = 0
 
     def __call__(self, key: Hashable, function: Callable[[], None]) -> None:
         """Run ``function``, or replay what it did before under ``key``."""
         if not self._on or torch.cuda.is_current_stream_capturing():
             function()
         elif key not in self._graphs:
-            function()
+            with beside(self._device, self._stream):
+                function()
             self._graphs[key] = None
         else:
             graph = self._graphs[key] or self._recorded(function)
@@ -32,14 +37,27 @@ class Replay:
             else:
                 self._graphs[key] = graph
                 graph.replay()
+                self.replays += 1
 
     def _recorded(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 function()
         except RuntimeError:  # an operation that cannot be recorded: nothing has been computed
             self._on = False
             torch.cuda.synchronize()
             return None
         return graph
+
+
+@contextmanager
+def beside(device: torch.device, stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """What is inside runs on a stream of its own, after what came before and before what comes after."""
+    if stream is None:
+        yield
+        return
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
