@@ -22,6 +22,8 @@ from lambdahat.storage import Status as Status
 from lambdahat.storage import write_atomically as write_atomically
 
 Array = NDArray[np.float64]
+ALONE = 0.1  # a node is resolved when its residual is below this part of the distance to its neighbours
+ONE = 10.83  # the 99.9 % quantile of χ²₁: more than one eigenvalue's weight beyond it
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,12 @@ class Eigenpairs(Result):
     def __iter__(self) -> Iterator[tuple[Estimate, Tensor]]:
         for value, residual, vector in zip(self.values, self.residuals, self.vectors.T, strict=True):
             yield Estimate(float(value), float(residual)), vector
+
+
+def stand_alone(nodes: Array, residuals: Array) -> NDArray[np.bool_]:
+    """Whether each of ascending nodes is resolved: its residual is small beside the distance to its neighbours."""
+    gaps = np.diff(nodes, prepend=-np.inf, append=np.inf)
+    return np.asarray(residuals <= ALONE * np.minimum(gaps[:-1], gaps[1:]))
 
 
 @dataclass(frozen=True)
@@ -204,8 +212,7 @@ class Spectrum(Result):
         nodes, weights, residuals = self.nodes[0][there], self.weights[0][there], self.residuals[0][there]
         order = np.argsort(nodes)
         nodes, weights, residuals = nodes[order], weights[order], residuals[order]
-        gaps = np.diff(nodes, prepend=-np.inf, append=np.inf)
-        alone = (residuals <= 0.1 * np.minimum(gaps[:-1], gaps[1:])) & (weights * self.dim <= 10.83)
+        alone = stand_alone(nodes, residuals) & (weights * self.dim <= ONE)
         below = len(alone) if alone.all() else int(np.argmin(alone))
         above = 0 if alone.all() else int(np.argmin(alone[::-1]))
         chosen = [*range(below), *range(len(nodes) - above, len(nodes))]

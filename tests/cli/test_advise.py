@@ -23,6 +23,10 @@ def make_problem(sign=1.0):
     start = {"theta": torch.ones(3, dtype=torch.float64)}
     return Problem.from_function(lambda p, x: sign * (x @ p["theta"]).square().mean(), start, rows())
 
+def normed():
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)).double()
+    return Problem(net, "cross_entropy", (rows(), (rows()[:, 0] > 0).long()), norm="train", batch_size=10)
+
 def a_maximum():
     return make_problem(-1.0)
 """
@@ -86,6 +90,17 @@ def test_everything_is_written(project, tmp_path):
     assert Advice.load(tmp_path / "run" / "advice").optimizer == "sgd"
     assert (tmp_path / "run" / "table.txt").read_text().strip() in result.stdout
     assert result.stdout.strip().endswith("written to run")
+
+
+def test_with_batch_statistics_it_tells_what_batches_alone_tell(project):
+    result = call(f"{project}:normed", "--batch-size", 10, "--batches", 3)
+    assert result.exit_code == 0, result.output
+    assert "batches of 10" in result.stdout
+    assert "all data\n" not in result.stdout
+    assert "nothing is predicted from all data" in result.stdout
+    document = json.loads(call(f"{project}:normed", "--batch-size", 10, "--batches", 3, "--json").stdout)
+    assert document["measured"] == document["batches"][0]["predicted"] == {}
+    assert document["batches"][0]["overlap"]["value"] is None
 
 
 def test_quiet_prints_nothing(project):

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from lambdahat._rng import generator
+from lambdahat.operators import hessian
 from lambdahat.problem import Problem
-from lambdahat.randommatrix import Advice, advise, noise_levels, stability_limit
+from lambdahat.randommatrix import Advice, BatchLevels, advise, noise_levels, stability_limit
 from lambdahat.randommatrix.advice_rules import in_words
 from lambdahat.results import Estimate, Result
 from tests.cases import classifier
@@ -97,7 +98,7 @@ def test_a_flatter_noisier_direction_sets_the_limit(momentum):
     expected = stability_limit(curvature, noise * 18 / (2 * 19 * curvature), momentum)
     assert expected < 0.8 * stability_limit(4.0, 0.0, momentum)
     assert math.isclose(float(found["largest stable rate"]), expected, rel_tol=0.02)
-    assert "eigenvector 2 is noisier" in found.recommendations[0].reason
+    assert "eigenvector 2, noisier" in found.recommendations[0].reason
 
 
 def test_without_noise_scaling_has_ended_at_one_sample():
@@ -117,7 +118,7 @@ def test_damping_is_the_mended_equation(optimizer, name, rate):
         isotropic = rate * ORDER * ELEMENT * share(size) / (2 * SHARPEST)
         assert math.isclose(float(found[f"{name}, isotropic noise", size]), isotropic, rel_tol=1e-9)
         assert math.isnan(float(found[name, size].stderr))
-    assert "order of magnitude at most" in found.cautions[0]
+    assert "order of magnitude at best" in found.cautions[0]
     halved = advise(PROBLEM, optimizer, 4, learning_rate=rate / 2)
     assert math.isclose(float(halved[name]), float(found[name]) / 2, rel_tol=1e-9)
 
@@ -289,6 +290,72 @@ def test_a_well_fitted_classifier_in_single_precision_gets_advice():
     assert float(found["largest stable rate"]) <= rule * (1 + 1e-9)
 
 
+def normed_network(seed=0, samples=24, batch_size=6):
+    """A network with batch-norm by the batch's statistics, in double precision."""
+    x = torch.randn(samples, 2, generator=generator(seed, "normed"), dtype=torch.float64)
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 2)).double()
+    return Problem(net, "cross_entropy", (x, (x[:, 0] > 0).long()), norm="train", batch_size=batch_size)
+
+
+def dense_sharpness(problem, size, draws=100):
+    """λ₁ of the dense Hessians of random batches, each normalised by itself."""
+    rng = np.random.default_rng(0)
+    chosen = [torch.tensor(rng.permutation(problem.num_samples)[:size]) for _ in range(draws)]
+    return np.array([float(torch.linalg.eigvalsh(hessian(problem.subset(each, size)).dense())[-1]) for each in chosen])
+
+
+def test_with_batch_statistics_the_rate_is_that_of_the_batches_alone():
+    problem = normed_network()
+    found = advise(problem, "sgd", 6, 12, learning_rate=0.1, batches=12)
+    assert isinstance(found.levels, BatchLevels)
+    names = [each.name for each in found.recommendations]
+    assert names == ["largest stable rate", "largest stable rate", "learning rate", "scaling exponent"]
+    for size in (6, 12):
+        exact, seen = dense_sharpness(problem, size), found.levels.view(size)
+        assert abs(float(seen.measured) - exact.mean()) < 4 * math.hypot(float(seen.measured.stderr), exact.std() / 10)
+        assert math.isclose(float(found["largest stable rate", size]), 2 / float(seen.sharpness))
+        low, high = found["largest stable rate", size].interval()
+        assert low < 2 / exact.mean() < high
+        assert 2 / (exact.mean() + exact.std()) > low  # the batches' own spread is in the error
+        assert seen.predicted == {}
+    assert "training may bear far higher rates" in found.cautions[0]
+    assert all("nothing is predicted from all data" in each.reason for each in found.recommendations[:2])
+    ratio = float(found["largest stable rate", 12]) / float(found["largest stable rate", 6])
+    assert math.isclose(float(found["learning rate", 12]), 0.1 * ratio)
+    assert math.isclose(float(found["scaling exponent"]), math.log2(ratio))
+
+
+@pytest.mark.parametrize(("optimizer", "factor"), [("sgd", 2.0), ("momentum", 3.8), ("nesterov", 3.8 / 2.8)])
+def test_one_batch_of_all_data_has_the_textbook_limit_with_batch_statistics_too(optimizer, factor):
+    problem = normed_network(batch_size=24)
+    sharpest = float(torch.linalg.eigvalsh(hessian(problem).dense())[-1])
+    found = advise(problem, optimizer, 24)
+    assert math.isclose(float(found["largest stable rate"]), factor / sharpest, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "nesterov"])
+def test_with_batch_statistics_and_momentum_two_rates_hold_every_split_of_signal_and_noise(optimizer):
+    found = advise(normed_network(), optimizer, 6, batches=6)
+    low, high = (float(found[f"largest stable rate, {name}"]) for name in ("all noise", "no noise"))
+    s = float(found.levels.view(6).sharpness)
+    for share in (1e-6, 0.1, 0.5, 0.9, 1 - 1e-6):
+        limit = stability_limit((1 - share) * s, share * s, 0.9, optimizer == "nesterov")
+        assert low * (1 - 1e-3) <= limit <= high * (1 + 1e-3)
+    moved = advise(normed_network(), optimizer, 6, 12, learning_rate=0.01, batches=3)
+    assert {each.name for each in moved.recommendations} == {each.name for each in found.recommendations}
+    assert "that is unknown" in " ".join(moved.cautions)
+    assert "may be above" in advise(normed_network(), optimizer, 6, batches=6, learning_rate=low).cautions[-1]
+
+
+def test_with_batch_statistics_training_finds_a_rate(tmp_path):
+    found = advise(normed_network(), "adam", 6, batches=3, steps=20)
+    assert [each.name for each in found.recommendations] == ["stable rate by training"]
+    assert float(found["stable rate by training"]) > 0
+    found.save(tmp_path / "advice")
+    assert str(Result.load(tmp_path / "advice")) == str(found)
+
+
 DATALESS = Problem.from_function(lambda p: p["w"].square().sum(), {"w": torch.ones(2).double()}, num_samples=100)
 NORMED = Problem(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), "mse", (torch.randn(8, 2), torch.zeros(8, 3)),
                  norm="train", batch_size=4)  # fmt: skip
@@ -310,7 +377,9 @@ MISUSES = {
     "momentum of kfac": (lambda: advise(classifier(), "kfac", 4, momentum=0.0), ValueError, "left out with 'kfac'"),
     "one sample in all": (lambda: advise(least_squares(ROWS[:1])), ValueError, "two samples or more, got 1"),
     "a factor of 0": (lambda: advise(PROBLEM, "sgd", 4, steps=5, factor=0.0), ValueError, "factor must be a finite"),
-    "batch-norm in train mode": (lambda: advise(NORMED, "sgd", 4), ValueError, 'have norm="eval" or "frozen"'),
+    "damping of batch-norm": (lambda: advise(NORMED, "kfac", 4), ValueError, "or come with steps .* got 'kfac'"),
+    "Adam's ε of batch-norm": (lambda: advise(NORMED, "adam", 4), ValueError, "leave no sample a curvature"),
+    "samples of batch-norm": (lambda: advise(NORMED, "sgd", 4, samples=4), ValueError, "samples must be left out"),
     "one batch": (lambda: advise(PROBLEM, "sgd", 4, batches=1), ValueError, "batches must .*shows no error"),
     "one sample": (lambda: advise(PROBLEM, "sgd", 4, samples=1), ValueError, r"samples must be .*\[2, 48\]"),
     "kfac of a function": (lambda: advise(PROBLEM, "kfac", 4), TypeError, "made of a model and a loss of its output"),

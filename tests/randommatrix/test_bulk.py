@@ -8,6 +8,8 @@ from scipy.linalg import eigvalsh_tridiagonal
 import lambdahat as lh
 from lambdahat._rng import generator
 from lambdahat.randommatrix import BulkFit, fit_bulk
+from lambdahat.randommatrix.batch_readings import view_of
+from lambdahat.randommatrix.bulk import bulk_within, continuous_region
 from lambdahat.results import Spectrum, Status
 
 SEEDS = 8
@@ -105,12 +107,27 @@ def test_outliers_further_out_lend_no_width_to_the_bulk():
     assert [round(float(each), 6) for each in found.outliers] == [1000.0, 100.0, 1.2]
 
 
-def test_the_rule_of_figure_6_1_takes_the_outermost_heavy_nodes():
-    nodes = np.array([[-3.0, -1.0, 0.0, 1.0, 2.0, 9.0]])
-    weights = np.array([[0.001, 0.1, 0.6, 0.248, 0.05, 0.001]])
-    found = fit_bulk(Spectrum(nodes, weights, np.full((1, 6), 0.5), 1000))
-    assert found.weight_edges == (-1.0, 2.0)
-    assert fit_bulk(Spectrum(nodes, weights, np.full((1, 6), 0.5), 1000), kappa=0.5).weight_edges == (-3.0, 9.0)
+def test_the_rule_of_figure_6_1_ends_where_weights_first_drop():
+    """κ/P = 0.05; the heavy node at 3 stands beyond a light one."""
+    nodes = np.array([[-1.0, -0.5, 0.0, 1.0, 2.0, 3.0]])
+    weights = np.array([[0.01, 0.1, 0.6, 0.1, 0.04, 0.15]])
+    one = Spectrum(nodes, weights, np.full((1, 6), 0.5), 100)
+    assert fit_bulk(one).weight_edges == continuous_region(one) == (-0.5, 1.0)
+    assert fit_bulk(one, kappa=0.5).weight_edges == (-1.0, 3.0)
+    two = Spectrum(np.concatenate([nodes, nodes + 1]), weights.repeat(2, 0), np.full((2, 6), 0.5), 100)
+    assert continuous_region(two) == (0.0, 1.5)
+
+
+def test_each_eigenvalue_counts_once_whatever_the_probes():
+    """Three outliers of a hundred eigenvalues, by probes whose nodes for them differ in the last digits."""
+    values = np.r_[np.linspace(-1, 1, 97), 6.0, -3.0, 4.0]
+    for seed in range(5):
+        spectrum = seen(values, 40, probes=3, seed=seed)
+        view = view_of(spectrum)
+        assert np.allclose(view.eigenvalues, sorted({round(x, 6) for x in view.eigenvalues}, reverse=True))
+        assert np.isclose(len(view.eigenvalues) + view.counts.sum(), 100)
+        bulk, _ = bulk_within(spectrum, view.eigenvalues)
+        assert np.abs(bulk).max() <= 1 + 1e-9
 
 
 def test_the_bulk_of_a_matrix_of_low_rank_is_its_null_space():

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from lambdahat._rng import generator
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import advise
 from lambdahat.report.figures import plot
+from lambdahat.report.run_charts import advice_charts
 from lambdahat.report.style import new_axes
 from lambdahat.results import Result
 
@@ -47,3 +49,17 @@ def test_damping_falls_as_the_inverse_of_the_effective_batch(problem, optimizer,
     product = values * sizes / (1 - sizes / 40)
     assert np.allclose(product, product[0])
     assert np.isclose(np.interp(4, sizes, product), float(advice[label, 4]) * 4 / (1 - 4 / 40))
+
+
+def test_of_single_batches_there_are_points_and_no_curves():
+    x = torch.randn(24, 2, generator=generator(0, "normed"), dtype=torch.float64)
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 2)).double()
+    normed = Problem(net, "cross_entropy", (x, (x[:, 0] > 0).long()), norm="train", batch_size=6)
+    advice = advise(normed, "momentum", 6, 12, batches=3)
+    left, right = plot(advice).axes
+    assert [box.get_label() for box in left.containers] == ["batches, measured"]
+    names = ["largest stable rate, all noise", "largest stable rate, no noise"]
+    assert [box.get_label() for box in right.containers] == names
+    assert (left.get_ylabel(), right.get_ylabel()) == ("λ₁ of a batch", "learning rate")
+    (first, *_) = advice_charts(advice)
+    assert first.lines == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from lambdahat.cli.exits import code_of, say
 from lambdahat.cli.loading import Choices, load_problem
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
-from lambdahat.randommatrix import Advice, advise
+from lambdahat.randommatrix import Advice, BatchLevels, NoiseLevels, advise
+from lambdahat.randommatrix.advice_rules import text
 from lambdahat.report.figures import plot
 from lambdahat.report.style import value_text
 from lambdahat.results import Estimate, write_atomically
@@ -49,17 +51,19 @@ def headline(found: Advice) -> str:
 
 def measured(found: Advice) -> list[tuple[str, str, str]]:
     """The numbers behind the advice."""
-    levels = found.levels
-    rows = [
-        ("λ₁", value_text(levels.largest), f"the {levels.operator} of all data"),
-        ("λ_P", value_text(levels.smallest), f"the {levels.operator} of all data"),
-        ("σ²", value_text(levels.variance), "an element, over samples"),
-        ("τ²", value_text(levels.tau2), "the sharpest direction, over samples"),
-    ]
+    levels, rows = found.levels, []
+    if isinstance(levels, NoiseLevels):
+        rows = [
+            ("λ₁", value_text(levels.largest), f"the {levels.operator} of all data"),
+            ("λ_P", value_text(levels.smallest), f"the {levels.operator} of all data"),
+            ("σ²", value_text(levels.variance), "an element, over samples"),
+            ("τ²", value_text(levels.tau2), "the sharpest direction, over samples"),
+        ]
     for view in levels.views:
         size = f"batches of {view.batch_size:,}"
-        rows.append(("λ₁", value_text(view.measured), f"{size}, {view.spread:.2g} apart"))
-        rows.append(("|φ̂₁ᵀφ₁|²", value_text(view.overlap), f"{size}, with all data"))
+        rows.append(("λ₁", value_text(view.measured), f"{size}, standard deviation {view.spread:.2g}"))
+        if isinstance(levels, NoiseLevels):
+            rows.append(("|φ̂₁ᵀφ₁|²", value_text(view.overlap), f"{size}, with all data"))
         rows += [("λ₁", value_text(each), f"{size}, predicted, {model}") for model, each in view.predicted.items()]
     return rows
 
@@ -67,9 +71,14 @@ def measured(found: Advice) -> list[tuple[str, str, str]]:
 def advised(found: Advice) -> list[tuple[str, ...]]:
     """One row for each recommendation."""
     return [
-        (each.name, f"{each.batch_size:,}" if each.batch_size else "any", value_text(each.value), _interval(each.value))
+        (each.name, f"{each.batch_size:,}" if each.batch_size else "any", _told(each.value), _interval(each.value))
         for each in found.recommendations
     ]
+
+
+def _told(value: Estimate) -> str:
+    """With two digits where the error is unknown: more would promise something."""
+    return text(value) if math.isnan(float(value.stderr)) else value_text(value)
 
 
 def _interval(value: Estimate) -> str:
@@ -87,8 +96,9 @@ def reasons(found: Advice) -> str:
 def document(found: Advice) -> dict[str, Any]:
     """Everything for --json."""
     levels = found.levels
-    numbers = {"largest": levels.largest, "smallest": levels.smallest, "variance": levels.variance,
-               "tau2": levels.tau2}  # fmt: skip
+    numbers = {} if isinstance(levels, BatchLevels) else {
+        "largest": levels.largest, "smallest": levels.smallest, "variance": levels.variance, "tau2": levels.tau2
+    }  # fmt: skip
     views = [
         {"batch_size": view.batch_size, "effective": view.effective, "measured": _pair(view.measured),
          "spread": view.spread, "overlap": _pair(view.overlap),

@@ -11,7 +11,7 @@ from lambdahat.randommatrix.directions import DirectionalVariance, directional_v
 from lambdahat.randommatrix.free_convolution import FreeSum, Outlier, free_sum
 from lambdahat.randommatrix.lanczos_bounds import convergence_terms, excludes_top_pairs, lanczos_bound, power_bound
 from lambdahat.randommatrix.laws import Law, MarchenkoPastur, Semicircle
-from lambdahat.randommatrix.noise_levels import BatchView, NoiseLevels
+from lambdahat.randommatrix.noise_levels import BatchLevels, BatchView, NoiseLevels
 from lambdahat.randommatrix.noisy_quadratic import (
     IterateLaw,
     NoisyQuadratic,
@@ -40,6 +40,7 @@ __all__ = [
     "Advice",
     "BatchComparison",
     "BatchEigenvalues",
+    "BatchLevels",
     "BatchPrediction",
     "BatchView",
     "BulkFit",

@@ -20,11 +20,11 @@ from lambdahat.randommatrix.advice_rules import (
     SECOND_ORDER,
     Recommendation,
     Request,
-    rate_limit,
     recommendations,
     text,
 )
-from lambdahat.randommatrix.noise_levels import NoiseLevels, noise_levels
+from lambdahat.randommatrix.batch_rules import batch_cautions, batch_recommendations, limits
+from lambdahat.randommatrix.noise_levels import BatchLevels, NoiseLevels, batch_levels, noise_levels
 from lambdahat.randommatrix.rate_limits import differ, require_momentum
 from lambdahat.randommatrix.stable_rates import MakeOptimizer, NoLimitError, StableRate, largest_stable_rate
 from lambdahat.results import Estimate
@@ -39,15 +39,16 @@ USUAL_MOMENTUM = {"sgd": 0.0, "momentum": 0.9, "nesterov": 0.9}
 class Advice(Result):
     """What a problem's curvature says about learning rate, batch size and damping.
 
-    ``levels`` are the measured numbers, ``recommendations`` what follows from them, each with its reason, and
-    ``cautions`` what to mind. ``advice["largest stable rate"]`` is the value of the first recommendation of that name,
-    ``advice["largest stable rate", 1024]`` that for a batch size. ``cost`` counts passes over the data.
+    ``levels`` are the measured numbers (``BatchLevels`` of a problem with norm="train"), ``recommendations`` what
+    follows from them, each with its reason, and ``cautions`` what to mind. ``advice["largest stable rate"]`` is the
+    value of the first recommendation of that name, ``advice["largest stable rate", 1024]`` that for a batch size.
+    ``cost`` counts passes over the data.
     """
 
     optimizer: str
     momentum: float
     learning_rate: float | None
-    levels: NoiseLevels
+    levels: NoiseLevels | BatchLevels
     recommendations: tuple[Recommendation, ...]
     cautions: tuple[str, ...] = ()
     cost: int = 0
@@ -111,6 +112,9 @@ def advise(
     lowest, or what the batches show where that is lower for sure; predictions that miss are cautions. With ``steps``
     the largest stable rates are also found by training that long, judged by ``factor`` as ``largest_stable_rate`` does.
     All holds at this point of parameter space: advice for the start of training is not advice for its end.
+
+    With norm="train" no sample has a curvature of its own, and rates come from λ₁ of the measured batches alone. With
+    momentum that tells only two rates that the limit lies between; nothing is predicted, and no ε or damping told.
     """
     require_problem(problem)
     request = _request(problem, optimizer, batch_size, new_batch_size, learning_rate, momentum)
@@ -122,15 +126,19 @@ def advise(
         require_count(samples, "samples", 2, problem.num_samples)
     if factor is not None:
         require_positive(factor, "factor")
-    operator = "ggn" if optimizer == "kfac" else "hessian"
-    known = operator == "hessian" or problem.loss_function is not None
-    require(known, "problem", "be made of a model and a loss of its output for KFAC", "one function", "", TypeError)
-    require_own_losses(problem)
-    levels = noise_levels(problem, operator, request.batch_sizes, batches, samples, seed)
+    levels = _measured(problem, request, batches, samples, steps, seed)
     _require_positive_curvature(levels)
-    found = recommendations(levels, request)
+    if isinstance(levels, BatchLevels):
+        found = batch_recommendations(levels, request)
+    else:
+        found = recommendations(levels, request)
     trained, failed = _trained(problem, request, levels, steps, factor, seed) if steps else ((), ())
-    cautions = (*_mind_layers(problem), *_mind(levels, request), *_mind_training(levels, request, trained), *failed)
+    cautions = (
+        *_mind_layers(problem),
+        *_mind(levels, request, bool(trained)),
+        *_mind_training(levels, request, trained),
+        *failed,
+    )
     return Advice(
         optimizer, request.momentum, learning_rate, levels, (*found, *map(_by_training, trained)), cautions,
         levels.cost + sum(math.ceil(rate.cost * rate.batch_size / levels.population) for rate in trained),
@@ -165,20 +173,40 @@ def _request(
     return Request(optimizer, tuple(sizes), rate, held)
 
 
-def _require_positive_curvature(levels: NoiseLevels) -> None:
-    sure = levels.largest.interval()[0] > 0
-    require(sure, f"the largest eigenvalue of the {levels.operator}", "be above 0 for any of these rules",
-            text(levels.largest), "measure at parameters where the loss bends upwards: train further")  # fmt: skip
+def _measured(
+    problem: Problem, request: Request, batches: int | None, samples: int | None, steps: int, seed: int
+) -> NoiseLevels | BatchLevels:
+    optimizer = request.optimizer
+    if problem.norm == "train":
+        told = optimizer in GRADIENT or (optimizer in ADAPTIVE and steps > 0)
+        require(told, "optimizer", f'be one of {", ".join(GRADIENT)}, or come with steps if it is one of '
+                f'{", ".join(ADAPTIVE)}, for a problem with norm="train"', repr(optimizer),
+                "batch statistics leave no sample a curvature, from which ε and damping come")  # fmt: skip
+        require(samples is None, "samples", 'be left out for a problem with norm="train"', repr(samples),
+                "no sample is looked at by itself")  # fmt: skip
+        return batch_levels(problem, request.batch_sizes, batches, seed)
+    operator = "ggn" if optimizer == "kfac" else "hessian"
+    known = operator == "hessian" or problem.loss_function is not None
+    require(known, "problem", "be made of a model and a loss of its output for KFAC", "one function", "", TypeError)
+    require_own_losses(problem)
+    return noise_levels(problem, operator, request.batch_sizes, batches, samples, seed)
+
+
+def _require_positive_curvature(levels: NoiseLevels | BatchLevels) -> None:
+    for value in [view.sharpness for view in levels.views] if isinstance(levels, BatchLevels) else [levels.largest]:
+        require(value.interval()[0] > 0, f"the largest eigenvalue of the {levels.operator}",
+                "be above 0 for any of these rules", text(value),
+                "measure at parameters where the loss bends upwards: train further")  # fmt: skip
 
 
 def _trained(
-    problem: Problem, request: Request, levels: NoiseLevels, steps: int, factor: float | None, seed: int
+    problem: Problem, request: Request, levels: NoiseLevels | BatchLevels, steps: int, factor: float | None, seed: int
 ) -> tuple[tuple[StableRate, ...], tuple[str, ...]]:
     """The largest stable rate at each batch size by bisection, from where the rule has it; and where none was found."""
     make, found, failed = _maker(request), [], []
     for size in request.batch_sizes:
         adaptive = request.optimizer in ADAPTIVE
-        start = request.rate if adaptive else float(rate_limit(levels, request, size))
+        start = request.rate if adaptive else float(limits(levels, request, size)[0])
         try:
             rate = largest_stable_rate(problem, make, size, steps=steps, start=start, factor=factor, seed=seed)
         except NoLimitError as error:
@@ -209,56 +237,65 @@ def _mind_layers(problem: Problem) -> list[str]:
     """Layers that act otherwise in training than here."""
     layers = list(problem.source.modules()) if isinstance(problem.source, torch.nn.Module) else []
     found = []
-    if any(isinstance(layer, BATCH_NORMS) for layer in layers):
+    if problem.norm != "train" and any(isinstance(layer, BATCH_NORMS) for layer in layers):
         found.append(
             "normalisation layers use running statistics here and those of the batch in training, so that this is "
-            'advice for another network: find its rate by largest_stable_rate of a problem with norm="train"'
+            'advice for another network: ask for that of a problem with norm="train"'
         )
     if any(isinstance(layer, torch.nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in layers):
         found.append("dropout is off here and on in training, where it adds noise: stay further below the limit")
     return found
 
 
-def _mind(levels: NoiseLevels, request: Request) -> list[str]:
+def _mind(levels: NoiseLevels | BatchLevels, request: Request, trained: bool) -> list[str]:
     """Where a rule is known to fail, predictions miss, the rate in use is too large, or the point is no minimum."""
-    found, rates = [], request.optimizer in GRADIENT
-    if not rates:
-        found.append(
-            "the least ε or damping is an order of magnitude at most: on MNIST training needed 0.03 to 1 times it, and "
-            "KFAC's fell with the batch as B^-3.2, not as 1/B (docs/minibatch-rates.md)"
-        )
-    for view in levels.views:
-        stray = [f"{model} {text(view.predicted[model])}" for model in view.predicted if view.strays(model)]
-        if stray and math.isfinite(view.effective):
-            found.append(
-                f"λ₁ of batches of {view.batch_size:,} was measured as {text(view.measured)} but predicted otherwise "
-                f"({', '.join(stray)})"
-            )
-    if rates and request.learning_rate is not None:
+    found = batch_cautions(request, trained) if isinstance(levels, BatchLevels) else _mind_rules(levels, request)
+    if request.optimizer in GRADIENT and request.learning_rate is not None:
         size = request.batch_sizes[0]
-        low, high = rate_limit(levels, request, size).interval()
-        if request.learning_rate > low:
-            sure = "is above" if request.learning_rate > high else "may be above"
+        low, high = limits(levels, request, size)
+        least, most = low.interval()[0], high.interval()[1]
+        if request.learning_rate > least:
+            sure = "is above" if request.learning_rate > most else "may be above"
             found.append(
-                f"the learning rate {request.learning_rate:g} {sure} the limit at {size:,}, {low:.3g} to {high:.3g}"
+                f"the learning rate {request.learning_rate:g} {sure} the limit at {size:,}, {least:.3g} to {most:.3g}"
             )
-    if float(levels.smallest) < -0.1 * float(levels.largest):
+    if isinstance(levels, NoiseLevels) and float(levels.smallest) < -0.1 * float(levels.largest):
         found.append(
             f"the smallest eigenvalue is {text(levels.smallest)}: the loss still falls away there, and λ₁ will change"
         )
     return found
 
 
-def _mind_training(levels: NoiseLevels, request: Request, trained: tuple[StableRate, ...]) -> list[str]:
+def _mind_rules(levels: NoiseLevels, request: Request) -> list[str]:
+    found = []
+    if request.optimizer not in GRADIENT:
+        found.append(
+            "the least ε or damping tells an order of magnitude at best: on MNIST training needed 0.03 to 1 times it, "
+            "and KFAC's fell with the batch as B^-3.2, not as 1/B (docs/minibatch-rates.md)"
+        )
+    for view in levels.views:
+        stray = [f"{model} {text(view.predicted[model])}" for model in view.predicted if view.strays(model)]
+        if stray and math.isfinite(view.effective):
+            harmless = request.optimizer in GRADIENT and not view.strays("directional")
+            found.append(
+                f"λ₁ of batches of {view.batch_size:,} was measured as {text(view.measured)} but predicted otherwise "
+                f"({', '.join(stray)}){'; no rate here takes noise for isotropic' if harmless else ''}"
+            )
+    return found
+
+
+def _mind_training(levels: NoiseLevels | BatchLevels, request: Request, trained: tuple[StableRate, ...]) -> list[str]:
     """Where training and the rule disagree, or where only training can tell."""
     if request.optimizer in ADAPTIVE:
         return [] if trained else ["no eigenvalue limits an adaptive method's rate: pass steps to find it by training"]
     found = []
     for rate in trained:
-        limit = rate_limit(levels, request, rate.batch_size)
-        if differ(rate, limit):
+        low, high = limits(levels, request, rate.batch_size)
+        between = float(low) <= float(rate) <= float(high)
+        if not between and differ(rate, low) and differ(rate, high):
+            told = text(low) if low == high else f"{text(low)} to {text(high)}"
             found.append(
                 f"by training, rates up to {text(rate)} are stable at {rate.batch_size:,}; by the rule, which knows "
-                f"only this point's curvature, up to {text(limit)}: trust the training for as many steps"
+                f"only this point's curvature, up to {told}: trust the training for as many steps"
             )
     return found

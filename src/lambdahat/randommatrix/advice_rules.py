@@ -165,7 +165,7 @@ def _stable_rates(levels: NoiseLevels, request: Request) -> list[Recommendation]
         if binding.name == SHARPEST:
             numbers = f"λ₁ = {text(levels.largest)} of all data, {adds}; the batches have {text(view.measured)}"
         else:
-            numbers = f"{binding.name} is noisier than the sharpest direction: λ = {text(binding.curvature)}, {adds}"
+            numbers = f"{binding.name}, noisier than the sharpest direction, has λ = {text(binding.curvature)}, {adds}"
         limit = rate_limit(levels, request, size)
         found.append(Recommendation("largest stable rate", size, limit, f"{_formula(request)}: {numbers}"))
     return found
@@ -289,9 +289,10 @@ def _root_rate(levels: NoiseLevels, request: Request) -> list[Recommendation]:
 
 
 def text(estimate: Estimate) -> str:
-    """A number with its error, in short."""
+    """A number with its error, in short; two digits where that is unknown, for more would promise something."""
     error = float(estimate.stderr)
     if error == math.inf:
         return f"at least {float(estimate):.4g}"
-    known = "" if error == 0 else " (error unknown)" if math.isnan(error) else f" ± {error:.2g}"
-    return f"{float(estimate):.4g}{known}"
+    if math.isnan(error):
+        return f"{float(estimate):.2g} (error unknown)"
+    return f"{float(estimate):.4g}" if error == 0 else f"{float(estimate):.4g} ± {error:.2g}"

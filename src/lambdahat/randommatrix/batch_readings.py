@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from lambdahat._check import require
+from lambdahat.randommatrix.bulk import bulk_within
 from lambdahat.randommatrix.directions import DirectionalVariance
 from lambdahat.randommatrix.mixing import independent_noise, mix, sampled_noise
 from lambdahat.randommatrix.spikes import Additive, Multiplicative, SpikedModel
@@ -24,6 +24,7 @@ from lambdahat.randommatrix.tracy_widom import TracyWidom
 from lambdahat.results import Array, Eigenpairs, Estimate, Spectrum
 
 MOST_SPIKES = 20
+TINY = 1e-300
 
 Mask = NDArray[np.bool_]
 
@@ -81,15 +82,14 @@ def view_of(spectrum: Spectrum | Eigenpairs) -> View:
         order = spectrum.vectors.shape[0]
         values, errors = spectrum.values.double().cpu().numpy(), spectrum.residuals.double().cpu().numpy()
         return View(order, values, errors, np.zeros(1), np.array([max(order - len(values), 1.0)]))
-    nodes, weights = spectrum.nodes.ravel(), spectrum.weights.ravel()
-    centre = float(np.average(nodes, weights=weights))
-    found = {float(each): float(each.stderr) for each in (*spectrum.extremes, *spectrum.outliers())}
-    inside = _between(nodes, found, centre) & (weights > 0)
-    counts = weights[inside] / weights[inside].sum() * max(spectrum.dim - len(found), 0)
+    found = {float(each): float(each.stderr) for each in (*_ends(spectrum), *spectrum.outliers())}
+    nodes, counts = bulk_within(spectrum, list(found))
+    centre = float(np.average(spectrum.nodes, weights=spectrum.weights))
+    counts = counts / max(counts.sum(), TINY) * max(spectrum.dim - len(found), 0)
     ranked = sorted(found, key=lambda value: -abs(value - centre))
     few = max(2, min(spectrum.dim // 10, MOST_SPIKES))
     chosen, rest = sorted(ranked[:few], reverse=True), ranked[few:]
-    nodes, counts = np.append(nodes[inside], rest), np.append(counts, np.ones(len(rest)))
+    nodes, counts = np.append(nodes, rest), np.append(counts, np.ones(len(rest)))
     if not counts.sum() > 0:
         nodes, counts = np.array([centre]), np.ones(1)
     errors = np.array([found[value] for value in chosen])
@@ -105,12 +105,12 @@ def _trace_error(spectrum: Spectrum, chosen: list[float], nodes: Array, counts: 
     return math.sqrt(variance) / total if total > 0 else 0.0
 
 
-def _between(nodes: Array, found: Mapping[float, float], centre: float) -> Mask:
-    """Which nodes lie inside of all that is found, where another probe's node for the same eigenvalue does not."""
-    low = max((value + error for value, error in found.items() if value < centre), default=-math.inf)
-    high = min((value - error for value, error in found.items() if value > centre), default=math.inf)
-    margin = 1e-3 * (nodes.max() - nodes.min())
-    return np.asarray((nodes > low + margin) & (nodes < high - margin))
+def _ends(spectrum: Spectrum) -> tuple[Estimate, Estimate]:
+    """The first probe's smallest and largest node: another's for the same eigenvalue would count it twice."""
+    there = np.flatnonzero(spectrum.weights[0] > 0)
+    nodes, residuals = spectrum.nodes[0][there], spectrum.residuals[0][there]
+    low, high = (Estimate(float(nodes[i]), float(residuals[i])) for i in (nodes.argmin(), nodes.argmax()))
+    return low, high
 
 
 class RandomMatrixNoise(NoiseModel):

@@ -10,6 +10,7 @@ the bulk's own spacing.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -18,11 +19,10 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from lambdahat._check import require, require_positive
-from lambdahat.results import Array, Estimate, Spectrum
+from lambdahat.results import ALONE, ONE, Array, Estimate, Spectrum, stand_alone
 from lambdahat.storage import Result, Status
 
-ALONE = 0.1  # a node is resolved when its residual is below this part of the distance to its neighbours
-ONE = 10.83  # the 99.9 % quantile of χ²₁: more than one eigenvalue's weight beyond it
+KAPPA = 5.0  # eigenvalues that a node of the bulk stands for, at least (Figure 6.1, spectral thesis)
 FEW = 30.0  # eigenvalues that a candidate may stand for, when they are nearly equal
 GHOST = 1e-3  # of an eigenvalue's weight: one in forty weighs less
 NEAR = 4  # nodes whose distances give the spacing at the edge
@@ -41,7 +41,7 @@ class BulkFit(Result):
     ``confidences`` (k,) are the probabilities that a candidate is no part of the bulk, ``masses`` (k,) how many
     eigenvalues each weighs as (χ²₁ over probes for one) and ``residuals`` (k,) how near an eigenvalue is. The errors of
     the edges are those of the limit law's edge: what one matrix's last eigenvalue fluctuates, and what the spacing of
-    the nodes leaves open. ``weight_edges`` are the outermost nodes that weigh κ/P or more, the rule of Figure 6.1.
+    the nodes leaves open. ``weight_edges`` are those of ``continuous_region``, the rule of Figure 6.1.
     The status is NO_OUTLIER where no candidate reaches ``level``, and NO_EDGE where the outliers follow one another as
     the eigenvalues inside do in a tail of any power or exponential: then their confidences, which rest on a square-root
     edge, are too high.
@@ -68,7 +68,7 @@ class BulkFit(Result):
         return f"bulk from {self.lower} to {self.upper}, {apart} {'outlier' if apart == 1 else 'outliers'}"
 
 
-def fit_bulk(spectrum: Spectrum, level: float = 0.95, kappa: float = 5.0) -> BulkFit:
+def fit_bulk(spectrum: Spectrum, level: float = 0.95, kappa: float = KAPPA) -> BulkFit:
     """Bulk edges and outliers of a ``lh.Spectrum``, from each probe on its own and then together.
 
     Going inward from an end, nodes that are resolved and weigh no more than a few eigenvalues (P·w ≤ 30) are candidates
@@ -86,14 +86,44 @@ def fit_bulk(spectrum: Spectrum, level: float = 0.95, kappa: float = 5.0) -> Bul
     require(fewest > 1, "spectrum", "have two nodes or more", repr(fewest), "raise depth")
     ends = {sign: [row.end(sign, level) for row in rows] for sign in (1, -1)}
     found = _merged([end for sign in (1, -1) for end in ends[sign]], len(rows))
-    heavy = [row.nodes[row.weights * spectrum.dim >= kappa] for row in rows]
-    seen = [part for part in heavy if len(part)]
-    edges = tuple(float(np.mean([pick(part) for part in seen])) if seen else math.nan for pick in (np.min, np.max))
     apart = bool((found[1] >= level).any())
-    return BulkFit(
-        _edge(ends[-1]), _edge(ends[1]), *found, (edges[0], edges[1]), level,
-        _status(apart, ends),
-    )  # fmt: skip
+    regions = continuous_region(spectrum, kappa)
+    return BulkFit(_edge(ends[-1]), _edge(ends[1]), *found, regions, level, _status(apart, ends))
+
+
+def continuous_region(spectrum: Spectrum, kappa: float = KAPPA) -> tuple[float, float]:
+    """The Ritz values from the heaviest outward to where the weight first drops below κ/P (§5.5, Figure 6.1).
+
+    Beyond it a weight may exceed κ/P by chance: one eigenvalue's is χ²₁/P. The mean over probes.
+    """
+    rows = zip(spectrum.nodes, spectrum.weights * spectrum.dim, strict=True)
+    low, high = np.mean([_region(nodes, masses, kappa) for nodes, masses in rows], axis=0)
+    return float(low), float(high)
+
+
+def _region(nodes: Array, masses: Array, kappa: float) -> tuple[float, float]:
+    order = np.argsort(nodes)
+    heavy, centre = masses[order] >= kappa, int(np.argmax(masses[order]))
+    low, high = (
+        len(outward) - 1 if outward.all() else max(int(np.argmin(outward)) - 1, 0)
+        for outward in (heavy[centre::-1], heavy[centre:])
+    )
+    return float(nodes[order][centre - low]), float(nodes[order][centre + high])
+
+
+def bulk_within(spectrum: Spectrum, apart: Array | Sequence[float]) -> tuple[Array, Array]:
+    """Nodes and weights of all probes inside of the first probe's nodes ``apart``, none where these are all there are.
+
+    Other probes see the same eigenvalues beside these, so the bulk ends half-way to the first probe's next node.
+    """
+    nodes, weights, first = spectrum.nodes.ravel(), spectrum.weights.ravel(), spectrum.nodes[0]
+    inner = first[(spectrum.weights[0] > 0) & ~np.isin(first, apart)]
+    if not inner.size:
+        return np.zeros(0), np.zeros(0)
+    out, low, high = np.asarray(apart), float(inner.min()), float(inner.max())
+    below, above = out[out < low].max(initial=-math.inf), out[out > high].min(initial=math.inf)
+    kept = (weights > 0) & ((low + below) / 2 < nodes) & (nodes < (high + above) / 2)
+    return nodes[kept], weights[kept]
 
 
 @dataclass(frozen=True)
@@ -133,9 +163,9 @@ class _Row:
         parts = (spectrum.nodes, spectrum.weights, spectrum.residuals)
         nodes, weights, residuals = (part[row][order] for part in parts)
         # an unresolved node of no weight is on its way to an eigenvalue elsewhere
-        kept = _resolved(nodes, residuals) | (spectrum.dim * weights >= GHOST)
+        kept = stand_alone(nodes, residuals) | (spectrum.dim * weights >= GHOST)
         nodes, weights, residuals = nodes[kept], weights[kept], residuals[kept]
-        return cls(nodes, weights, residuals, _resolved(nodes, residuals), spectrum.dim)
+        return cls(nodes, weights, residuals, stand_alone(nodes, residuals), spectrum.dim)
 
     def end(self, sign: int, level: float) -> _End:
         """The upper end for ``sign`` 1, else the lower."""
@@ -159,12 +189,6 @@ class _Row:
         widths = np.array([float(residuals[group].max() + np.ptp(x[group])) for group in groups])
         weights = np.array([float(masses[group].sum()) for group in groups])
         return _End(values, widths, weights, confidences, sign * edge, error, _tail(x, counts, first))
-
-
-def _resolved(nodes: Array, residuals: Array) -> NDArray[np.bool_]:
-    """Whether a node's residual is small beside the distance to its neighbours."""
-    gaps = np.diff(nodes, prepend=-np.inf, append=np.inf)
-    return np.asarray(residuals <= ALONE * np.minimum(gaps[:-1], gaps[1:]))
 
 
 def _candidates(x: Array, masses: Array, residuals: Array) -> list[int]:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lambdahat._check import require, require_count
+from lambdahat.randommatrix.bulk import bulk_within
 from lambdahat.randommatrix.cumulants import cumulants_of, moments_of
 from lambdahat.randommatrix.laws import Complex, Law
 from lambdahat.randommatrix.secular import Secular
@@ -177,13 +178,8 @@ def _merged(nodes: Array, shares: Array, law: Law) -> tuple[Array, Array]:
 
 def _without_outliers(spectrum: Spectrum) -> tuple[Array, Array, Array]:
     """Bulk nodes and weights of all probes, and the outliers: each is one eigenvalue, whatever its probes' weights."""
-    nodes, weights = spectrum.nodes.ravel(), spectrum.weights.ravel()
     found = np.array([float(outlier) for outlier in spectrum.outliers()])
-    first = spectrum.nodes[0][spectrum.weights[0] > 0]
-    inner = first[~np.isin(first, found)]
-    if not inner.size:  # every eigenvalue is known one by one: each has its share
-        return nodes, weights, np.zeros(0)
-    low, high = float(inner.min()), float(inner.max())
-    below, above = found[found < low].max(initial=-math.inf), found[found > high].min(initial=math.inf)
-    bulk = ((low + below) / 2 < nodes) & (nodes < (high + above) / 2)  # other probes see outliers beside these
-    return nodes[bulk], weights[bulk], found
+    nodes, weights = bulk_within(spectrum, found)
+    if nodes.size:
+        return nodes, weights, found
+    return spectrum.nodes.ravel(), spectrum.weights.ravel(), found[:0]  # each eigenvalue is known, and has its share

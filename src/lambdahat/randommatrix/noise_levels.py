@@ -37,7 +37,8 @@ class BatchView(Result):
 
     ``spread`` is the standard deviation between batches. ``sharpness`` is E λ₁²/E λ₁ over batches, the mean and what
     its variance adds; few batches miss rare samples and then show too little. ``overlap`` is the mean
-    |φ̂₁ᵀφ₁|² of a batch's sharpest direction with that of all data, ``effective`` is b = B/(1 − B/N).
+    |φ̂₁ᵀφ₁|² of a batch's sharpest direction with that of all data, ``effective`` is b = B/(1 − B/N). Where all data
+    have no curvature of their own, ``overlap`` is NaN and nothing is predicted.
     """
 
     batch_size: int
@@ -51,6 +52,22 @@ class BatchView(Result):
     def strays(self, model: str) -> bool:
         """Whether a prediction and the measured mean differ for sure."""
         return differ(self.measured, self.predicted[model])
+
+
+@dataclass(frozen=True)
+class BatchLevels(Result):
+    """What single batches show, where samples have no curvature of their own: batch-norm by the batch's statistics."""
+
+    operator: str
+    parameters: int
+    population: int
+    views: tuple[BatchView, ...]
+    cost: int = 0
+    status: Status = Status.CONVERGED
+
+    def view(self, batch_size: int) -> BatchView:
+        """What batches of that size show."""
+        return next(view for view in self.views if view.batch_size == batch_size)
 
 
 @dataclass(frozen=True)
@@ -147,6 +164,18 @@ def noise_levels(
     )  # fmt: skip
 
 
+def batch_levels(problem: Problem, batch_sizes: Sequence[int], batches: int | None, seed: int) -> BatchLevels:
+    """Measure λ₁ of the Hessian of ``batches`` batches of each size, and nothing else."""
+    total, found = problem.num_samples, []
+    for size in batch_sizes:
+        found.append(batch_eigenpairs(problem, size, _count(batches, size, total), 1, seed))
+        report("advice", len(found), len(batch_sizes))
+    passes = math.ceil(sum(each.cost * each.batch_size / total for each in found))
+    status = next((each.status for each in found if not each.status.ok), Status.CONVERGED)
+    views = tuple(_view(each, {}) for each in found)
+    return BatchLevels("hessian", problem.num_parameters, total, views, passes, status)
+
+
 def _ends(matrix: LinearOperator, psd: bool, seed: int) -> tuple[Eigenpairs, Estimate]:
     """The sharpest eigenpairs and the smallest eigenvalue; a GGN's is at least 0, and not worth its many products."""
     top = eigenpairs(matrix, min(TOP, matrix.dim), "largest", TOL, seed=seed)
@@ -175,9 +204,11 @@ def _view(found: BatchEigenvalues, predicted: Mapping[str, Estimate]) -> BatchVi
     values = np.asarray(found.largest[:, 0], dtype=np.float64)
     if math.isinf(b):
         exact = Estimate(float(values[0]))
-        return BatchView(found.batch_size, b, exact, 0.0, exact, Estimate(1.0), predicted)
+        overlap = Estimate(math.nan if found.overlaps is None else 1.0)
+        return BatchView(found.batch_size, b, exact, 0.0, exact, overlap, predicted)
     mean, spread = float(values.mean()), float(values.std(ddof=1))
     sharpness = mean + spread**2 / mean
     error = float((values**2 - sharpness * values).std(ddof=1)) / abs(mean) / math.sqrt(len(values))
     seen = Estimate(sharpness, error, found.cost, found.status, len(values) - 1)
-    return BatchView(found.batch_size, b, found.mean(), spread, seen, found.mean("overlaps"), predicted)
+    overlap = Estimate(math.nan, math.nan) if found.overlaps is None else found.mean("overlaps")
+    return BatchView(found.batch_size, b, found.mean(), spread, seen, overlap, predicted)

@@ -10,7 +10,7 @@ import numpy as np
 
 from lambdahat.randommatrix.advice import Advice
 from lambdahat.randommatrix.advice_rules import GRADIENT, Request, expected_limit
-from lambdahat.randommatrix.noise_levels import NoiseLevels
+from lambdahat.randommatrix.noise_levels import BatchLevels, NoiseLevels
 from lambdahat.randommatrix.rate_limits import propagated
 from lambdahat.randommatrix.spikes import Additive, effective_batch, noise_scale
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, VERMILION, new_figure, tidy
@@ -35,26 +35,42 @@ def draw_advice_figure(advice: Advice) -> Figure:
 def draw_sharpness(advice: Advice, axes: Axes) -> None:
     """λ₁ of batches: measured means with 95 % intervals, and two predictions with bands."""
     levels = advice.levels
-    _draw_curve(levels, axes, lambda b: _isotropic(levels, b), AMBER, "isotropic noise, Theorem 14")
-    _draw_curve(levels, axes, lambda b: _plus(levels.largest, levels.expected_excess(b)), BLUE, "λ₁ + τ²/(bλ₁)")
-    axes.axhline(float(levels.largest), color=GREY, linestyle="--", linewidth=0.9, label="all data")
+    if isinstance(levels, NoiseLevels):
+        _draw_predictions(levels, axes)
     _draw_points(axes, {view.batch_size: view.measured for view in levels.views}, VERMILION, "o", "batches, measured")
     _finish(axes, "λ₁ of a batch", f"Largest eigenvalue of the {levels.operator}")
 
 
+def _draw_predictions(levels: NoiseLevels, axes: Axes) -> None:
+    _draw_curve(levels, axes, lambda b: _isotropic(levels, b), AMBER, "isotropic noise, Theorem 14")
+    _draw_curve(levels, axes, lambda b: _plus(levels.largest, levels.expected_excess(b)), BLUE, "λ₁ + τ²/(bλ₁)")
+    axes.axhline(float(levels.largest), color=GREY, linestyle="--", linewidth=0.9, label="all data")
+
+
 def draw_advice(advice: Advice, axes: Axes) -> None:
     """The largest stable rate against the batch size, or for adaptive and second-order methods the least ε or δ."""
-    rates = advice.optimizer in GRADIENT
-    draw = _draw_rates if rates else _draw_damping
-    draw(advice, axes)
+    levels, rates = advice.levels, advice.optimizer in GRADIENT or isinstance(advice.levels, BatchLevels)
+    if isinstance(levels, BatchLevels):
+        _draw_batch_rates(advice, axes)
+    elif rates:
+        _draw_rates(advice, levels, axes)
+    else:
+        _draw_damping(advice, levels, axes)
     trained = {each.batch_size: each.value for each in advice.recommendations if each.name == "stable rate by training"}
     if rates and trained:
         _draw_points(axes, trained, GREEN, "s", "by training")
     _finish(axes, "learning rate" if rates else "damping", advice.rule)
 
 
-def _draw_rates(advice: Advice, axes: Axes) -> None:
-    levels, request = advice.levels, Request(advice.optimizer, (), None, advice.momentum)
+def _draw_batch_rates(advice: Advice, axes: Axes) -> None:
+    """What single batches tell, with nothing between their sizes."""
+    names = {each.name for each in advice.recommendations if each.name.startswith("largest stable rate")}
+    for name, colour in zip(sorted(names), (VERMILION, BLUE), strict=False):
+        _draw_points(axes, _advised(advice, name), colour, "o", name)
+
+
+def _draw_rates(advice: Advice, levels: NoiseLevels, axes: Axes) -> None:
+    request = Request(advice.optimizer, (), None, advice.momentum)
     whole = expected_limit(levels, request, math.inf)
     _draw_curve(levels, axes, lambda b: expected_limit(levels, request, b), BLUE, "largest stable, from τ²")
     axes.axhline(float(whole), color=GREY, linestyle="--", linewidth=0.9, label="all data")
@@ -63,18 +79,18 @@ def _draw_rates(advice: Advice, axes: Axes) -> None:
     axes.axvline(float(end), color=GREY, linestyle=":", linewidth=0.9, label="end of scaling")
 
 
-def _draw_damping(advice: Advice, axes: Axes) -> None:
+def _draw_damping(advice: Advice, levels: NoiseLevels, axes: Axes) -> None:
     names = {each.name for each in advice.recommendations if each.name.startswith("least")}
     for name, colour in zip(sorted(names), (BLUE, VERMILION, AMBER), strict=True):
         found = _advised(advice, name)
         size, value = next(iter(found.items()))
-        b = advice.levels.view(size).effective
+        b = levels.view(size).effective
 
         def inverse(at: float, value: Estimate = value, b: float = b) -> Estimate:
             return propagated(lambda level: level * b / at, value)
 
         if np.isfinite(b) and not name.endswith("overlap"):
-            _draw_curve(advice.levels, axes, inverse, colour, name)
+            _draw_curve(levels, axes, inverse, colour, name)
         _draw_points(axes, found, colour, "o", name if name.endswith("overlap") else "")
 
 
