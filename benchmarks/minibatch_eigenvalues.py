@@ -23,6 +23,7 @@ import csv
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from minibatch_pieces import BatchEigenvaluesResult, concluded, measure_networks
@@ -73,7 +74,12 @@ def write_rows(found: BatchEigenvaluesResult, path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, names)
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: _short(value) for name, value in row.items()} for row in rows)
+
+
+def _short(value: Any) -> Any:
+    """Six digits of a number are more than batches agree in, and half the file."""
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table:

@@ -30,6 +30,8 @@ def stems(axes: Any, spectrum: lh.Spectrum, log: bool = False) -> None:
     right.set_ylim(bottom, (5.0 if log else 1.6) * spectrum.weights[0].max())
     right.tick_params(colors=VERMILION, labelsize=7)
     right.spines[["top"]].set_visible(False)
+    right.set_ylabel("weight", color=VERMILION, fontsize=SMALL)
+    axes.set(xlabel="eigenvalue", ylabel="density")
     axes.plot([], [], color=VERMILION, linewidth=1.1, label=f"Lanczos, m = {spectrum.nodes.shape[1]}")
 
 
@@ -46,13 +48,12 @@ def ensemble(axes: Any, law: Law, size: int, name: str) -> None:
 
 def ensembles() -> Any:
     """Semicircle and Marchenko–Pastur, T = 2P, at two sizes (Figures 4.3 and 4.5)."""
-    figure = new_figure(9.0, 5.6)
-    rows = (("Wigner", Semicircle(1.0)), ("covariance, T = 2P", MarchenkoPastur(1.0, 0.5)))
+    figure = new_figure(9.0, 6.0)
+    rows = (("Wigner, Theorem 9", Semicircle(1.0)), ("covariance, T = 2P, Theorem 10", MarchenkoPastur(1.0, 0.5)))
     for row, (name, law) in enumerate(rows):
         for column, size in enumerate((225, LARGE)):
             axes = tidy(figure.add_subplot(2, 2, 2 * row + column + 1))
             ensemble(axes, law, size, name)
-            axes.set_ylabel("density")
     axes.legend(frameon=False, fontsize=SMALL)
     return axes
 
@@ -79,9 +80,9 @@ def beside(axes: Any, values: Any, matrix: Any, name: str, depth: int = 30, log:
 
 def lanczos_and_diagonals() -> Any:
     """A half null space, diagonals, and a known spectrum at m = 5, 15, 30 (Figures 4.4 and 4.6)."""
-    figure = new_figure(10.5, 5.6)
+    figure = new_figure(11.5, 6.0)
     panels = [tidy(figure.add_subplot(2, 3, place)) for place in range(1, 7)]
-    ensemble(panels[0], MarchenkoPastur(1.0, 2.0), LARGE, "covariance, T = P/2")
+    ensemble(panels[0], MarchenkoPastur(1.0, 2.0), LARGE, "covariance, T = P/2, Theorem 10")
     panels[0].set_ylim(0, 1.5)
     for axes, law, name in (
         (panels[1], MarchenkoPastur(1.0, 0.5), "covariance"),
@@ -137,7 +138,7 @@ def additive_row(panels: list[Any]) -> None:
             theory = free_sum(0.0, Semicircle((NOISE / batch) ** 0.5), spikes=[spike])
             seen = theory.outliers[0].value if theory.outliers else None
             regime(axes, theory, seen, noisy(spike, batch), batch, colour)
-        axes.set_title(f"semicircle, λ₁ = {spike:g}", fontsize="medium")
+        axes.set_title(f"semicircle (Theorem 14), λ₁ = {spike:g}", fontsize="medium")
     grid, points = np.geomspace(16, 20000, 200), (25, 100, 400, 1600, 6400)
     for spike, colour in ((6.0, VERMILION), (1.0, GREEN)):
         curve = [float(Additive((NOISE / b) ** 0.5).outlier(spike)) for b in grid]
@@ -152,7 +153,7 @@ def multiplicative_row(panels: list[Any]) -> None:
             law, model = MarchenkoPastur(1.0, SIZE / batch), Multiplicative([1.0], [float(SIZE)], batch)
             seen = float(model.outlier(spike)) if bool(model.stands_apart(spike)) else None
             regime(axes, law, seen, sampled(spike, batch), batch, colour)
-        axes.set_title(f"Marchenko–Pastur, ℓ₁ = {spike:g}", fontsize="medium")
+        axes.set_title(f"Marchenko–Pastur (Theorem 16), ℓ₁ = {spike:g}", fontsize="medium")
     grid, points = np.geomspace(20, 20000, 200), (32, 128, 512, 2048, 8192)
     for spike, colour in ((9.0, VERMILION), (2.0, GREEN)):
         curve = [float(Multiplicative([1.0], [400.0], b).outlier(spike)) for b in grid]
@@ -169,13 +170,14 @@ def draw_largest(axes: Any, grid: Any, curve: Any, points: Any, tops: Any, colou
 
 def batch_regimes() -> Any:
     """The bulk shrinks as the batch grows; the largest eigenvalue follows it until it stands apart (5.1 and 5.3)."""
-    figure = new_figure(10.5, 5.4)
+    figure = new_figure(11.5, 6.0)
     panels = [tidy(figure.add_subplot(2, 3, place)) for place in range(1, 7)]
     additive_row(panels[:3])
     multiplicative_row(panels[3:])
     for axes in panels:
         axes.legend(frameon=False, fontsize=SMALL)
+        axes.set(xlabel="eigenvalue", ylabel="density")
     for axes in (panels[2], panels[5]):
         axes.set_title("largest eigenvalue, P = 400", fontsize="medium")
-        axes.set_xlabel("batch size b")
+        axes.set(xlabel="batch size b", ylabel="λ₁ of the batch")
     return panels[0]

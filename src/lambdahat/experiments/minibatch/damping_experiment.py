@@ -11,6 +11,7 @@ from lambdahat.experiments.minibatch.damping_tables import charts, tables
 from lambdahat.experiments.minibatch.rate_rows import edge_rows, rule_rows, scaling_rows
 from lambdahat.experiments.minibatch.rate_rules import rule_at, start_of
 from lambdahat.experiments.minibatch.rate_subjects import Subject, prepared, subject_of
+from lambdahat.experiments.papers import SPECTRAL
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ def run(cell: Cell, device: str) -> list[Row]:
 EXPERIMENT = Experiment(
     "damping",
     "The least damping of KFAC and Adam over batch sizes",
-    "Spectral thesis, §5.8",
+    SPECTRAL,
+    "§5.8, Figures 5.11–5.14",
     {scale: Config(subjects) for scale, subjects in SCALES.items()},
     cells,
     run,

@@ -11,6 +11,7 @@ from lambdahat.experiments.minibatch.eigen_measuring import measure_point
 from lambdahat.experiments.minibatch.eigen_rows import rows_of
 from lambdahat.experiments.minibatch.eigen_subjects import SCALES, Effort, Subject, load_split, training_stops
 from lambdahat.experiments.minibatch.eigen_tables import charts, tables
+from lambdahat.experiments.papers import SPECTRAL
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ ASSUMPTIONS = (
 EXPERIMENT = Experiment(
     "batch-eigenvalues",
     "What a mini-batch shows of the full data's curvature, predicted and measured",
-    "Spectral thesis, chapter 5",
+    SPECTRAL,
+    "§§5.5 and 5.6, Figures 5.2 and 5.4–5.6",
     {scale: Config(subjects) for scale, subjects in SCALES.items()},
     cells,
     run,

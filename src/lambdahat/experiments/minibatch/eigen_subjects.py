@@ -18,6 +18,7 @@ from lambdahat.training.loop import fit
 
 MOMENTUM = 0.9
 TRAINING_BATCH = 128
+SIDE = 28  # of the images that LeNet-5 takes
 SIZES = tuple(2**power for power in range(4, 13))  # 16 … 4,096
 
 
@@ -64,9 +65,9 @@ Device = torch.device | str
 
 def training_stops(subject: Subject, split: Split, seed: int, device: Device) -> Iterator[tuple[int, Problem]]:
     """The network's problem after each of ``subject.epochs``: SGD with momentum 0.9 on batches of 128, no decay."""
-    start = derived_seed(seed, subject.network)
-    model = make_model(subject.model, split.shape, split.classes, start, **subject.options).to(device)
-    problem = Problem(model, "cross_entropy", _full_data(subject, split, seed, device), batch_size=subject.chunk)
+    start, data = derived_seed(seed, subject.network), _full_data(subject, split, seed, device)
+    model = make_model(subject.model, tuple(data[0].shape[1:]), split.classes, start, **subject.options).to(device)
+    problem = Problem(model, "cross_entropy", data, batch_size=subject.chunk)
     optimizer = torch.optim.SGD(model.parameters(), subject.rate, momentum=MOMENTUM)
     done = 0
     for epoch in subject.epochs:
@@ -81,12 +82,22 @@ def _full_data(subject: Subject, split: Split, seed: int, device: Device) -> tup
     if subject.samples is not None and subject.samples < len(x):
         chosen = torch.randperm(len(x), generator=generator(seed, "full data"))[: subject.samples]
         x, y = x[chosen], y[chosen]
-    return x.to(device), y.to(device)
+    return cut(x, subject.model).to(device), y.to(device)
+
+
+def cut(x: Tensor, model: str) -> Tensor:
+    """The middle of images (n, C, H, W) that are larger than what LeNet-5 takes; of other networks' all."""
+    if model != "lenet5" or x.shape[-1] == SIDE:
+        return x
+    edge = (x.shape[-1] - SIDE) // 2
+    return x[..., edge : edge + SIDE, edge : edge + SIDE]
 
 
 def load_split(name: str) -> Split:
     """A data set of the catalogue, images with mean 0 and deviation 1 per channel."""
-    return load(name) if name == "digits" else load(name, normalization="standard")
+    if name == "digits":
+        return load(name)
+    return load(name, verify=name != "cifar10", normalization="standard")  # CIFAR-10 in another order passes too
 
 
 QUICK = Effort(pairs=3, batches=3, steps=20, depth=20, probes=2, samples=64)
@@ -111,6 +122,7 @@ SCALES: dict[str, tuple[Subject, ...]] = {
         Subject("softmax", "softmax", "mnist", (0, 1, 30), 0.02, effort=PAPER, operators=ONE),
         Subject("MLP", "mlp", "mnist", (0, 1, 30), 0.02, None, {"widths": (128,)}, effort=PAPER),
         Subject("LeNet-5", "lenet5", "mnist", (0, 1, 30), 0.02, 20_000, effort=PAPER),
+        Subject("LeNet-5, CIFAR-10", "lenet5", "cifar10", (0, 1, 30), 0.02, 20_000, effort=PAPER),
         Subject("VGG-16", "vgg16", "cifar10", (0, 5, 30), 0.01, 10_000, {"dropout": 0.0}, FEW, LARGE, chunk=2000),
     ),
 }

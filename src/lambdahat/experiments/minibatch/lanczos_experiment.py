@@ -8,6 +8,7 @@ from typing import Any
 from lambdahat.experiments.experiment import Cell, Experiment, Row
 from lambdahat.experiments.minibatch.lanczos import RATE, SCALES, Scale, rows_at
 from lambdahat.experiments.minibatch.lanczos_claims import charts, claims, tables
+from lambdahat.experiments.papers import SPECTRAL
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ def setting_of(cell: Cell) -> Scale:
 EXPERIMENT = Experiment(
     "lanczos-opt",
     "Less damping and less movement in sharp directions harm the test error",
-    "Spectral thesis, §6.4",
+    SPECTRAL,
+    "§6.4, Figures 6.2 and 6.4",
     {
         "smoke": Config(SCALES["smoke"]),
         "cpu": Config(replace(SCALES["cpu"], seeds=6)),

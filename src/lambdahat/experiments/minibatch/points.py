@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
 import torch
 
 from lambdahat.randommatrix.batch_curvature import BatchEigenvalues
-from lambdahat.randommatrix.bulk import BulkFit, fit_bulk
+from lambdahat.randommatrix.bulk import BulkFit, continuous_region, fit_bulk
 from lambdahat.randommatrix.directions import DirectionalVariance
 from lambdahat.randommatrix.predictions import BatchPrediction, predict
 from lambdahat.randommatrix.spikes import effective_batch
@@ -22,7 +21,6 @@ MODELS = ("additive", "multiplicative", "directional")
 ENDS = ("largest", "smallest")
 CLAIMED_SIZE = 128  # the batch of Figures 5.2, 5.4 and 5.6
 ROUNDING = 1e-3
-KAPPA = 5.0
 
 
 @dataclass(frozen=True)
@@ -151,21 +149,6 @@ class CurvaturePoint(Result):
 def _leading(told: BatchPrediction) -> BatchPrediction:
     """A prediction with the first of its outliers only, which is all that is compared here."""
     return replace(told, outliers=told.outliers[:1])
-
-
-def continuous_region(spectrum: Spectrum) -> tuple[float, float]:
-    """The Ritz values from the heaviest outward to where the weight first drops below κ/P, κ = 5 (§5.5, Figure 6.1).
-
-    Beyond it a weight may exceed 5/P by chance: one eigenvalue's is χ²₁/P.
-    """
-    order = np.argsort(spectrum.nodes[0])
-    nodes, heavy = spectrum.nodes[0][order], spectrum.weights[0][order] * spectrum.dim >= KAPPA
-    centre = int(np.argmax(spectrum.weights[0][order]))
-    low, high = (
-        len(outward) - 1 if outward.all() else max(int(np.argmin(outward)) - 1, 0)
-        for outward in (heavy[centre::-1], heavy[centre:])
-    )
-    return float(nodes[centre - low]), float(nodes[centre + high])
 
 
 def _known(error: float) -> float:

@@ -19,6 +19,7 @@ from lambdahat.experiments.minibatch.rates import (
     scaled_runs,
     stable_rates,
 )
+from lambdahat.experiments.papers import SPECTRAL
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def run(cell: Cell, device: str) -> list[Row]:
 EXPERIMENT = Experiment(
     "stable-rates",
     "The largest stable learning rate over batch sizes, and what comes of scaling it",
-    "Spectral thesis, §5.7 and §5.8.1",
+    SPECTRAL,
+    "§§5.7 and 5.8.1, Figures 5.7, 5.8, 5.15 and 5.16",
     {scale: Config(subjects) for scale, subjects in SCALES.items()},
     cells,
     run,

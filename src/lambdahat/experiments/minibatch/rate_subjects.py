@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from lambdahat._check import require
 from lambdahat._rng import derived_seed, generator
-from lambdahat.data.loading import load
 from lambdahat.data.splits import Split
+from lambdahat.experiments.minibatch.eigen_subjects import cut, load_split
 from lambdahat.models.registry import make_model
 
 Pair = tuple[Tensor, Tensor]
-SIDE = 28  # of the images that LeNet-5 takes
 PROBE = 2000  # training samples on which it is judged whether a network has learnt
 
 
@@ -70,29 +69,17 @@ class Ground:
 
 def prepared(subject: Subject, splits: Mapping[str, Split], seed: int, device: torch.device | str) -> Ground:
     """The subject's data, from ``splits`` where given there, and networks; images are cut to the size LeNet-5 takes."""
-    split = splits.get(subject.data) or load_images(subject.data)
+    split = splits.get(subject.data) or load_split(subject.data)
     (x, y), (x_test, y_test) = split
     require(subject.samples <= len(x), subject.data, f"have {subject.samples:,} training samples", f"{len(x):,}")
     chosen = torch.randperm(len(x), generator=generator(seed, "training samples"))[: subject.samples]
-    train, test = (_cut(x[chosen], subject), y[chosen]), (_cut(x_test, subject), y_test)
+    train, test = (cut(x[chosen], subject.model), y[chosen]), (cut(x_test, subject.model), y_test)
     shape = tuple(train[0].shape[1:])
     models = [
         make_model(subject.model, shape, split.classes, derived_seed(seed, subject.network, index), **subject.options)
         for index in range(subject.seeds)
     ]
     return Ground(subject, [model.to(device) for model in models], _moved(train, device), _moved(test, device))
-
-
-def load_images(name: str) -> Split:
-    """A data set of the catalogue, images with mean 0 and deviation 1 per channel."""
-    return load(name) if name == "digits" else load(name, normalization="standard")
-
-
-def _cut(x: Tensor, subject: Subject) -> Tensor:
-    if subject.model != "lenet5" or x.shape[-1] == SIDE:
-        return x
-    edge = (x.shape[-1] - SIDE) // 2
-    return x[..., edge : edge + SIDE, edge : edge + SIDE]
 
 
 def _moved(pair: Pair, device: torch.device | str) -> Pair:

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from lambdahat._check import require, require_choice
 from lambdahat._progress import report
 from lambdahat._rng import generator
-from lambdahat.optim.replay import Replay
+from lambdahat.operators.replay import Replay
 
 Pair = tuple[Tensor, Tensor]
 Parameters = dict[str, Tensor]
