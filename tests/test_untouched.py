@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import lambdahat as lh
 from lambdahat.problem import Problem
 from tests.oracles import dense_hessian
-from tests.test_problem import C, D, X, Y, batchnorm
+from tests.small_problems import C, D, X, Y, batchnorm
 
 
 class Trap(nn.Module):

@@ -1,5 +1,6 @@
 """``lambdahat reproduce`` and ``lambdahat report``: tables, files, the page, errors."""
 
+import dataclasses
 import json
 
 import pytest
@@ -31,7 +32,7 @@ def use(monkeypatch, experiment):
 def test_tables_claims_and_assumptions_are_printed():
     result = call("reproduce", "toy", "--scale", "cpu")
     assert result.exit_code == 0, result.output
-    assert "A toy (no paper)" in result.stdout
+    assert "A toy (no paper, Table 1)" in result.stdout
     assert "the fast rate is above one" in result.stdout
     assert "holds" in result.stdout
     assert "Assumed where the text is silent:\n- nothing" in result.stdout
@@ -74,9 +75,12 @@ def test_quiet_prints_nothing():
     assert call("reproduce", "toy", "--scale", "smoke", "--quiet").output == ""
 
 
-def test_the_list_counts_cells():
-    lines = call("reproduce", "--list").stdout.splitlines()
-    assert lines[-1].split()[-3:] == ["4", "8", "16"]
+def test_the_list_has_a_table_for_each_paper_and_counts_cells(monkeypatch):
+    other = dataclasses.replace(toy(), name="another", paper="A second paper", part="§2")
+    monkeypatch.setattr(registry, "every", lambda: [toy(), other])
+    lines = [" ".join(line.split()) for line in call("reproduce", "--list").stdout.splitlines()]
+    assert "toy 4 8 16 A toy (Table 1)" in lines
+    assert lines.index("no paper") < lines.index("A second paper") < lines.index("another 4 8 16 A toy (§2)")
 
 
 def test_a_cell_that_raises_is_said_and_the_rest_is_kept(monkeypatch):
@@ -95,7 +99,7 @@ def test_report_builds_the_page_from_the_store_alone(tmp_path, monkeypatch):
     object.__setattr__(experiment, "run", lambda cell, device: pytest.fail("nothing is to be run"))
     result = call("report", "run", "--out", "page.html")
     assert result.exit_code == 0, result.output
-    assert "the fast rate is above one" in (tmp_path / "page.html").read_text()
+    assert "The fast rate is above one" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(

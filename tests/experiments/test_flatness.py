@@ -7,19 +7,17 @@ import torch
 
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import Rows
-from lambdahat.experiments.flatness import cnn_decay, deep_linear_toy, gadam_sharpness, mlp_decay, rank_degeneracy
-from lambdahat.experiments.flatness.runs import (
-    Watch,
-    curvature_problem,
-    decades,
-    ends,
-    images,
-    judged,
-    mean_square,
-    measured,
-    modes_of,
-    network,
+from lambdahat.experiments.flatness import (
+    cnn_decay,
+    deep_linear_toy,
+    gadam_sharpness,
+    mlp_decay,
+    rank_degeneracy,
+    softmax_decay,
 )
+from lambdahat.experiments.flatness.runs import Watch, curvature_problem, ends, judged, mean_square, measured
+from lambdahat.experiments.image_sets import images, modes_of, network
+from lambdahat.experiments.readings import decades
 from lambdahat.experiments.registry import find
 from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN
 from lambdahat.experiments.sweeps import sweep
@@ -115,6 +113,21 @@ def test_modes_are_the_papers_two_only_with_batch_norm():
     problem = curvature_problem(wide, found, DIGITS, "train")
     assert problem.norm == "train"
     assert problem.batches.sizes == [16, 16, 16]  # 50 images: two are left out, for they would be a batch of their own
+
+
+def test_validation_on_the_last_images_keeps_the_order_and_leaves_the_middle_out():
+    cell = {"training": 5, "held_out": 3, "validation": softmax_decay.LAST}
+    for seed in (0, 1):
+        assert softmax_decay._order(cell, 10, seed).tolist() == [0, 1, 2, 3, 4, 7, 8, 9]
+
+
+def test_otherwise_the_seed_orders_the_images():
+    cell = {"training": 50, "held_out": 30}
+    first, again, other = (softmax_decay._order(cell, 100, seed) for seed in (0, 0, 1))
+    assert first.sort().values.tolist() == list(range(100))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not torch.equal(first, torch.arange(100))
 
 
 def test_a_network_is_judged_by_its_largest_logit():

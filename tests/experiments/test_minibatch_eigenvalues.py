@@ -18,10 +18,8 @@ from lambdahat.experiments.minibatch.eigen_experiment import EXPERIMENT, subject
 from lambdahat.experiments.minibatch.eigen_measuring import batch_extremes
 from lambdahat.experiments.minibatch.eigen_rows import points_of, rows_of
 from lambdahat.experiments.minibatch.eigen_subjects import SCALES, load_split, training_stops
-from lambdahat.experiments.minibatch.points import continuous_region
 from lambdahat.randommatrix import effective_batch
 from lambdahat.report.chart_figures import draw
-from lambdahat.results import Spectrum
 from tests.experiments.minibatch_made import N, cell, point, swept
 
 TEN = np.arange(10.0)  # mean 4.5, deviation √(55/6)
@@ -130,13 +128,6 @@ def test_variance_through_training_is_judged_in_its_errors(last, verdict):
 def test_a_bulk_that_broadens_is_seen(scale, verdict):
     found = verdicts_of([point([cell(128, TEN, {"additive": (4.5, 1.0)})], batch_scale=scale)])
     assert found["the bulk of a batch of 128 is wider than the full data's"].verdict == verdict
-
-
-def test_the_continuous_region_ends_where_weights_first_drop():
-    """κ/P = 0.05; the heavy value at 3 stands beyond a light one."""
-    nodes = np.array([[-1.0, -0.5, 0.0, 1.0, 2.0, 3.0]])
-    weights = np.array([[0.01, 0.1, 0.6, 0.1, 0.04, 0.15]])
-    assert continuous_region(Spectrum(nodes, weights, np.zeros((1, 6)), 100)) == (-0.5, 1.0)
 
 
 def test_a_batch_that_shows_more_is_seen():

@@ -1,7 +1,10 @@
 """Every experiment runs whole at the scale smoke: rows, tables, claims that are judged, charts."""
 
+from itertools import groupby
+
 import pytest
 
+from lambdahat.experiments import papers
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import SCALES
 from lambdahat.experiments.registry import PLACES, every, find
@@ -24,10 +27,17 @@ def test_the_smoke_scale_runs(name, tmp_path):
     assert experiment.charts(rows)
 
 
+def test_experiments_come_paper_by_paper():
+    found = [experiment.paper for experiment in every()]
+    assert [paper for paper, _ in groupby(found)] == [
+        papers.NGD, papers.FLATNESS, papers.REGULARIZATION, papers.SPECTRAL,
+    ]  # fmt: skip
+
+
 def test_every_experiment_says_what_it_is():
     for experiment in every():
         assert set(experiment.scales) == set(SCALES)
         assert experiment.title
-        assert experiment.paper
+        assert experiment.part
         assert experiment.assumptions
         assert [len(experiment.grid(scale)) for scale in SCALES]

@@ -52,4 +52,4 @@ def toy(**scales: Config) -> Experiment:
                       (Series("ours", rates, [m.value for m in means], [m.stderr for m in means]),))]  # fmt: skip
 
     every = {"smoke": Config(2), "cpu": Config(4), "paper": Config(8)} | scales
-    return Experiment("toy", "A toy", "no paper", every, cells, run, claims, tables, charts, ("nothing",))
+    return Experiment("toy", "A toy", "no paper", "Table 1", every, cells, run, claims, tables, charts, ("nothing",))

@@ -38,7 +38,7 @@ def an_experiment(number: int, verdict: str = HOLDS, paper: str = "A paper") -> 
         assumptions=("One batch size is not given.",), notes=("3 of 4 cells have finished.",),
         facts={"torch": "2.6", "seeds": "0 to 3"}, command="lambdahat reproduce one --scale cpu",
         rows=[{"seed": 0, "loss": 0.5, "name": 'a,"b"\nc'}, {"seed": 1, "loss": math.nan, "extra": [1, 2.5, math.inf]}],
-        setting="cpu scale", name=f"experiment-{number}-cpu",
+        setting="cpu scale", name=f"experiment-{number}-cpu", part="§2",
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from lambdahat.report.page import page, page_of_stores, write_page
 from lambdahat.report.page_markup import ASSETS
 from lambdahat.report.plotly_charts import figure_of
 from lambdahat.report.sections import Card, Section, section_of_store
+from lambdahat.report.style import sentence
 from lambdahat.results import Estimate
 from tests.experiments.toys import Config, toy
 from tests.report.pages import HOSTILE, Reader, an_experiment, experiments
@@ -72,7 +73,7 @@ def test_it_has_landmarks_labels_and_a_way_past_the_contents(seen):
 
 
 def test_every_table_has_headers_with_scopes(written, seen):
-    assert len(seen.all("table")) == len(seen.all("caption")) == len(seen.all("thead")) == 10
+    assert len(seen.all("table")) == len(seen.all("caption")) == len(seen.all("thead")) == 12
     assert all(head["scope"] in ("col", "row") for head in seen.all("th"))
     for table in re.findall(r"<table.*?</table>", written.read_text(encoding="utf-8"), re.DOTALL):
         columns = table.count('scope="col"')
@@ -87,9 +88,49 @@ def test_the_overview_has_every_claim_with_its_paper_and_verdict(seen):
     ]  # fmt: skip
     assert [row["data-paper"] for row in rows[1:3]] == ["A paper", "Another paper"]
     assert seen.texts["strong"] == ["2", "1", "3"]
+    assert [button["data-only"] for button in seen.all("button") if button.get("class") == "count"] == [
+        "holds", "does not hold", "undecided",
+    ]  # fmt: skip
     assert [option["value"] for option in seen.all("option")] == [
         "", "A paper", "Another paper", "", "holds", "does not hold", "undecided",
     ]  # fmt: skip
+
+
+def test_the_overview_and_the_contents_go_paper_by_paper(written):
+    text = written.read_text(encoding="utf-8")
+    overview = text[text.index('<section id="overview"') : text.index('id="claims"')]
+    places = [overview.index(f">{words}") for words in ("A paper ", "Experiment 1", "Another paper ", "Experiment 2")]
+    assert places == sorted(places)
+    tables = re.findall(r"<h3>(.*?)</h3>", overview)
+    assert [re.findall(r"</span> (\d+)<span class=\"hidden\"> ([\w ]+)<", one) for one in tables] == [
+        [("1", "holds"), ("1", "undecided")], [("1", "holds"), ("1", "does not hold"), ("2", "undecided")],
+    ]  # fmt: skip
+    assert overview.count(">§2<") == 3  # the part of the paper
+    contents = text[text.index("<nav") : text.index("</nav>")]
+    assert re.findall(r'class="group">(.*?)<', contents) == ["A paper", "Another paper"]
+    assert re.findall(r'href="#(.*?)"', contents) == ["overview", "experiment-1", "experiment-2", "experiment-3"]
+
+
+@pytest.mark.parametrize(("count", "shown"), [(4, True), (5, False)])
+def test_many_sections_are_closed_at_first(tmp_path, count, shown):
+    seen = Reader(write_page([an_experiment(i) for i in range(count)], tmp_path / "page.html", "").read_text("utf-8"))
+    parts = [one for one in seen.all("details") if one.get("class") == "part" and "id" not in one]
+    assert len(parts) == count
+    assert all(("open" in one) is shown for one in parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("the loss falls", "The loss falls"),
+        ("λ̂ rises", "λ̂ rises"),
+        ("k = 3", "k = 3"),
+        ("SGD wins", "SGD wins"),
+        ("", ""),
+    ],
+)
+def test_a_sentence_begins_with_a_capital_where_it_is_a_word(text, expected):
+    assert sentence(text) == expected
 
 
 def test_the_data_come_back(seen):
@@ -108,7 +149,7 @@ def test_hostile_names_are_only_names(tmp_path):
     section = Section(
         bad, bad, bad, (Verdict(bad, bad, bad, bad, bad),), (Card(bad, bad, bad, bad),),
         (Chart(bad, bad, bad, (Series(bad, [bad], [1.0]),), source=bad, caption=bad, lines=((bad, 1.0),)),),
-        (Table(bad, (bad, bad), ((bad, bad),)),), (bad,), (bad,), {bad: bad}, bad, [{bad: bad}], bad, bad,
+        (Table(bad, (bad, bad), ((bad, bad),)),), (bad,), (bad,), {bad: bad}, bad, [{bad: bad}], bad, bad, bad,
     )  # fmt: skip
     assert all(getattr(section, field.name) for field in dataclasses.fields(section))
     seen = Reader(write_page([section], tmp_path / "page.html", bad).read_text(encoding="utf-8"))
@@ -117,7 +158,7 @@ def test_hostile_names_are_only_names(tmp_path):
     assert not seen.all("img")
     assert len(seen.all("script")) == len(good.all("script")) == 3
     assert not [name for _, attributes in seen.elements for name in attributes if name.startswith("on")]
-    assert seen.all("tr")[1]["data-paper"] == bad
+    assert next(row["data-paper"] for row in seen.all("tr") if "data-paper" in row) == bad
     (name,) = [key for key in seen.scripts if key.startswith("data-")]
     assert seen.payload(name.removeprefix("data-"))["rows"] == {"columns": [bad], "rows": [[bad]]}
 
@@ -160,7 +201,7 @@ def find(name):
 def test_the_page_of_stores_comes_from_the_stores_alone(tmp_path):
     store = sweep(find("toy"), tmp_path / "runs", scale="smoke", command="lambdahat reproduce toy --scale smoke")
     seen = Reader(page_of_stores(tmp_path / "runs", tmp_path / "p.html", find=find).read_text(encoding="utf-8"))
-    assert "no paper · smoke scale" in seen.texts["p"]
+    assert "no paper · Table 1 · smoke scale" in seen.texts["p"]
     assert seen.texts["code"] == ["lambdahat reproduce toy --scale smoke"]
     rows = seen.payload("a-toy")["rows"]
     assert [dict(zip(rows["columns"], row, strict=True)) for row in rows["rows"]] == list(store.rows())

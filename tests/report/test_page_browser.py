@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from lambdahat.experiments.charts import Chart, Series
 from lambdahat.report.page import page, write_page
 from tests.report.browser import CHROMIUM, Browser
 from tests.report.pages import HOSTILE, an_experiment, experiments
@@ -100,14 +101,14 @@ def test_the_theme_follows_the_system_and_the_button(browser, written):
 
 
 def shown(browser):
-    rows = "[...document.querySelectorAll('#overview tbody tr')]"
+    rows = "[...document.querySelectorAll('#claims tbody tr')]"
     return browser.evaluate(f"{rows}.filter((row) => row.offsetParent).map((row) => row.cells[0].textContent)")
 
 
 def choose(browser, name, value):
     browser.evaluate(
         f"(() => {{ const one = document.querySelector('[data-filter={name}]');"
-        f" one.value = {value!r}; one.dispatchEvent(new Event('change')); }})()"
+        f" one.value = {value!r}; one.dispatchEvent(new Event('input')); }})()"
     )
 
 
@@ -115,17 +116,77 @@ def test_claims_are_filtered_and_sorted(browser, written):
     browser.open(written, 1280)
     assert len(shown(browser)) == 6
     choose(browser, "paper", "Another paper")
-    assert shown(browser) == ["claim 2", "a second claim", "claim 3", "a second claim"]
+    assert shown(browser) == ["Claim 2", "A second claim", "Claim 3", "A second claim"]
     choose(browser, "verdict", "holds")
-    assert shown(browser) == ["claim 3"]
+    assert shown(browser) == ["Claim 3"]
     assert browser.evaluate("document.getElementById('shown').textContent") == "1 of 6 claims"
     choose(browser, "paper", "")
     choose(browser, "verdict", "")
+    choose(browser, "words", "SECOND")
+    assert shown(browser) == ["A second claim"] * 3
+    browser.evaluate("document.querySelector('.count[data-only=\\'does not hold\\']').click()")
+    assert shown(browser) == ["Claim 2"]  # the other filters are undone
+    choose(browser, "verdict", "")
     assert len(shown(browser)) == 6
-    for way, first in (("ascending", "a second claim"), ("descending", "claim 3")):
-        browser.evaluate("document.querySelector('#overview .sort').click()")
+    for way, first in (("ascending", "A second claim"), ("descending", "Claim 3")):
+        browser.evaluate("document.querySelector('#claims .sort').click()")
         assert shown(browser)[0] == first
-        assert browser.evaluate("document.querySelector('#overview th').getAttribute('aria-sort')") == way
+        assert browser.evaluate("document.querySelector('#claims th').getAttribute('aria-sort')") == way
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """A page of five sections, which are closed."""
+    return write_page([an_experiment(i) for i in range(5)], tmp_path_factory.mktemp("long") / "report.html", "Long")
+
+
+def opened(browser):
+    return browser.evaluate("[...document.querySelectorAll('section > details')].map((one) => one.open)")
+
+
+def test_sections_open_by_links_by_keys_and_all_at_once(browser, long):
+    browser.open(long, 1280)
+    assert opened(browser)[1:] == [False] * 5
+    browser.evaluate("document.querySelector('nav a[href=\\'#experiment-3\\']').click()")
+    browser.until("document.querySelector('#experiment-3 .chart .main-svg')")
+    assert opened(browser)[1:] == [False, False, False, True, False]
+    assert abs(browser.evaluate("document.getElementById('experiment-3').getBoundingClientRect().top") - 72) < 2
+    browser.evaluate("document.querySelector('#experiment-3 summary').focus()")
+    for kind in ("keyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13,
+                     text="\r")  # fmt: skip
+    browser.until("!document.querySelector('#experiment-3 details').open")
+    browser.until("!document.querySelector('.chart.drawn')")  # its charts are let go
+    browser.evaluate("document.querySelector('nav a[href=\\'#experiment-3\\']').click()")  # the address is the same
+    browser.until("document.querySelector('#experiment-3 .chart .main-svg')")
+    for label, state in (("Close all sections", True), ("Open all sections", False)):
+        browser.evaluate("document.getElementById('unfold').click()")
+        browser.until(f"document.getElementById('unfold').textContent === {label!r}")
+        assert opened(browser)[1:] == [state] * 5
+    assert browser.complaints() == []
+
+
+def test_an_address_opens_its_section(browser, long):
+    browser.open(long, 390)
+    browser.evaluate("location.hash = '#experiment-4'")
+    browser.until("document.querySelector('#experiment-4 .chart .main-svg')")
+    assert overflow(browser) == 0
+
+
+def test_a_long_legend_is_whole(browser, tmp_path):
+    names = [f"a rule of a rather long name, number {i}" for i in range(12)]
+    chart = Chart("Many", "x", "y", tuple(Series(name, [0, 1], [i, i]) for i, name in enumerate(names)))
+    path = write_page([dataclasses.replace(an_experiment(1), charts=(chart,))], tmp_path / "page.html", "Many")
+    for width in (390, 1280):
+        browser.open(path, width)
+        draw_all(browser)
+        inside = (
+            "(() => { const box = document.querySelector('.chart').getBoundingClientRect();"
+            " const texts = [...document.querySelectorAll('.legendtext')].map((one) => one.getBoundingClientRect());"
+            " return texts.length === 12 && texts.every((one) => one.top >= box.top && one.bottom <= box.bottom); })()"
+        )
+        browser.until(inside)
+        browser.until("document.querySelector('.chart')._fullLayout._size.h > 150")
 
 
 def downloaded(browser, kind):
@@ -195,18 +256,23 @@ def test_the_keyboard_reaches_the_content_first(browser, written):
     browser.until("document.activeElement.id === 'main'")
 
 
-def test_paper_has_every_chart_in_light_colours(browser, written):
-    browser.open(written, 1280, dark=True)
+@pytest.mark.parametrize(("page_name", "count"), [("written", 6), ("long", 2)])
+def test_paper_has_every_chart_of_open_sections_in_light_colours(browser, page_name, count, request):
+    browser.open(request.getfixturevalue(page_name), 1280, dark=True)
+    browser.evaluate("document.querySelector('section:not(#overview) details').open = true")
+    before = opened(browser)
     browser.until("typeof Plotly === 'object'")
     browser.evaluate("new Promise((done) => setTimeout(done, 500))")
 
+    drawn = "document.querySelectorAll('.chart .svg-container').length"
     browser.evaluate(
         "addEventListener('beforeprint', () => { window.printed = [document.documentElement.dataset.theme,"
-        f" {DRAWN}, getComputedStyle(document.body).backgroundColor]; }})"
+        f" {drawn}, getComputedStyle(document.body).backgroundColor]; }})"
     )
     assert browser.pdf().startswith(b"%PDF")
-    assert browser.evaluate("window.printed") == ["light", True, "rgb(255, 255, 255)"]
+    assert browser.evaluate("window.printed") == ["light", count, "rgb(255, 255, 255)"]
     assert browser.evaluate("document.documentElement.dataset.theme") is None
+    assert opened(browser) == before
     assert browser.complaints() == []
 
 

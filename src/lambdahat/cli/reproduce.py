@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,15 @@ def asked_for(names: list[str] | None, everything: bool) -> list[str]:
 
 
 def list_experiments() -> None:
-    """A line for each experiment."""
-    rows = []
-    for experiment in registry.every():
-        counts = [f"{len(experiment.grid(scale)):,}" for scale in SCALES]
-        rows.append((experiment.name, experiment.paper, experiment.title, *counts))
-    print_table(("experiment", "paper", "what", *(f"cells, {scale}" for scale in SCALES)), rows, "Experiments")
+    """A table for each paper, a line for each experiment: cells of its scales, and what it is."""
+    header = ("experiment", *(f"cells, {scale}" for scale in SCALES), "what")
+    for paper, found in groupby(registry.every(), key=lambda experiment: experiment.paper):
+        rows = []
+        for experiment in found:
+            counts = (f"{len(experiment.grid(scale)):,}" for scale in SCALES)
+            rows.append((experiment.name, *counts, f"{experiment.title} ({experiment.part})"))
+        print_table(header, rows, paper)
+        print()
 
 
 def run_reproduce(names: list[str], choices: Choices, as_json: bool, quiet: bool) -> int:
@@ -127,7 +131,7 @@ def assumed(experiment: Experiment) -> str:
 
 def show(experiment: Experiment, scale: str, tables: list[Table]) -> None:
     """Tables and assumptions on standard output."""
-    print(f"{experiment.title} ({experiment.paper})\n")
+    print(f"{experiment.title} ({experiment.paper}, {experiment.part})\n")
     if scale == "smoke":
         print("The scale smoke shows that all of it runs; its verdicts say nothing about the paper.\n")
     for table in tables:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lambdahat._check import require
 
@@ -54,3 +55,8 @@ class Chart:
     source: str = ""
     caption: str = ""
     lines: tuple[tuple[str, float], ...] = field(default=())  # horizontal marks: label and height
+
+
+def short(values: Any) -> list[float]:
+    """Four digits of each: a figure needs no more."""
+    return [float(f"{float(value):.4g}") for value in values]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
 from lambdahat._check import require, require_choice
@@ -78,6 +78,7 @@ class Rows(Sequence[Row]):
 class Experiment:
     """A published experiment that can be run again.
 
+    ``paper`` is one of ``papers``, and ``part`` says where in it: sections, tables and figures.
     ``scales`` has a frozen configuration for each of ``SCALES``; ``cells`` makes the grid of one; ``run`` measures a
     cell on a device and returns rows of JSON values; ``claims``, ``tables`` and ``charts`` read the rows of all cells.
     ``run`` of one cell must not depend on another: cells run in any order, on any machine.
@@ -86,6 +87,7 @@ class Experiment:
     name: str
     title: str
     paper: str
+    part: str
     scales: Mapping[str, Any]
     cells: Callable[[Any], list[Cell]]
     run: Callable[[Cell, str], list[Row]]
@@ -101,6 +103,22 @@ class Experiment:
         keys = {key_of(cell) for cell in cells}
         require(len(keys) == len(cells), f"the cells of {self.name}", "differ", f"{len(cells) - len(keys)} repeated")
         return cells
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The settings that all experiments which train have at each scale; a configuration adds its own.
+
+    ``training`` and ``held_out`` are numbers of samples of the set ``data``.
+    """
+
+    data: str
+    training: int
+    held_out: int
+    epochs: int
+    seeds: int
+    _: KW_ONLY
+    batch: int = 128
 
 
 def settings_of(config: Any, *varied: str) -> Cell:

@@ -44,10 +44,11 @@ def page_of_stores(
     return write_page(_sections_of_stores(listed, find), path, title)
 
 
-def page_of_folders(folders: Iterable[str | Path], path: str | Path, title: str = "Measurements") -> Path:
+def page_of_folders(folders: Iterable[str | Path], path: str | Path) -> Path:
     """Write the page of all stores and all saved results in ``folders``."""
     listed = list(folders)
     results = [section_of_result(name, found) for folder in listed for name, found in named_results(folder).items()]
+    title = "Measurements" if results else "Reproductions"
     return write_page([*_sections_of_stores(listed, None), *results], path, title)
 
 
@@ -64,7 +65,10 @@ def write_page(sections: Sequence[Section], path: str | Path, title: str) -> Pat
 
 
 def _sections_of_stores(folders: Sequence[str | Path], find: Find | None) -> list[Section]:
+    """Paper by paper, in the order of the registry."""
+    known = {name: place for place, name in enumerate(registry.PLACES)}
     stores = [store for folder in folders for store in stores_in(folder)]
+    stores.sort(key=lambda store: known.get(store.experiment, len(known)))
     return [section_of_store(store, _known(find, store.experiment)) for store in stores]
 
 

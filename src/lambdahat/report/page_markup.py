@@ -13,22 +13,29 @@ from pathlib import Path
 from typing import Any
 
 from lambdahat.experiments.charts import Chart
-from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, Table, Verdict
+from lambdahat.experiments.reproduction import Table
+from lambdahat.report.page_overview import navigation, overview
+from lambdahat.report.page_tables import badge, grid, tally
 from lambdahat.report.plotly_charts import described, figure_of
 from lambdahat.report.sections import Card, Section
-from lambdahat.report.style import counted
+from lambdahat.report.style import counted, sentence
 
 ASSETS = Path(__file__).parent / "assets"
-MARKS = {HOLDS: ("holds", "✓"), FAILS: ("fails", "✗"), OPEN: ("open", "?")}  # class and sign of a verdict
+UNFOLD = (
+    '<div class="controls"><button type="button" id="unfold">Open all sections</button>'
+    "<p>On paper a closed section is its title alone.</p></div>"
+)
+OPENED = 4  # sections: where there are more, a reader opens those of interest
 
 
 def document(sections: Sequence[Section], title: str, library: str) -> str:
     """The whole page; ``library`` is the source of plotly.js."""
     names = _identifiers([section.title for section in sections])
-    body = "\n".join(_section(section, name) for section, name in zip(sections, names, strict=True))
+    places = list(zip(sections, names, strict=True))
+    body = "\n".join(_section(section, name, len(places) <= OPENED) for section, name in places)
     css, script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     payloads = {name: {"charts": [figure_of(chart) for chart in section.charts], "rows": columns_of(section.rows)}
-                for section, name in zip(sections, names, strict=True)}  # fmt: skip
+                for section, name in places}  # fmt: skip
     packed = "\n".join(_payload(f"data-{name}", _json(found)) for name, found in payloads.items())
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -42,15 +49,16 @@ def document(sections: Sequence[Section], title: str, library: str) -> str:
 <body>
 <a class="skip" href="#main">Skip to the content</a>
 <header class="bar">
-<p class="brand">{escape(title)}</p>
+<p class="brand"><a href="#overview">{escape(title)}</a></p>
 <button type="button" id="theme" aria-pressed="false">Dark theme</button>
 </header>
 <div class="frame">
-{_navigation(sections, names)}
+{navigation(places)}
 <main id="main" tabindex="-1">
 <h1>{escape(title)}</h1>
 <noscript><p class="note">Charts, filters and downloads need JavaScript; texts and tables do not.</p></noscript>
-{_overview(sections, names)}
+{overview(places)}
+{UNFOLD if len(places) > 1 else ""}
 {body}
 </main>
 </div>
@@ -106,70 +114,14 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "section"
 
 
-def _navigation(sections: Sequence[Section], names: Sequence[str]) -> str:
-    links = "".join(
-        f'<li><a href="#{name}">{escape(section.title)}</a></li>' for section, name in zip(sections, names, strict=True)
-    )
-    return f'<nav aria-label="Contents"><ul><li><a href="#overview">Overview</a></li>{links}</ul></nav>'
-
-
-def _overview(sections: Sequence[Section], names: Sequence[str]) -> str:
-    """All claims with their verdicts; where there are none, all numbers."""
-    pairs = list(zip(sections, names, strict=True))
-    judged = [(verdict, section, name) for section, name in pairs for verdict in section.verdicts]
-    numbers = [(card, section, name) for section, name in pairs for card in section.cards]
-    parts = [_claims_overview(judged)] if judged else []
-    if numbers and not judged:
-        lines = [
-            (_link(section, name), *map(escape, (card.label, card.value, card.detail, card.remedy)))
-            for card, section, name in numbers
-        ]
-        parts.append(_grid("Numbers", ("of", "quantity", "value", "interval", "remedy"), lines, sortable=True))
-    if not parts:
-        items = "".join(f"<li>{_link(section, name)}</li>" for section, name in pairs)
-        parts.append(f"<ul>{items}</ul>")
-    head = '<section id="overview" aria-labelledby="overview-h"><h2 id="overview-h">Overview</h2>'
-    return head + "".join(parts) + "</section>"
-
-
-def _link(section: Section, name: str) -> str:
-    return f'<a href="#{name}">{escape(section.title)}</a>'
-
-
-def _claims_overview(judged: list[tuple[Verdict, Section, str]]) -> str:
-    counts = [(kind, sum(verdict.verdict == kind for verdict, _, _ in judged)) for kind in (HOLDS, FAILS, OPEN)]
-    summary = "".join(f"<li><strong>{count}</strong> {_badge(kind)}</li>" for kind, count in counts)
-    papers = list(dict.fromkeys(section.paper for _, section, _ in judged if section.paper))
-    header = ("claim", "experiment", "paper", "published", "here", "verdict")
-    lines = []
-    for verdict, section, name in judged:
-        scale = f" ({escape(section.setting)})" if section.setting else ""
-        cells = (escape(verdict.claim), _link(section, name) + scale, escape(section.paper), escape(verdict.published),
-                 escape(verdict.evidence), _badge(verdict.verdict))  # fmt: skip
-        marks = f' data-paper="{escape(section.paper)}" data-verdict="{escape(verdict.verdict)}"'
-        lines.append((marks, cells))
-    return (
-        f'<ul class="counts">{summary}</ul><div class="controls" id="filters">'
-        + _choice("paper", "Paper", papers)
-        + _choice("verdict", "Verdict", [kind for kind, count in counts if count])
-        + f'<p role="status" id="shown">{counted(len(judged), "claim")}</p></div>'
-        + _frame("Claims and verdicts", _table("Claims and verdicts", header, lines, "claims", sortable=True))
-    )
-
-
-def _choice(name: str, label: str, options: Sequence[str]) -> str:
-    items = "".join(f'<option value="{escape(option)}">{escape(option)}</option>' for option in options)
-    return f'<label>{label} <select data-filter="{name}"><option value="">all</option>{items}</select></label>'
-
-
-def _badge(verdict: str) -> str:
-    kind, sign = MARKS.get(verdict, ("open", ""))
-    return f'<span class="badge {kind}"><span aria-hidden="true">{sign}</span> {escape(verdict)}</span>'
-
-
-def _section(section: Section, name: str) -> str:
-    parts = [f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{escape(section.title)}</h2>']
-    if under := " · ".join(filter(None, (section.paper, section.setting))):
+def _section(section: Section, name: str, shown: bool) -> str:
+    """One section, which its title opens and closes."""
+    verdicts = tally([verdict.verdict for verdict in section.verdicts])
+    parts = [
+        f'<section id="{name}" aria-labelledby="{name}-h"><details class="part"{" open" if shown else ""}>',
+        f'<summary><h2 id="{name}-h">{escape(section.title)}</h2> {verdicts}</summary>',
+    ]
+    if under := " · ".join(filter(None, (section.paper, section.part, section.setting))):
         parts.append(f'<p class="paper">{escape(under)}</p>')
     parts += [f"<p>{escape(text)}</p>" for text in section.about.split("\n\n") if text.strip()]
     parts += [f'<p class="note">{escape(note)}</p>' for note in section.notes]
@@ -177,11 +129,11 @@ def _section(section: Section, name: str) -> str:
         parts.append('<ul class="cards">' + "".join(map(_card, section.cards)) + "</ul>")
     if section.verdicts:
         lines = [
-            (*map(escape, (one.claim, one.source, one.published, one.evidence)), _badge(one.verdict))
+            (*map(escape, (sentence(one.claim), one.source, one.published, one.evidence)), badge(one.verdict))
             for one in section.verdicts
         ]
         parts.append("<h3>Claims</h3>")
-        parts.append(_grid("Claims", ("claim", "source", "published", "here", "verdict"), lines, "claims"))
+        parts.append(grid("Claims", ("claim", "source", "published", "here", "verdict"), lines, "blocks claims"))
     if section.charts:
         figures = "".join(_figure(chart, name, number) for number, chart in enumerate(section.charts))
         parts.append(f'<h3>Figures</h3><div class="figures">{figures}</div>')
@@ -191,7 +143,7 @@ def _section(section: Section, name: str) -> str:
         items = "".join(f"<li>{escape(text)}</li>" for text in section.assumptions)
         parts.append(f'<h3>Assumptions</h3><ul class="assumptions">{items}</ul>')
     parts.append(_provenance(section, name))
-    return "".join(parts) + "</section>"
+    return "".join(parts) + "</details></section>"
 
 
 def _card(card: Card) -> str:
@@ -203,7 +155,8 @@ def _card(card: Card) -> str:
 def _figure(chart: Chart, section: str, number: int) -> str:
     """A place that the script draws in, with a description, and a table that it fills when opened."""
     place = f"{section}-chart-{number}"
-    below = " ".join(filter(None, (chart.caption, f"Beside {chart.source}." if chart.source else "")))
+    beside = "" if chart.source.startswith("not ") or not chart.source else "Beside "
+    below = " ".join(filter(None, (chart.caption, chart.source and sentence(f"{beside}{chart.source}."))))
     caption = f"<p>{escape(below)}</p>" if below else ""
     return (
         f'<figure aria-labelledby="{place}-h"><figcaption><h4 id="{place}-h">{escape(chart.title)}</h4></figcaption>'
@@ -216,35 +169,7 @@ def _figure(chart: Chart, section: str, number: int) -> str:
 
 def _table_of(table: Table) -> str:
     lines = [tuple(escape(str(cell)) for cell in row) for row in table.rows]
-    return f"<h4>{escape(table.title)}</h4>" + _grid(table.title, table.header, lines)
-
-
-def _grid(
-    caption: str, header: Sequence[str], lines: Sequence[Sequence[str]], kind: str = "", sortable: bool = False
-) -> str:
-    return _frame(caption, _table(caption, header, [("", line) for line in lines], kind, sortable))
-
-
-def _frame(caption: str, table: str) -> str:
-    """Wide tables scroll by themselves, with the keyboard too."""
-    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">{table}</div>'
-
-
-def _table(
-    caption: str, header: Sequence[str], lines: Sequence[tuple[str, Sequence[str]]], kind: str, sortable: bool
-) -> str:
-    """A table whose first column names its rows; cells are HTML already and carry their column's name, for phones."""
-    label = '<button type="button" class="sort">{}</button>' if sortable else "{}"
-    head = "".join(f'<th scope="col">{label.format(escape(name))}</th>' for name in header)
-    body = []
-    for marks, cells in lines:
-        first, rest = f'<th scope="row">{cells[0]}</th>', zip(header[1:], cells[1:], strict=True)
-        others = "".join(f'<td data-label="{escape(name)}">{cell}</td>' for name, cell in rest)
-        body.append(f"<tr{marks}>{first}{others}</tr>")
-    return (
-        f'<table class="{kind}"><caption class="hidden">{escape(caption)}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-    )
+    return f"<h4>{escape(table.title)}</h4>" + grid(table.title, table.header, lines)
 
 
 def _provenance(section: Section, name: str) -> str:
@@ -265,6 +190,6 @@ def _provenance(section: Section, name: str) -> str:
         parts.append(f'<p class="downloads">{counted(len(section.rows), "row")}: {buttons}</p>')
     if section.facts:
         lines = [(escape(key), escape(value)) for key, value in section.facts.items()]
-        table = _grid("Configuration", ("what", "value"), lines)
+        table = grid("Configuration", ("what", "value"), lines)
         parts.append(f"<details><summary>Configuration and versions</summary>{table}</details>")
     return "".join(parts)

@@ -18,6 +18,9 @@ MARKED = 40  # a line of more points has no marks
 FINE = 8  # a map with at least so many numbers along both sides is a field, drawn as contours
 TEXTED = 12  # a map with at most so many cells along a side has its values written in
 WIDE = 30.0  # beyond this factor the marks of a logarithmic axis are powers of 10
+NARROW = 4.0  # from this factor up to WIDE they are 1, 2 and 5 times those; below it plotly's own do
+MARKS = 8  # powers of 10 that are marked, at most
+FAR, DEEP = 30, 12  # an axis over more than FAR powers of 10 opens at its upper DEEP: the rest is rounding
 BAND = 0.18  # opacity
 
 Trace = dict[str, Any]
@@ -244,8 +247,14 @@ def _axis(label: str, places: Sequence[Any], log: bool, heat: Heat | None) -> di
     values = [place for place in places if not isinstance(place, str) and _number(place) is not None and place > 0]
     if kind == "log":
         axis |= {"exponentformat": "power", "tickfont": {"size": 10}}
-        if values and max(values) > WIDE * min(values):  # whole powers alone: plotly labels a 2 or a 5 between them so
-            axis["dtick"] = 1
+        low, high = (math.log10(edge(values)) if values else 0.0 for edge in (min, max))
+        if high - low > FAR:
+            low = high - DEEP
+            axis["range"] = [low, high + 0.5]
+        if high - low > math.log10(WIDE):  # whole powers alone: plotly labels a 2 or a 5 between them so
+            axis["dtick"] = math.ceil((high - low) / MARKS)
+        elif high - low > math.log10(NARROW):  # whole numbers: plotly labels 20 as 2
+            axis |= {"dtick": "D2", "tickformat": "~g"}
     return axis
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lambdahat.experiments.charts import Chart, Heat, Series
 from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
-from lambdahat.randommatrix import Advice
+from lambdahat.randommatrix import Advice, NoiseLevels
 from lambdahat.report.spectral_charts import PER_UNIT, listed
 from lambdahat.report.style import counted, value_text
 from lambdahat.report.tracks import WIDE, tracked_panels
@@ -93,11 +93,11 @@ def choice_charts(found: ModelChoice) -> list[Chart]:
 
 def advice_charts(advice: Advice) -> list[Chart]:
     """λ₁ of batches beside all data's, and every recommendation that is given for several batch sizes."""
-    views = advice.levels.views
-    sharpness = _points("batches", {view.batch_size: view.measured for view in views})
-    charts = [Chart(f"Largest eigenvalue of the {advice.levels.operator}", "batch size B", "λ₁ of a batch",
-                    (sharpness,), x_log=True, y_log=True,
-                    lines=(("all data", float(advice.levels.largest)),), caption="Bars: 95 % intervals.")]  # fmt: skip
+    levels = advice.levels
+    whole = (("all data", float(levels.largest)),) if isinstance(levels, NoiseLevels) else ()
+    sharpness = _points("batches", {view.batch_size: view.measured for view in levels.views})
+    charts = [Chart(f"Largest eigenvalue of the {levels.operator}", "batch size B", "λ₁ of a batch", (sharpness,),
+                    x_log=True, y_log=True, lines=whole, caption="Bars: 95 % intervals.")]  # fmt: skip
     named: dict[str, dict[int, Estimate]] = {}
     for each in advice.recommendations:
         if each.batch_size:

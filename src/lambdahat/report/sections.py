@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from lambdahat._check import describe, require
+from lambdahat.experiments import registry
 from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import Experiment, Row, Rows
@@ -55,6 +56,7 @@ class Section:
     rows: Sequence[Row] = ()
     setting: str = ""  # such as the scale, in small letters below the title
     name: str = ""  # of the files that are downloaded
+    part: str = ""  # of the paper: sections, tables, figures
 
 
 def section_of_store(store: Store, experiment: Experiment | None) -> Section:
@@ -82,7 +84,7 @@ def section_of_store(store: Store, experiment: Experiment | None) -> Section:
     return Section(
         experiment.title, about=_purpose(experiment), paper=experiment.paper, assumptions=experiment.assumptions,
         notes=(*notes, *troubles), facts=facts, command=command, rows=rows, name=name,
-        setting=f"{store.scale} scale", **read,
+        setting=f"{store.scale} scale", part=experiment.part, **read,
     )  # fmt: skip
 
 
@@ -108,8 +110,13 @@ def _readings(experiment: Experiment, rows: Rows) -> tuple[dict[str, Any], list[
 
 
 def _purpose(experiment: Experiment) -> str:
-    """The docstring of the experiment's module, without the marks of code in it."""
-    module = sys.modules.get(experiment.run.__module__)
+    """The docstring of the module that defines the experiment, without the marks of code in it.
+
+    An experiment outside the registry is taken to be where its ``run`` is.
+    """
+    known = registry.PLACES.get(experiment.name)
+    name = f"{registry.__package__}.{known[0]}" if known else experiment.run.__module__
+    module = sys.modules.get(name)
     return (inspect.getdoc(module) or "").replace("``", "") if module is not None else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 from lambdahat.results import Estimate, Status
@@ -47,6 +48,12 @@ def title(axes: Axes, text: str, status: Status) -> None:
 def counted(number: int, noun: str) -> str:
     """A text such as "1 probe", "1,200 parameters"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def sentence(text: str) -> str:
+    """With a capital, where it begins with a word: "the loss" as "The loss", "λ̂ rises" and "k = 3" as they are."""
+    word = re.match(r"a \w|[a-z]{2,}\b", text)
+    return text[0].upper() + text[1:] if word else text
 
 
 def value_text(estimate: Estimate) -> str:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from lambdahat.experiments.curvature import bulk_outliers, suite, suite_claims
-from lambdahat.experiments.flatness.runs import curvature_problem, images, network
+from lambdahat.experiments.flatness.runs import curvature_problem
+from lambdahat.experiments.image_sets import images, network
 from lambdahat.krylov import lanczos, random_vector
 from lambdahat.operators import operator
 from lambdahat.operators.curvature import fisher, ggn, hessian
@@ -154,4 +155,4 @@ def test_outliers_are_several_and_no_more_than_classes(number, several, few):
     rows = [{**row, "outliers": number + jitter(row["seed"])} for row in bulk_rows(True)]
     found = verdicts_of(bulk_outliers, rows)
     assert found["network: several outliers stand apart from the bulk (their number)"] == several
-    assert found["network: no more than classes, 10"] == few
+    assert found["network: no more outliers than classes, 10"] == few

@@ -16,7 +16,8 @@ from lambdahat.experiments.curvature import (
     trained,
 )
 from lambdahat.experiments.experiment import Rows
-from lambdahat.experiments.flatness.runs import curvature_problem, images, network
+from lambdahat.experiments.flatness.runs import curvature_problem
+from lambdahat.experiments.image_sets import images, network
 from lambdahat.operators.curvature import hessian
 from tests.experiments.curvature.verdicts import BOTH, SEEDS, jitter, verdicts_of
 
@@ -98,7 +99,7 @@ def test_claims_on_second_order_follow_from_rows(right, expected):
 
 
 def test_the_rates_in_use_are_kept_and_averages_begin_late():
-    config = spectral_rates.Config("digits", "MLP-6", 100, 60, 9, 1, side=4, batch=50)
+    config = spectral_rates.Config("digits", 100, 60, 9, 1, "MLP-6", side=4, batch=50)
     cells = {cell["method"]: cell for cell in spectral_rates.cells(config)}
     rows = spectral_rates.run(cells["SSGDMN"], "cpu")
     assert [row["average error"] is None for row in rows] == [True] * 7 + [False] * 2
@@ -167,7 +168,7 @@ def test_claims_with_batch_norm_follow_from_rows(right, expected):
 
 
 def test_rates_of_known_optimisers():
-    config = direction_rates.Config("digits", "MLP-4", 80, 1, 80, 10, 1, side=4, batch=40)
+    config = direction_rates.Config("digits", 80, 100, 1, 1, "MLP-4", samples=80, pairs=10, side=4, batch=40)
     rows = Rows(direction_rates.run(direction_rates.cells(config)[0], "cpu"))
     assert rows.where(optimizer="SGD")[0]["ratio"] == pytest.approx(1, abs=1e-5)
     assert rows.where(optimizer="Padam", setting=0.0)[0]["ratio"] == pytest.approx(1, abs=1e-5)

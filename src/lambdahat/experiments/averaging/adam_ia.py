@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from lambdahat.experiments.averaging.recipes import recipe
 from lambdahat.experiments.averaging.runs import (
-    PAPER,
     change,
     decades,
     gap,
@@ -18,8 +17,9 @@ from lambdahat.experiments.averaging.runs import (
 )
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import curve, over_seeds
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import curve, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, paired_difference
 
@@ -30,22 +30,16 @@ LOW = 0.05  # of the first rate, where the others average at a half
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Scale):
     """One scale: a network with batch norm and the same without, Adam's rate, and weight decays.
 
     ``coupled`` is added to the gradients of SGD and Adam, ``decoupled`` and ``partial`` shrink the weights of AdamW and
     GadamX.
     """
 
-    data: str
-    training: int
-    held_out: int
-    epochs: int
-    seeds: int
     network: str
     adam_rate: float
     side: int = 0
-    batch: int = 128
     augmented: bool = False
     coupled: float = 5e-4
     decoupled: float = 0.25
@@ -55,10 +49,7 @@ class Config:
 
 def cells(config: Config) -> list[Cell]:
     """Optimisers that average, and AdamW with a schedule, on the network with batch norm; the last two also without."""
-    base = {
-        "data": config.data, "training": config.training, "held_out": config.held_out, "side": config.side,
-        "batch": config.batch, "augmented": config.augmented,
-    }  # fmt: skip
+    base = settings_of(config, "network", "adam_rate", "coupled", "decoupled", "partial", "rate", "seeds")
     settings = {
         "SWA": (config.rate, config.coupled), "Adam-IA": (config.adam_rate, config.coupled),
         "Gadam": (config.adam_rate, config.decoupled), "GadamX": (config.rate, config.partial),
@@ -207,7 +198,8 @@ def _margin_chart(epochs: Rows) -> Chart:
 EXPERIMENT = Experiment(
     "adam-ia",
     "Averages of Adam's iterates need decoupled weight decay",
-    PAPER,
+    SPECTRAL,
+    "§7.4, Figures 7.1, 7.2, 7.5 and 7.6",
     {
         "smoke": Config("digits", 96, 64, 4, 2, "VGG-4×4", 3e-3, batch=32),
         "cpu": Config("cifar10", 2000, 4000, 30, 6, "VGG-4×16", 1e-3, side=8, batch=64),

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 
 from lambdahat._rng import derived_seed, generator
-from lambdahat.experiments.averaging.gadam_image import settings_of
+from lambdahat.experiments.averaging.gadam_image import tuned
 from lambdahat.experiments.averaging.recipes import recipe
-from lambdahat.experiments.averaging.runs import PAPER, image_task, size_of, train
+from lambdahat.experiments.averaging.runs import image_task, size_of, train
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import errors, over_seeds
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import errors, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, correlation, mean_of, slope
 from lambdahat.randommatrix import NoisyQuadratic
@@ -30,30 +31,21 @@ PRINTED = {"PreResNet-110": (1_169_972, 0.70), "VGG-16": (15_299_748, 2.70), "Re
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Scale):
     """One scale: ``widths`` of a small network with batch norm, and ``dimensions`` of the quadratic."""
 
-    data: str
-    training: int
-    held_out: int
-    epochs: int
-    seeds: int
     widths: tuple[int, ...]
     dimensions: tuple[int, ...]
     side: int = 0
-    batch: int = 128
     augmented: bool = False
 
 
 def cells(config: Config) -> list[Cell]:
     """Width × optimiser × seed, and dimension × seed."""
-    base = {
-        "data": config.data, "training": config.training, "held_out": config.held_out, "side": config.side,
-        "batch": config.batch, "augmented": config.augmented,
-    }  # fmt: skip
+    base = settings_of(config, "widths", "dimensions", "seeds")
     networks = [
         {"subject": "network", **base, "network": f"VGG-4×{width}-BN",
-         **recipe(name, *settings_of("VGG", name), config.epochs), "seed": seed}
+         **recipe(name, *tuned("VGG", name), config.epochs), "seed": seed}
         for width in config.widths
         for name in OPTIMIZERS
         for seed in range(config.seeds)
@@ -186,7 +178,8 @@ def _over(rows: Rows, place: str, column: str, words: str) -> Series:
 EXPERIMENT = Experiment(
     "averaging-dimension",
     "The gain of averaging against the number of parameters",
-    PAPER,
+    SPECTRAL,
+    "§7.8.2, Figure 7.8d",
     {
         "smoke": Config("digits", 96, 64, 3, 2, (2, 4), (10, 100), batch=32),
         "cpu": Config("cifar10", 2000, 4000, 20, 5, (2, 4, 8, 16, 32), (10, 100, 1000, 10_000), side=8, batch=64),

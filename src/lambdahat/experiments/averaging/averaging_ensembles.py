@@ -11,11 +11,12 @@ from torch import nn
 from lambdahat._rng import derived_seed
 from lambdahat.batches import Batches
 from lambdahat.experiments.averaging.recipes import recipe
-from lambdahat.experiments.averaging.runs import PAPER, change, gap, image_task, judged, pairs, size_of, train
+from lambdahat.experiments.averaging.runs import change, gap, image_task, judged, pairs, size_of, train
 from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import curve, over_seeds
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import curve, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, paired_difference
 
@@ -26,29 +27,20 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Scale):
     """One scale; an ensemble has so many ``members``."""
 
-    data: str
-    training: int
-    held_out: int
-    epochs: int
-    seeds: int
     network: str
     decays: tuple[float, ...]
     members: int = 3
     side: int = 0
-    batch: int = 128
     rate: float = 0.02
     augmented: bool = False
 
 
 def cells(config: Config) -> list[Cell]:
     """Weight decay × seed; a cell trains one network with averages and the members of an ensemble."""
-    base = {
-        "data": config.data, "training": config.training, "held_out": config.held_out, "side": config.side,
-        "batch": config.batch, "augmented": config.augmented, "network": config.network, "members": config.members,
-    }  # fmt: skip
+    base = settings_of(config, "decays", "seeds")
     return [
         {**base, **recipe("SWA", config.rate, decay, config.epochs), "seed": seed}
         for decay in config.decays
@@ -155,7 +147,8 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "averaging-ensembles",
     "Averages of weights need weight decay, ensembles do not",
-    PAPER,
+    SPECTRAL,
+    "§7.5.4, Figure 7.3",
     {
         "smoke": Config("digits", 96, 64, 3, 2, "VGG-4×4-BN", (0.0, 5e-3), members=2, batch=32),
         "cpu": Config("cifar10", 2000, 4000, 25, 5, "VGG-4×16-BN", (0.0, 1e-3, 3e-3, 1e-2), side=8, batch=64),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from lambdahat.experiments.averaging.plans import Averages, Plan
 from lambdahat.experiments.averaging.recipes import recipe
 from lambdahat.experiments.averaging.runs import (
-    PAPER,
     Task,
     gap,
     image_task,
@@ -19,8 +18,9 @@ from lambdahat.experiments.averaging.runs import (
 )
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import curve, errors, over_seeds
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import curve, errors, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, paired_difference
 
@@ -36,19 +36,13 @@ PRINTED_BEST = 76.11
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Scale):
     """One scale; ``adam_rate`` is AdamW's and Gadam's, ``patience`` that of the automatic ones in epochs."""
 
-    data: str
-    training: int
-    held_out: int
-    epochs: int
-    seeds: int
     network: str
     adam_rate: float
     patience: int
     side: int = 0
-    batch: int = 128
     augmented: bool = False
     rate: float = 0.1
     coupled: float = 5e-4
@@ -57,10 +51,7 @@ class Config:
 
 def cells(config: Config) -> list[Cell]:
     """Run × seed; a run at a constant rate also has all averages of ``STARTS`` and ``FREQUENCIES``."""
-    base = {
-        "data": config.data, "training": config.training, "held_out": config.held_out, "side": config.side,
-        "batch": config.batch, "augmented": config.augmented, "network": config.network,
-    }  # fmt: skip
+    base = settings_of(config, "adam_rate", "patience", "rate", "coupled", "decoupled", "seeds")
     sgd, adam, epochs = (config.rate, config.coupled), (config.adam_rate, config.decoupled), config.epochs
     auto = {"patience": config.patience}
     runs = {
@@ -241,7 +232,8 @@ def _by_frequency(rows: Rows, name: str) -> Series:
 EXPERIMENT = Experiment(
     "averaging-schedules",
     "When to start averaging, how often, and what schedules and Lookahead do",
-    PAPER,
+    SPECTRAL,
+    "§§7.5.5 and 7.8.4–7.8.7, Tables 7.6 and 7.7, Figures 7.4 and 7.11–7.13",
     {
         "smoke": Config("digits", 96, 64, 4, 2, "VGG-4×4-BN", 3e-3, patience=1, batch=32),
         "cpu": Config("cifar10", 2000, 4000, 30, 5, "VGG-4×16-BN", 1e-3, patience=3, side=8, batch=64),

@@ -12,7 +12,6 @@ from torch import nn
 from lambdahat.estimators.spectra import spectrum
 from lambdahat.experiments.averaging.recipes import BASES, recipe
 from lambdahat.experiments.averaging.runs import (
-    PAPER,
     Task,
     change,
     decades,
@@ -24,8 +23,11 @@ from lambdahat.experiments.averaging.runs import (
 )
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import Images, curvature_problem, curve, errors, over_seeds
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.flatness.runs import curvature_problem
+from lambdahat.experiments.image_sets import Images
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import curve, errors, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading
 from lambdahat.operators.curvature import hessian
@@ -49,22 +51,16 @@ PRINTED: dict[tuple[str, str], tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Scale):
     """One scale: networks, each with the side its images are pooled to; the Hessian is over ``samples`` images.
 
     ``quick`` takes the rates of ``SHORT``.
     """
 
-    data: str
-    training: int
-    held_out: int
-    epochs: int
-    seeds: int
     networks: tuple[str, ...]
     samples: int
     depth: int
     side: int = 0
-    batch: int = 128
     augmented: bool = False
     quick: bool = False
 
@@ -74,7 +70,7 @@ def family(network: str) -> str:
     return network.split("-")[0]
 
 
-def settings_of(network: str, optimizer: str, quick: bool = False) -> tuple[float, float]:
+def tuned(network: str, optimizer: str, quick: bool = False) -> tuple[float, float]:
     """Rate and weight decay of an optimiser, which are its base's."""
     base = BASES.get(optimizer, optimizer)
     rate, decay = SETTINGS[family(network)][base]
@@ -83,12 +79,9 @@ def settings_of(network: str, optimizer: str, quick: bool = False) -> tuple[floa
 
 def cells(config: Config) -> list[Cell]:
     """Network × optimiser × seed."""
-    base = {
-        "data": config.data, "training": config.training, "held_out": config.held_out, "side": config.side,
-        "batch": config.batch, "augmented": config.augmented, "samples": config.samples, "depth": config.depth,
-    }  # fmt: skip
+    base = settings_of(config, "networks", "quick", "seeds")
     return [
-        {**base, "network": name, **recipe(optimizer, *settings_of(name, optimizer, config.quick), config.epochs),
+        {**base, "network": name, **recipe(optimizer, *tuned(name, optimizer, config.quick), config.epochs),
          "seed": seed}
         for name in config.networks
         for optimizer in OPTIMIZERS
@@ -197,7 +190,8 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "gadam-image",
     "Gadam and GadamX on images: averages of adaptive iterates generalise",
-    PAPER,
+    SPECTRAL,
+    "§§7.8.1 and 7.9, Tables 7.2 and 7.3, Figures 7.8, 7.9 and 7.14–7.17",
     {
         "smoke": Config("digits", 96, 64, 4, 2, ("VGG-4×4-BN",), samples=32, depth=4, batch=32, quick=True),
         "cpu": Config("cifar10", 2000, 3000, 25, 3, ("VGG-4×16-BN", "PreResNet-11"), samples=256, depth=15, side=8,

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from lambdahat.experiments.averaging.pictures import picture_task
 from lambdahat.experiments.averaging.recipes import recipe
-from lambdahat.experiments.averaging.runs import PAPER, change, gap, judged, mean, size_of, train
+from lambdahat.experiments.averaging.runs import change, gap, judged, mean, size_of, train
 from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import curve, over_seeds
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import curve, over_seeds
 from lambdahat.experiments.reproduction import Table
 
 FIRST = 2 / 3  # of the epochs: Figure 7.18 shows the averages of the last 30 of 90
@@ -29,32 +30,25 @@ PRINTED = {"SGD": (61.33, 83.52), "SGD IA": (62.32, 84.23), "Gadam": (60.50, 82.
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Scale):
     """One scale; ``folder`` is where ImageNet is, "" for where data are usually found."""
 
-    data: str
-    training: int
-    held_out: int
-    epochs: int
-    seeds: int
     network: str
     side: int = 0
-    batch: int = 128
-    augmented: bool = True
+    augmented: bool = False
     folder: str = ""
 
 
 # What the thesis ran: pass one of these in place of a scale where the data are there
-IMAGENET_32 = Config("imagenet32", 1_281_167, 50_000, 50, 3, "WideResNet-28×10")
-IMAGENET = Config("imagenet", 1_281_167, 50_000, 90, 3, "ResNet-50", side=224, batch=256, folder="imagenet")
+IMAGENET_32 = Config("imagenet32", 1_281_167, 50_000, 50, 3, "WideResNet-28×10", augmented=True)
+IMAGENET = Config(
+    "imagenet", 1_281_167, 50_000, 90, 3, "ResNet-50", side=224, batch=256, augmented=True, folder="imagenet"
+)
 
 
 def cells(config: Config) -> list[Cell]:
     """Run × seed."""
-    base = {
-        "data": config.data, "folder": config.folder, "training": config.training, "held_out": config.held_out,
-        "side": config.side, "batch": config.batch, "augmented": config.augmented, "network": config.network,
-    }  # fmt: skip
+    base = settings_of(config, "seeds")
     first = max(1, round(FIRST * config.epochs))
     marks = [round(config.epochs / 3), round(2 * config.epochs / 3)]
     return [
@@ -139,11 +133,12 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "gadam-imagenet",
     "Averages and GadamX against SGD with the step schedule",
-    PAPER,
+    SPECTRAL,
+    "§7.10, Table 7.4, Figures 7.7, 7.18 and 7.19",
     {
-        "smoke": Config("digits", 96, 64, 6, 2, "VGG-4×4-BN", batch=32, augmented=False),
-        "cpu": Config("cifar10", 2000, 4000, 30, 5, "VGG-4×16-BN", side=8, batch=64, augmented=False),
-        "paper": Config("cifar10", 10_000, 10_000, 30, 3, "PreResNet-20"),
+        "smoke": Config("digits", 96, 64, 6, 2, "VGG-4×4-BN", batch=32),
+        "cpu": Config("cifar10", 2000, 4000, 30, 5, "VGG-4×16-BN", side=8, batch=64),
+        "paper": Config("cifar10", 10_000, 10_000, 30, 3, "PreResNet-20", augmented=True),
     },
     cells,
     run,

@@ -14,11 +14,12 @@ from lambdahat.data.loading import load_text
 from lambdahat.data.texts import windows
 from lambdahat.experiments.averaging.plans import Averages, Plan
 from lambdahat.experiments.averaging.recipes import BASES, recipe
-from lambdahat.experiments.averaging.runs import PAPER, Task, gap, size_of, train
+from lambdahat.experiments.averaging.runs import Task, gap, size_of, train
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import curve, errors, over_seeds
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import curve, errors, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.models.recurrent import lstm
 from lambdahat.problem import Problem
@@ -37,20 +38,14 @@ PRINTED = {"ASGD": (64.88, 61.98), "Adam": (65.96, 63.16), "Padam": (65.69, 62.1
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Scale):
     """One scale: characters to train on and to judge by, and the LSTM."""
 
-    data: str
-    training: int
-    held_out: int
-    epochs: int
-    seeds: int
     embedding: int
     hidden: int
     layers: int
     dropout: float = 0.0
     length: int = 64
-    batch: int = 32
     sgd_rate: float = 10.0
     adam_rate: float = 3e-3
     padam_rate: float = 1.0
@@ -58,11 +53,8 @@ class Config:
 
 def cells(config: Config) -> list[Cell]:
     """Optimiser × seed."""
-    base = {
-        "data": config.data, "training": config.training, "held_out": config.held_out, "length": config.length,
-        "batch": config.batch, "embedding": config.embedding, "hidden": config.hidden, "layers": config.layers,
-        "dropout": config.dropout, "clip": CLIP, "power": POWER, "momentum": 0.0,
-    }  # fmt: skip
+    base = settings_of(config, "seeds", "sgd_rate", "adam_rate", "padam_rate")
+    base |= {"clip": CLIP, "power": POWER, "momentum": 0.0}
     rates = {"SGD": config.sgd_rate, "Adam": config.adam_rate, "Padam": config.padam_rate}
     kinds = {"Gadam": "Adam", "GadamX": "Padam"}  # without decoupled decay here
     out = []
@@ -235,7 +227,8 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "gadam-language",
     "Gadam on a language model",
-    PAPER,
+    SPECTRAL,
+    "§§7.8.3–7.8.6, Table 7.5, Figures 7.10, 7.11a and 7.13a",
     {
         "smoke": Config("made", 2000, 500, 4, 2, 8, 12, 2, length=10, batch=20),
         "cpu": Config("tiny-shakespeare", 40_000, 10_000, 40, 5, 32, 64, 2, length=32, batch=16, dropout=0.1,

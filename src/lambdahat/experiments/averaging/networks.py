@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lambdahat._check import require, require_choice, require_count
-from lambdahat.experiments.flatness.runs import NETWORKS as LARGE
+from lambdahat.experiments.image_sets import NETWORKS as LARGE
 from lambdahat.models import preresnet, resnet50
 from lambdahat.models.initial import he, initialize
 

@@ -16,13 +16,13 @@ from lambdahat.data.augmentation import augment
 from lambdahat.experiments.averaging.networks import network, parameters_of
 from lambdahat.experiments.averaging.recipes import make_optimizer, schedule_of
 from lambdahat.experiments.experiment import Cell, Row, Rows
-from lambdahat.experiments.flatness.runs import Watch, images
+from lambdahat.experiments.flatness.runs import Watch
+from lambdahat.experiments.image_sets import images
 from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
 from lambdahat.problem import Problem
 from lambdahat.training import fit
 from lambdahat.training.stepping import joint_norm
 
-PAPER = "Spectral Machine Learning"
 REFRESHED = 10_000  # samples for the batch-norm statistics of an average (§7.3.1)
 
 

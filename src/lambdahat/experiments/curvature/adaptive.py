@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from lambdahat.experiments.curvature import adaptive_claims as plain
 from lambdahat.experiments.curvature import decoupled_claims as decoupled
 from lambdahat.experiments.curvature.trained import end_row, epoch_rows, sharpness, thinned, train
-from lambdahat.experiments.experiment import Cell, Experiment, Row
-from lambdahat.experiments.flatness.runs import images, network
-
-PAPER = "Spectral thesis, §6.5"
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Scale, settings_of
+from lambdahat.experiments.image_sets import images, network
+from lambdahat.experiments.papers import SPECTRAL
 
 
 @dataclass(frozen=True)
@@ -24,19 +23,13 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Scale):
     """One scale: the settings and what all of them share; λ₁ is over ``samples`` images, if any."""
 
-    settings: tuple[Setting, ...]
-    data: str
     network: str
-    training: int
-    held_out: int
-    epochs: int
     samples: int
-    seeds: int
+    settings: tuple[Setting, ...]
     side: int = 0
-    batch: int = 128
     schedule: str = "linear"
     augmented: bool = False
     precision: str = "float32"
@@ -44,10 +37,8 @@ class Config:
 
 def cells(config: Config) -> list[Cell]:
     """Setting × seed."""
-    common = asdict(config)
-    seeds = common.pop("seeds")
-    common.pop("settings")
-    return [{**common, **asdict(one), "seed": seed} for one in config.settings for seed in range(seeds)]
+    base = settings_of(config, "settings", "seeds")
+    return [{**base, **asdict(one), "seed": seed} for one in config.settings for seed in range(config.seeds)]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -89,11 +80,12 @@ SHARED = (
 DAMPING = Experiment(
     "adaptive-damping",
     "More damping: flatter and better, with Adam and with KFAC",
-    PAPER,
+    SPECTRAL,
+    "§6.5, Tables 6.1–6.3, Figures 6.5 and 6.6",
     {
-        "smoke": Config(PLAIN, "digits", "MLP-8", 120, 200, 3, 120, 2, batch=40),
-        "cpu": Config(PLAIN, "mnist", "MLP-100-100", 1000, 4000, 300, 1000, 5, side=14, batch=32),
-        "paper": Config(PLAIN, "cifar10", "VGG-16", 45_000, 5_000, 30, 2000, 3),
+        "smoke": Config("digits", 120, 200, 3, 2, "MLP-8", 120, PLAIN, batch=40),
+        "cpu": Config("mnist", 1000, 4000, 300, 5, "MLP-100-100", 1000, PLAIN, side=14, batch=32),
+        "paper": Config("cifar10", 45_000, 5_000, 30, 3, "VGG-16", 2000, PLAIN),
     },
     cells,
     run,
@@ -111,11 +103,12 @@ DAMPING = Experiment(
 BATCH_NORM = Experiment(
     "adaptive-batch-norm",
     "More damping with batch norm and decoupled weight decay",
-    PAPER,
+    SPECTRAL,
+    "§6.5, Figures 6.7 and 6.8",
     {
-        "smoke": Config(DECOUPLED, "digits", "WideResNet-10×1", 60, 60, 2, 0, 2, side=4, batch=30),
-        "cpu": Config(DECOUPLED, "mnist", "WideResNet-10×1", 1000, 4000, 30, 256, 5, side=8, batch=64),
-        "paper": Config(DECOUPLED, "cifar10", "VGG-16-BN", 45_000, 5_000, 30, 2000, 3, augmented=True,
+        "smoke": Config("digits", 60, 60, 2, 2, "WideResNet-10×1", 0, DECOUPLED, side=4, batch=30),
+        "cpu": Config("mnist", 1000, 4000, 30, 5, "WideResNet-10×1", 256, DECOUPLED, side=8, batch=64),
+        "paper": Config("cifar10", 45_000, 5_000, 30, 3, "VGG-16-BN", 2000, DECOUPLED, augmented=True,
                         precision="bfloat16"),
     },
     cells,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Rows
-from lambdahat.experiments.flatness.runs import curve, decades, errors, gap, over_seeds
+from lambdahat.experiments.readings import curve, decades, errors, gap, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, paired_difference
 
@@ -54,7 +54,8 @@ def _kfac_claims(rows: Rows) -> list[Claim]:
               "65 to 62.2 % accuracy", gap(at(rows, last), at(rows, first), "error"), unit=" points"),
         Claim("KFAC, α = 0.0001: less damping raises the validation error (δ = 0.001 to 0.0001)", "§6.5.1",
               "62.2 to 56 % accuracy", gap(at(rows, least), at(rows, last), "error"), unit=" points"),
-        Claim("KFAC, α = 0.0001: and more than the training error (δ = 0.001 to 0.0001)", "§6.5.1",
+        Claim("KFAC, α = 0.0001: less damping raises the validation error more than the training error (δ = 0.001 to"
+              " 0.0001)", "§6.5.1",
               "significantly larger", _gap_of_gaps(rows, least, last), unit=" points"),
     ]  # fmt: skip
 
@@ -76,7 +77,8 @@ def _adam_claims(rows: Rows) -> list[Claim]:
               "significantly underperforms", gap(at(rows, DEFAULT), sgd, "error"), unit=" points"),
         Claim("Adam, α = 0.0004: δ = 0.0004 lowers the validation error", "§6.5.2, Table 6.1",
               "62.85 to 64.5 % accuracy", gap(at(rows, DEFAULT), at(rows, BETTER), "error"), unit=" points"),
-        Claim("Adam, α = 0.0004: over-damping raises it again (δ = 0.1 against 0.0004)", "§6.5.2", "decreases",
+        Claim("Adam, α = 0.0004: over-damping raises the validation error again (δ = 0.1 against 0.0004)",
+              "§6.5.2", "decreases",
               gap(at(rows, OVER), at(rows, BETTER), "error"), unit=" points"),
         Claim(f"Adam, α = 0.001, δ = {best[2]:g}: it matches or beats SGD (its excess of error)", "§6.5.2",
               "match or even beat", gap(at(rows, best), sgd, "error"), "below", SAME, unit=" points"),

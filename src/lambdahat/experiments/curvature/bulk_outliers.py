@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,66 +11,50 @@ import torch
 from lambdahat._rng import derived_seed
 from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.estimators.spectra import spectrum
-from lambdahat.experiments.charts import Chart, Series
+from lambdahat.experiments.charts import Chart, Series, short
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import (
-    Images,
-    Watch,
-    curvature_problem,
-    descend,
-    ends,
-    images,
-    network,
-    over_seeds,
-    short,
-    stems,
-)
-from lambdahat.experiments.minibatch.points import continuous_region
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.flatness.runs import Watch, curvature_problem, descend, ends
+from lambdahat.experiments.image_sets import Images, images, network
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import over_seeds, stems
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import mean_of, paired_difference
 from lambdahat.operators import operator
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import Additive, Semicircle, TracyWidom, edge_fluctuation, fit_bulk
+from lambdahat.randommatrix.bulk import KAPPA
 from lambdahat.results import Spectrum
 
 SPIKES = (4.0, 3.0, 2.5)  # in units of the noise, whose bulk ends at 2 and hides spikes below 1
 HIDDEN = 0.5
 PAIRS = 20
 DECAY = 5e-4
-KAPPA = 5.0
 FACTOR = math.log10(2)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Scale):
     """One scale: spiked matrices of ``size``, then networks; ``samples`` images on either side for the Hessian."""
 
-    size: int
-    matrices: int
-    data: str
     network: str
-    training: int
-    held_out: int
-    epochs: int
     samples: int
     depth: int
-    seeds: int
+    size: int
+    matrices: int
     side: int = 0
     rate: float = 0.03
-    batch: int = 128
     augmented: bool = False
     precision: str = "float32"
 
 
 def cells(config: Config) -> list[Cell]:
     """Matrices, then networks, seed by seed."""
-    settings = asdict(config)
-    size, matrices, seeds = (settings.pop(name) for name in ("size", "matrices", "seeds"))
-    depth = settings["depth"]
-    found = [{"part": "matrix", "size": size, "depth": depth, "seed": seed} for seed in range(matrices)]
-    return found + [{"part": "network", **settings, "seed": seed} for seed in range(seeds)]
+    base = settings_of(config, "size", "matrices", "seeds")
+    matrix = {"part": "matrix", "size": config.size, "depth": config.depth}
+    found: list[Cell] = [{**matrix, "seed": seed} for seed in range(config.matrices)]
+    return found + [{"part": "network", **base, "seed": seed} for seed in range(config.seeds)]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -137,7 +121,7 @@ def _reading(problem: Problem, other: Problem, cell: Cell) -> Row:
     held = (true.vectors.T @ pairs.vectors).square().sum(0)
     return {
         "outliers": _above(shape), "below": len(fit.outliers) - _above(shape), "edge": float(fit.upper),
-        "edge stderr": float(fit.upper.stderr), "weight edge": continuous_region(shape)[1],
+        "edge stderr": float(fit.upper.stderr), "weight edge": fit.weight_edges[1],
         "largest": float(shape.nodes.max()),
         "kept": short(held), "values": short(pairs.values), **_stems_of(shape),
     }  # fmt: skip
@@ -171,7 +155,7 @@ def _network_claims(rows: Rows) -> list[Claim]:
     return [
         Claim("network: several outliers stand apart from the bulk (their number)", "Figure 6.1b", "several",
               over_seeds(half, "outliers"), bound=1.0),
-        Claim(f"network: no more than classes, {classes}", "§6.4.1", "at most the classes",
+        Claim(f"network: no more outliers than classes, {classes}", "§6.4.1", "at most the classes",
               over_seeds(half, "outliers"), "below", classes + 0.5),
         Claim("network: the bulk ends where weights fall below κ/P, κ = 5, within a factor 2 of the fitted edge",
               "Figure 6.1b", "an approximate threshold", mean_of(ratios), "within", 0.0, FACTOR, " decades"),
@@ -227,12 +211,13 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "bulk-outliers",
     "A bulk and outliers, in a spiked matrix and in a trained network",
-    "Spectral thesis, §6.2",
+    SPECTRAL,
+    "§6.2, Figure 6.1",
     {
-        "smoke": Config(200, 4, "digits", "MLP-16", 400, 300, 6, 300, 40, 3, batch=32),
-        "cpu": Config(1000, 20, "mnist", "LeNet-5", 4000, 2000, 6, 1000, 60, 5),
-        "paper": Config(2000, 50, "cifar10", "VGG-16", 45_000, 5_000, 60, 5000, 100, 3, rate=0.05, augmented=True,
-                        precision="bfloat16"),
+        "smoke": Config("digits", 400, 300, 6, 3, "MLP-16", samples=300, depth=40, size=200, matrices=4, batch=32),
+        "cpu": Config("mnist", 4000, 2000, 6, 5, "LeNet-5", samples=1000, depth=60, size=1000, matrices=20),
+        "paper": Config("cifar10", 45_000, 5_000, 30, 3, "VGG-16", samples=1000, depth=80, size=2000, matrices=50,
+                        rate=0.05, augmented=True, precision="bfloat16"),
     },
     cells,
     run,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Row, Rows
-from lambdahat.experiments.flatness.runs import curve, gap, over_seeds
+from lambdahat.experiments.readings import curve, gap, over_seeds
 from lambdahat.experiments.reproduction import Table
 
 RATE, LARGE_RATE = 1e-3, 3e-3

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.curvature.trained import end_row, epoch_rows, train
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import curve, images, network, over_seeds
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.image_sets import images, network
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import curve, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import mean_of, paired_difference
 
@@ -22,35 +24,28 @@ METHODS = ("Lanczos", "SGD", "Adam")
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Scale):
     """One scale: the rates of SGD and Adam among which the best is taken."""
 
-    data: str
     network: str
-    training: int
-    held_out: int
-    epochs: int
-    seeds: int
     sgd: tuple[float, ...]
     adam: tuple[float, ...]
     side: int = 0
-    batch: int = 128
     pairs: int = 20
     schedule: str = "flat"
 
 
 def cells(config: Config) -> list[Cell]:
     """Optimiser and rate × seed."""
-    settings = asdict(config)
-    seeds, sgd, adam = (settings.pop(name) for name in ("seeds", "sgd", "adam"))
+    base = settings_of(config, "sgd", "adam", "seeds")
     runs: list[Cell] = [
         {"optimizer": "Lanczos", "rate": rate, "damping": RATIO * rate, "curvature": name}
         for name in CURVATURES
         for rate in RATES
     ]
-    runs += [{"optimizer": "SGD", "rate": rate, "damping": 0.0, "curvature": ""} for rate in sgd]
-    runs += [{"optimizer": "Adam", "rate": rate, "damping": 1e-8, "curvature": ""} for rate in adam]
-    return [{**settings, **one, "seed": seed} for one in runs for seed in range(seeds)]
+    runs += [{"optimizer": "SGD", "rate": rate, "damping": 0.0, "curvature": ""} for rate in config.sgd]
+    runs += [{"optimizer": "Adam", "rate": rate, "damping": 1e-8, "curvature": ""} for rate in config.adam]
+    return [{**base, **one, "seed": seed} for one in runs for seed in range(config.seeds)]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -143,11 +138,12 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "second-order-curves",
     "Stochastic Lanczos steps against SGD and Adam",
-    "Spectral thesis, §4.3.1",
+    SPECTRAL,
+    "§4.3.1, Table 4.4, Figure 4.2b",
     {
-        "smoke": Config("digits", "MLP-8", 100, 100, 2, 2, (0.01, 0.1), (3e-3, 1e-2), batch=50, pairs=5),
-        "cpu": Config("mnist", "MLP-100", 2000, 1000, 8, 5, (0.01, 0.03, 0.1, 0.3), (1e-3, 3e-3, 1e-2, 3e-2), side=14),
-        "paper": Config("cifar10", "VGG-16", 10_000, 5_000, 10, 2, (0.003, 0.01, 0.03), (1e-4, 3e-4, 1e-3)),
+        "smoke": Config("digits", 100, 100, 2, 2, "MLP-8", (0.01, 0.1), (3e-3, 1e-2), batch=50, pairs=5),
+        "cpu": Config("mnist", 2000, 1000, 8, 5, "MLP-100", (0.01, 0.03, 0.1, 0.3), (1e-3, 3e-3, 1e-2, 3e-2), side=14),
+        "paper": Config("cifar10", 10_000, 5_000, 10, 2, "VGG-16", (0.003, 0.01, 0.03), (1e-4, 3e-4, 1e-3)),
     },
     cells,
     run,

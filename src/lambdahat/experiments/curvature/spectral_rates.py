@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -12,8 +12,10 @@ from torch.optim import Optimizer
 from lambdahat.data.augmentation import augment
 from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import curve, gap, images, network, over_seeds
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.image_sets import images, network
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import curve, gap, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import mean_of, slope
 from lambdahat.optim.averaged_descent import SWA, Averaged
@@ -31,17 +33,11 @@ WELL = 2.0  # points of validation error
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Scale):
     """One scale; ``rate`` is the baseline's."""
 
-    data: str
     network: str
-    training: int
-    held_out: int
-    epochs: int
-    seeds: int
     side: int = 0
-    batch: int = 128
     rate: float = 0.05
     augmented: bool = False
     precision: str = "float32"
@@ -49,9 +45,8 @@ class Config:
 
 def cells(config: Config) -> list[Cell]:
     """Method × seed."""
-    settings = asdict(config)
-    seeds = settings.pop("seeds")
-    return [{**settings, "method": method, "seed": seed} for method in METHODS for seed in range(seeds)]
+    base = settings_of(config, "seeds")
+    return [{**base, "method": method, "seed": seed} for method in METHODS for seed in range(config.seeds)]
 
 
 class Rates:
@@ -159,11 +154,12 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "spectral-sgd",
     "Rate and momentum from the spectrum, against averaging with a rate by hand",
-    "Spectral thesis, §4.3.2",
+    SPECTRAL,
+    "§4.3.2, Figure 4.2a",
     {
-        "smoke": Config("digits", "MLP-16", 150, 200, 9, 2, batch=50),
-        "cpu": Config("mnist", "WideResNet-10×1", 1000, 2000, 36, 5, side=8, batch=64),
-        "paper": Config("cifar10", "PreResNet-110", 45_000, 5_000, 36, 3, augmented=True, rate=0.1),
+        "smoke": Config("digits", 150, 200, 9, 2, "MLP-16", batch=50),
+        "cpu": Config("mnist", 1000, 2000, 36, 5, "WideResNet-10×1", side=8, batch=64),
+        "paper": Config("cifar10", 45_000, 5_000, 36, 3, "PreResNet-110", augmented=True, rate=0.1),
     },
     cells,
     run,

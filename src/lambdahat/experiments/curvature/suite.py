@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,17 @@ from torch import Tensor
 
 from lambdahat.estimators.landscapes import landscape
 from lambdahat.estimators.spectra import quadrature
+from lambdahat.experiments.charts import short
 from lambdahat.experiments.curvature.suite_claims import charts, claims, tables
-from lambdahat.experiments.experiment import Cell, Experiment, Row
-from lambdahat.experiments.flatness.runs import Images, curvature_problem, descend, ends, images, network, short
-from lambdahat.experiments.minibatch.points import continuous_region
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Scale, settings_of
+from lambdahat.experiments.flatness.runs import curvature_problem, descend, ends
+from lambdahat.experiments.image_sets import Images, images, network
+from lambdahat.experiments.papers import SPECTRAL
 from lambdahat.krylov import Lanczos, lanczos, random_vector
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
 from lambdahat.problem import Problem
+from lambdahat.randommatrix.bulk import continuous_region
 from lambdahat.results import Spectrum
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {
@@ -38,29 +41,22 @@ BINS = 60
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Scale):
     """One scale; curvature is over ``samples`` training images by ``depth`` Lanczos steps."""
 
-    data: str
     network: str
-    training: int
-    held_out: int
-    epochs: int
     samples: int
     depth: int
-    seeds: int
     side: int = 0
     rate: float = 0.03
-    batch: int = 128
     augmented: bool = False
     precision: str = "float32"
 
 
 def cells(config: Config) -> list[Cell]:
     """Seed by seed."""
-    settings = asdict(config)
-    seeds = settings.pop("seeds")
-    return [{**settings, "seed": seed} for seed in range(seeds)]
+    base = settings_of(config, "seeds")
+    return [{**base, "seed": seed} for seed in range(config.seeds)]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -141,11 +137,12 @@ def ritz_vector(steps: Lanczos, place: int) -> Tensor:
 EXPERIMENT = Experiment(
     "curvature-suite",
     "Hessian, Gauss–Newton matrix and gradient covariance of a trained network, and the loss along their directions",
-    "Spectral thesis, §§4.2 and 4.6",
+    SPECTRAL,
+    "§§4.2 and 4.6, Tables 4.1–4.3, Figures 4.7 and 4.8",
     {
-        "smoke": Config("digits", "MLP-16", 400, 300, 8, 400, 30, 3, batch=32),
-        "cpu": Config("mnist", "LeNet-5", 4000, 2000, 6, 1000, 60, 6),
-        "paper": Config("cifar10", "VGG-16", 45_000, 5_000, 60, 5000, 100, 3, rate=0.05, augmented=True,
+        "smoke": Config("digits", 400, 300, 8, 3, "MLP-16", samples=400, depth=30, batch=32),
+        "cpu": Config("mnist", 4000, 2000, 6, 6, "LeNet-5", samples=1000, depth=60),
+        "paper": Config("cifar10", 45_000, 5_000, 60, 3, "VGG-16", samples=5000, depth=100, rate=0.05, augmented=True,
                         precision="bfloat16"),
     },
     cells,

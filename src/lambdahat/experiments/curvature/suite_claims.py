@@ -9,7 +9,7 @@ import numpy as np
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Row, Rows
-from lambdahat.experiments.flatness.runs import decades, gap, over_seeds, stems
+from lambdahat.experiments.readings import decades, gap, over_seeds, stems
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import mean_of, paired_difference
 
@@ -38,7 +38,7 @@ def _matrix_claims(rows: Rows) -> list[Claim]:
         Claim("the Gauss–Newton matrix has the outliers of the Hessian (mean relative difference of the largest four)",
               "§4.6.1, Figure 4.7", "quite closely", mean_of(apart), "below", CLOSE),
         Claim("the Hessian has mass below 0", "§4.6.1", "37 %", over_seeds(full, "negative"), bound=0.01),
-        Claim("without its heaviest Ritz value little of that is left", "§4.6.1", "0.05 %",
+        Claim("without the Ritz value of most weight little mass of the Hessian is left below 0", "§4.6.1", "0.05 %",
               over_seeds(full, "negative rest"), "below", 0.01),
         Claim("λ₁ of the gradient covariance is that of the Hessian, within a factor 2", "§4.1.1", "close",
               decades(noise, full, "largest"), "within", 0.0, FACTOR, " decades"),
@@ -84,7 +84,8 @@ def _line_claims(rows: Rows) -> list[Claim]:
     return [
         Claim("along the sharpest direction training and test loss change alike (ratio of mean changes)", "Table 4.3",
               "similar", mean_of(list(sharp.values())), "within", 0.0, FACTOR, " decades"),
-        Claim("along a flat direction they change less alike (distance of the ratio from 1)", "Table 4.3",
+        Claim("along a flat direction training and test loss change less alike (distance of the ratio from 1)",
+              "Table 4.3",
               "not necessarily flat", paired_difference(*distances), unit=" decades"),
     ]  # fmt: skip
 

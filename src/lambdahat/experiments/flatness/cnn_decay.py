@@ -6,24 +6,11 @@ from dataclasses import dataclass
 
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, settings_of
-from lambdahat.experiments.flatness.runs import (
-    PAPER,
-    curvature_problem,
-    decades,
-    descend,
-    ends,
-    errors,
-    gap,
-    images,
-    logs,
-    measured,
-    modes_of,
-    network,
-    over_seeds,
-    stems,
-    titled,
-)
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.flatness.runs import curvature_problem, descend, ends, measured, titled
+from lambdahat.experiments.image_sets import images, modes_of, network
+from lambdahat.experiments.papers import FLATNESS
+from lambdahat.experiments.readings import decades, errors, gap, logs, over_seeds, stems
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, paired_difference
 
@@ -53,22 +40,16 @@ PUBLISHED = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Scale):
     """One scale: networks, each with the side its images are pooled to and its rate; ``decay`` is set against none.
 
     The Hessian is over ``samples`` images.
     """
 
-    data: str
-    training: int
-    held_out: int
-    epochs: int
-    seeds: int
     networks: tuple[tuple[str, int, float], ...]
     samples: int
     depth: int
     decay: float = 5e-4
-    batch: int = 128
     augmented: bool = False
     precision: str = "float32"
 
@@ -199,7 +180,8 @@ def _bars(rows: Rows, column: str, decay: float) -> Series:
 EXPERIMENT = Experiment(
     "cnn-decay",
     "Weight decay makes convolutional networks sharper and better",
-    PAPER,
+    FLATNESS,
+    "§4, Figures 4–7",
     {
         "smoke": Config("digits", 96, 64, 2, 2, (("WideResNet-10×1", 4, 0.1),), samples=32, depth=6, batch=32),
         "cpu": Config("cifar10", 1000, 1000, 40, 3,

@@ -18,7 +18,8 @@ from lambdahat._rng import generator
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import PAPER, decades, gap, over_seeds
+from lambdahat.experiments.papers import FLATNESS
+from lambdahat.experiments.readings import decades, gap, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading
 from lambdahat.operators.curvature import hessian
@@ -185,7 +186,8 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "deep-linear-toy",
     "A product of weights under the exponential loss: rank, rescaling, weight decay",
-    PAPER,
+    FLATNESS,
+    "§2",
     {"smoke": Config(5), "cpu": Config(50), "paper": Config(200)},
     cells,
     run,

@@ -10,27 +10,11 @@ from torch import nn
 
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, settings_of
-from lambdahat.experiments.flatness.runs import (
-    PAPER,
-    Images,
-    curvature_problem,
-    curve,
-    decades,
-    descend,
-    ends,
-    errors,
-    gap,
-    images,
-    logs,
-    measured,
-    modes_of,
-    network,
-    over_seeds,
-    run_fit,
-    stems,
-    titled,
-)
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.flatness.runs import curvature_problem, descend, ends, measured, run_fit, titled
+from lambdahat.experiments.image_sets import Images, images, modes_of, network
+from lambdahat.experiments.papers import FLATNESS
+from lambdahat.experiments.readings import curve, decades, errors, gap, logs, over_seeds, stems
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import paired_difference
 from lambdahat.optim.gadam import Gadam
@@ -59,19 +43,13 @@ SIMILAR = 1.0  # points of training accuracy
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Scale):
     """One scale; the Hessian is over ``samples`` images."""
 
-    data: str
-    training: int
-    held_out: int
-    epochs: int
-    seeds: int
     network: str
     samples: int
     depth: int
     side: int = 0
-    batch: int = 128
     augmented: bool = False
     precision: str = "float32"
 
@@ -175,7 +153,8 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "gadam-sharpness",
     "Gadam ends sharper than SGD, and better",
-    PAPER,
+    FLATNESS,
+    "§5, Figures 8–10",
     {
         "smoke": Config("digits", 96, 64, 3, 2, "WideResNet-10×1", samples=32, depth=6, side=4, batch=32),
         "cpu": Config("cifar10", 1000, 1000, 50, 4, "WideResNet-10×1", samples=256, depth=30, side=8, batch=32),

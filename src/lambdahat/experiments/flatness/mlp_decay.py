@@ -7,23 +7,11 @@ from dataclasses import dataclass
 from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, settings_of
-from lambdahat.experiments.flatness.runs import (
-    PAPER,
-    Watch,
-    curvature_problem,
-    curve,
-    descend,
-    ends,
-    gap,
-    images,
-    mean_square,
-    measured,
-    network,
-    over_seeds,
-    stems,
-    titled,
-)
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.flatness.runs import Watch, curvature_problem, descend, ends, mean_square, measured, titled
+from lambdahat.experiments.image_sets import images, network
+from lambdahat.experiments.papers import FLATNESS
+from lambdahat.experiments.readings import curve, gap, over_seeds, stems
 from lambdahat.experiments.reproduction import Table
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
@@ -46,17 +34,11 @@ NEAR = 0.25  # share of a printed value within which ours counts as the same
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Scale):
     """One scale: networks by name, the first the paper's; the Hessian's over ``samples`` images, ``points`` times."""
 
-    data: str
-    training: int
-    held_out: int
-    epochs: int
-    seeds: int
     networks: tuple[str, ...] = ("MLP-100",)
     rate: float = 0.03
-    batch: int = 128
     samples: int = 10_000
     depth: int = 100
     points: int = 5
@@ -159,7 +141,8 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "mlp-decay",
     "Weight decay makes a perceptron sharper and better",
-    PAPER,
+    FLATNESS,
+    "§4, Figure 3",
     {
         "smoke": Config("digits", 600, 200, 6, 2, ("MLP-20",), samples=300, depth=20, points=2),
         "cpu": Config("mnist", 45_000, 5_000, 50, 5, ("MLP-100",), samples=4000, depth=60),

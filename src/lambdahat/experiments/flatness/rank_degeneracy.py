@@ -15,19 +15,10 @@ from lambdahat.estimators.spectra import spectrum
 from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, settings_of
-from lambdahat.experiments.flatness.runs import (
-    PAPER,
-    Watch,
-    curvature_problem,
-    curve,
-    descend,
-    images,
-    judged,
-    modes_of,
-    network,
-    over_seeds,
-    stems,
-)
+from lambdahat.experiments.flatness.runs import Watch, curvature_problem, descend, judged
+from lambdahat.experiments.image_sets import images, modes_of, network
+from lambdahat.experiments.papers import FLATNESS
+from lambdahat.experiments.readings import curve, over_seeds, stems
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of
 from lambdahat.operators.base import LinearOperator
@@ -253,7 +244,8 @@ LARGE = (Subject("VGG-16", "cifar10", 45_000), Subject("PreResNet-110", "cifar10
 EXPERIMENT = Experiment(
     "rank-degeneracy",
     "How much of the Hessian is zero, beside the rank bound",
-    PAPER,
+    FLATNESS,
+    "§3.2, Figures 1 and 11–14",
     {
         "smoke": Config((Subject("MLP-14-14", "digits", 700, 4, True),), 4, 2, samples=700, depth=30, points=1),
         "cpu": Config((*SMALL, Subject("MLP-100", "mnist", 10_000)), 20, 4, samples=3000, depth=100),

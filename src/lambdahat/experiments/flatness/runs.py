@@ -1,114 +1,29 @@
-"""What the experiments of the flatness paper share: images, networks, training by Eq. 12, and how sharp the end is."""
+"""What the experiments of the flatness paper share: training by Eq. 12, and how sharp the end is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d
+from torch import nn
 
-from lambdahat._check import require, require_choice
-from lambdahat._rng import generator
 from lambdahat.batches import rng_untouched
 from lambdahat.data.augmentation import augment
-from lambdahat.data.loading import load
 from lambdahat.estimators.norms import frobenius_norm
 from lambdahat.estimators.spectra import spectrum
-from lambdahat.experiments.charts import Series
-from lambdahat.experiments.experiment import Cell, Row, Rows
-from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
-from lambdahat.models import all_cnn, lenet5, make_model, preresnet, vgg16, wide_resnet
-from lambdahat.network import BATCH_NORMS
+from lambdahat.experiments.charts import short
+from lambdahat.experiments.experiment import Cell, Row
+from lambdahat.experiments.image_sets import Images, Pair
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
 from lambdahat.optim.schedules import linear_decay
 from lambdahat.problem import Problem
 from lambdahat.training import Run, fit
 
-PAPER = "Flatness is a false friend"
 MOMENTUM = 0.9
 NORM_TOLERANCE = 0.1  # of the Frobenius norm, so about 20 % of its square at 95 % confidence
-Pair = tuple[Tensor, Tensor]
-
-NETWORKS: dict[str, Callable[..., nn.Module]] = {
-    "All-CNN": all_cnn,
-    "LeNet-5": lenet5,
-    "PreResNet-11": partial(preresnet, 11),
-    "PreResNet-110": partial(preresnet, 110),
-    "PreResNet-164": partial(preresnet, 164),
-    "VGG-16": vgg16,
-    "VGG-16-BN": partial(vgg16, batch_norm=True),
-    "WideResNet-10×1": partial(wide_resnet, 10, 1),
-    "WideResNet-28×10": partial(wide_resnet, 28, 10),
-}
-
-
-class Images(NamedTuple):
-    """Inputs (n, C, H, W) and labels to train on and to judge by."""
-
-    training: Pair
-    held_out: Pair
-    classes: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """That of one image."""
-        return tuple(self.training[0].shape[1:])
-
-
-def images(cell: Cell, device: str) -> Images:
-    """The first ``training`` and the next ``held_out`` images of a data set's training part, in the seed's order.
-
-    ``side``, unless 0, pools them to that height and width; ``parity`` makes their classes even and odd.
-    """
-    x, y, classes = _loaded(cell["data"])
-    count, held_out = cell["training"], cell["held_out"]
-    enough = count + held_out <= len(x)
-    require(enough, "training and held_out", f"be at most {len(x):,} together", f"{count:,} and {held_out:,}")
-    chosen = torch.randperm(len(x), generator=generator(cell["seed"], "split"))[: count + held_out]
-    x, y = _scaled(x[chosen].to(device), cell["data"]), y[chosen].to(device)
-    if cell.get("side"):
-        x = adaptive_avg_pool2d(x, cell["side"])
-    if cell.get("parity"):
-        y, classes = y % 2, 2
-    return Images((x[:count], y[:count]), (x[count:], y[count:]), classes)
-
-
-def _loaded(name: str) -> tuple[Tensor, Tensor, int]:
-    """The images as they are stored: bytes, of which a part is soon made numbers."""
-    if name == "digits":
-        split = load(name)
-        return split.train[0].view(-1, 1, 8, 8), split.train[1], split.classes
-    split = load(name, verify=name != "cifar10", normalization="raw")  # CIFAR-10 in another order passes too
-    return *split.train, split.classes
-
-
-def _scaled(x: Tensor, name: str) -> Tensor:
-    """Digits and MNIST in [−1, 1], as in the softmax experiment; photographs standardised by channel."""
-    if name != "cifar10":
-        return 2 * x - 1 if x.is_floating_point() else x.float() / 127.5 - 1
-    pixels = x.float()
-    deviation, mean = torch.std_mean(pixels, (0, 2, 3), keepdim=True)
-    return (pixels - mean) / deviation
-
-
-def network(name: str, found: Images, seed: int) -> nn.Module:
-    """A network of ``NETWORKS``, or a perceptron by its hidden widths: "MLP-100", "MLP-64-32"."""
-    device = found.training[0].device
-    if name.startswith("MLP-"):
-        widths = tuple(int(width) for width in name.split("-")[1:])
-        return make_model("mlp", found.shape, found.classes, seed, widths=widths).to(device)
-    make = NETWORKS[require_choice(name, "network", NETWORKS)]
-    return make(channels=found.shape[0], classes=found.classes, seed=seed).to(device)
-
-
-def modes_of(model: nn.Module) -> tuple[str, ...]:
-    """The ways to hold its batch norm when its curvature is taken: the paper's two, or one where there is none."""
-    return ("train", "eval") if any(isinstance(layer, BATCH_NORMS) for layer in model.modules()) else ("eval",)
 
 
 class Watch:
@@ -177,11 +92,6 @@ def mean_square(curvature: LinearOperator, seed: int) -> Row:
     }
 
 
-def short(values: Any) -> list[float]:
-    """Four digits of each: a figure needs no more."""
-    return [float(f"{float(value):.4g}") for value in values]
-
-
 @torch.no_grad()
 def judged(model: nn.Module, pair: Pair) -> tuple[float, float]:
     """Mean loss and accuracy in per cent, in evaluation mode."""
@@ -205,43 +115,6 @@ def ends(model: nn.Module, found: Images) -> Row:
     }  # fmt: skip
 
 
-def logs(rows: Rows, name: str) -> dict[Any, float]:
-    """log₁₀ of a column for each seed; NaN where it is not positive."""
-    return {seed: math.log10(value) if value > 0 else math.nan for seed, value in rows.paired(name).items()}
-
-
-def decades(upper: Rows, lower: Rows, name: str) -> Reading:
-    """log₁₀ of the ratio of two settings, seed by seed."""
-    return paired_difference(logs(upper, name), logs(lower, name))
-
-
-def gap(upper: Rows, lower: Rows, name: str) -> Reading:
-    """The difference of two settings, seed by seed."""
-    return paired_difference(upper.paired(name), lower.paired(name))
-
-
-def over_seeds(rows: Rows, name: str) -> Reading:
-    """The mean of a column over the seeds."""
-    return mean_of(list(rows.paired(name).values()))
-
-
-def curve(label: str, rows: Rows, name: str, x: str = "epoch") -> Series:
-    """The mean over seeds at each x, with its error where there is more than one seed."""
-    places = sorted({row[x] for row in rows if row.get(name) is not None})
-    readings = [over_seeds(rows.where(**{x: place}), name) for place in places]
-    return Series(label, places, [reading.value for reading in readings], errors(readings))
-
-
-def errors(readings: Sequence[Reading]) -> list[float | None]:
-    """Standard errors, None where there is none."""
-    return [reading.stderr if math.isfinite(reading.stderr) else None for reading in readings]
-
-
 def titled(words: str) -> str:
     """With a capital; λ stays as it is."""
     return words if words.startswith("λ") else words[0].upper() + words[1:]
-
-
-def stems(label: str, row: Mapping[str, Any]) -> Series:
-    """The Ritz values of one row."""
-    return Series(label, row["nodes"], row["weights"], style="stems")

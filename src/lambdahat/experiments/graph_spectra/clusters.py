@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat.experiments.charts import Chart, Series
+from lambdahat.experiments.charts import Chart, Series, short
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import decades, over_seeds, short
 from lambdahat.experiments.graph_spectra.counting import (
     EGS,
     FIRST,
@@ -23,6 +22,8 @@ from lambdahat.experiments.graph_spectra.counting import (
     plain_moments,
 )
 from lambdahat.experiments.graph_spectra.subjects import mixed, planted, real_graph
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import decades, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of, slope
 from lambdahat.graphs.block_moments import eigenvalues
@@ -195,9 +196,11 @@ def _email_claims(rows: Rows) -> list[Claim]:
     (row,) = rows
     place = "§3.7.1.2, Figure 3.6"
     return [
-        Claim("Email: eigenvalues below the first minimum of the density", place, "20", Reading(row["below"], 0.0),
+        Claim("Email: how many eigenvalues lie below the first minimum of the density",
+              place, "20", Reading(row["below"], 0.0),
               "within", 20.0, 0.5),
-        Claim("Email: the area below the first minimum times n", place, "20", Reading(row["found"], 0.0), "within",
+        Claim("Email: the area of the density below its first minimum, times n",
+              place, "20", Reading(row["found"], 0.0), "within",
               20.0, 1.0),
     ]  # fmt: skip
 
@@ -291,7 +294,8 @@ TENTH = (Mixed("mixed 305", 20_160, 30, 500, 1000), Mixed("mixed 1355", 40_442, 
 EXPERIMENT = Experiment(
     "graph-clusters",
     "Numbers of clusters from entropic spectra and from smoothed Lanczos",
-    "Spectral thesis, chapter 3",
+    SPECTRAL,
+    "§3.7.1, Table 3.2, Figures 3.5 and 3.6",
     {
         "smoke": Config(
             (9, 30), (Mixed("mixed 305", 300, 4, 60, 90),), 2, 1, 1, (12, 16, 24), 24, probes=10, small=120

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lambdahat.experiments.charts import Chart, Series
+from lambdahat.experiments.charts import Chart, Series, short
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import curve, short
 from lambdahat.experiments.graph_spectra.counting import (
     EGS,
     FIRST,
@@ -21,6 +20,8 @@ from lambdahat.experiments.graph_spectra.counting import (
     plain_moments,
 )
 from lambdahat.experiments.graph_spectra.subjects import real_graph
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import curve
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of
 from lambdahat.graphs.cluster_counts import TOLERANCE
@@ -150,7 +151,8 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "graph-communities",
     "Numbers of clusters in large real graphs",
-    "Spectral thesis, chapter 3",
+    SPECTRAL,
+    "§3.7.1.3, Table 3.3, Figure 3.7",
     {"smoke": Config(2, (12, 18, 24), 10, 150), "cpu": Config(5), "paper": Config(10)},
     cells,
     run,

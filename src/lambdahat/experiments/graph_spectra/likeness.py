@@ -11,8 +11,9 @@ import numpy as np
 from lambdahat.experiments.charts import Chart, Heat
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import over_seeds
 from lambdahat.experiments.graph_spectra.subjects import SUBJECTS, real_graph
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import mean_of
 from lambdahat.graphs.divergences import Similarity, similarity
@@ -141,7 +142,8 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "graph-similarity",
     "Graphs of one kind have like spectra",
-    "Spectral thesis, chapter 3",
+    SPECTRAL,
+    "§3.6.3, Figure 3.4",
     {"smoke": Config(2, 16, 150), "cpu": Config(5), "paper": Config(10)},
     cells,
     run,

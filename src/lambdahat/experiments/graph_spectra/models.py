@@ -8,8 +8,9 @@ from lambdahat._rng import derived_seed
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import curve, decades, over_seeds
 from lambdahat.experiments.graph_spectra.subjects import real_graph
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import curve, decades, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.graphs.model_fits import fit_model, which_model
 from lambdahat.graphs.random_models import Model
@@ -102,7 +103,7 @@ def claims(rows: Rows) -> list[Claim]:
         for size in fits.distinct("size"):
             part = fits.where(model=model, size=size)
             truth = true_parameter(model, size)
-            found.append(Claim(f"{NAMES[model]}, n = {size}: the parameter found over the true one, {truth:g}",
+            found.append(Claim(f"{NAMES[model]}, n = {size}: the parameter is found (over the true one, {truth:g})",
                                "§3.6.1, Table 3.1a", f"{printed[size] / truth:.3g}", over_seeds(part, "share"),
                                "within", 1.0, MARGIN))  # fmt: skip
     types = rows.where(kind="type")
@@ -166,7 +167,8 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "graph-models",
     "Parameters and types of random graphs from their entropic spectra",
-    "Spectral thesis, chapter 3",
+    SPECTRAL,
+    "§§3.6.1 and 3.6.2, Table 3.1",
     {
         "smoke": Config((50,), 1, 120, 50, 1, 2, 2, youtube=120, moments=8, type_moments=8),
         "cpu": Config(SIZES, 8, 5000, 600, 4),

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat._rng import derived_seed
-from lambdahat.experiments.charts import Chart, Series
+from lambdahat.experiments.charts import Chart, Series, short
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import curve, decades, over_seeds, short
 from lambdahat.experiments.graph_spectra.counting import first_moments
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import curve, decades, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
 from lambdahat.graphs.block_moments import BOUNDS, components, eigenvalues, probed_moments
@@ -213,7 +214,8 @@ def _graph_charts(rows: Rows, name: str) -> list[Chart]:
 EXPERIMENT = Experiment(
     "graph-spectra",
     "Entropic spectra of the semicircle and of random graphs",
-    "Spectral thesis, chapter 3",
+    SPECTRAL,
+    "§3.5, Figures 3.1–3.3",
     {
         "smoke": Config(120, 2, (3, 12, 24), (3, 5, 10), probes=20),
         "cpu": Config(5000, 5),

@@ -18,7 +18,8 @@ from lambdahat.estimators.spectra import moments
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import curve, decades, over_seeds
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import curve, decades, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading
 from lambdahat.maxent import fit
@@ -264,7 +265,8 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "logdet-kernels",
     "Log-determinants of kernel matrices by maximum entropy, Chebyshev and Lanczos",
-    "Spectral thesis, chapter 2",
+    SPECTRAL,
+    "§2.6.1, Table 2.1",
     {
         "smoke": Config(100, 2, CONDITIONS[::8], rank=50, moments=16, probes=12),
         "cpu": Config(1000, 6),

@@ -13,8 +13,9 @@ from lambdahat.estimators.spectra import moments
 from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.flatness.runs import curve, decades, over_seeds
 from lambdahat.experiments.logdets.matrices import STIFFNESS, Known, grid, stiffness
+from lambdahat.experiments.papers import SPECTRAL
+from lambdahat.experiments.readings import curve, decades, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of
 from lambdahat.maxent import MaxentDensity, fit, fit_classical
@@ -168,7 +169,8 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "logdet-moments",
     "Entropy and error of log det over the number of moments: the classical algorithm and MEMe",
-    "Spectral thesis, chapter 2",
+    SPECTRAL,
+    "§2.6.1, Figure 2.1",
     {
         "smoke": Config((12, 13), (), 3, sweeps=100, probes=20),
         "cpu": Config((284, 285), (STIFFNESS, f"{STIFFNESS}, scaled"), 5),

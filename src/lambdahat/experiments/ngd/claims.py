@@ -13,7 +13,6 @@ from lambdahat.experiments.ngd.measuring import TEMPERATURES, WORDS
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
 
-PAPER = "NGD converges to less degenerate solutions than SGD"
 RUN = ("data", "network", "layers", "width", "seed")  # what the two runs of a pair share
 NAMES = {"sgd": "SGD", "ngd": "NGD", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "digits": "digits"}
 QUANTITIES = {column: f"λ̂ at {words}" for column, words in WORDS.items()} | {"trace": "Tr H", "wbic": "WBIC"}

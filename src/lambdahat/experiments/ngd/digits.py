@@ -12,7 +12,6 @@ from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     FORMS,
     NAMES,
-    PAPER,
     QUANTITIES,
     form_claim,
     minima_table,
@@ -21,6 +20,7 @@ from lambdahat.experiments.ngd.claims import (
 from lambdahat.experiments.ngd.epochs import along, over_epochs
 from lambdahat.experiments.ngd.measuring import measured
 from lambdahat.experiments.ngd.training import Point, Setting, Subject, at_equal_loss, grid, subject_of, trained
+from lambdahat.experiments.papers import NGD
 from lambdahat.experiments.reproduction import Table
 from lambdahat.operators.curvature import hessian
 
@@ -100,7 +100,8 @@ SETTING = Setting("digits", 1400, 350, 40, rate=0.1, batch=64, chains=2, draws=1
 EXPERIMENT = Experiment(
     "ngd-digits",
     "SGD against NGD on 8 × 8 digits: the NGD paper in miniature",
-    PAPER,
+    NGD,
+    "Figures 1 and 2, in miniature",
     {
         "smoke": Config(replace(SETTING, training=200, epochs=4, draws=8, burn_in=8, sampled_batch=50,
                                 step_size=3e-4), 2, 10, 1),

@@ -11,7 +11,6 @@ from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     NAMES,
-    PAPER,
     QUANTITIES,
     SMALLER,
     beside_plots,
@@ -25,6 +24,7 @@ from lambdahat.experiments.ngd.claims import (
 from lambdahat.experiments.ngd.measuring import measured
 from lambdahat.experiments.ngd.training import Net, Setting, Subject, Way, grid, subject_of, trained
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
+from lambdahat.experiments.papers import NGD
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import mean_of
 
@@ -123,7 +123,8 @@ def over_epochs(title: str, rows: Rows, column: str, words: str, source: str) ->
 EXPERIMENT = Experiment(
     "ngd-epochs",
     "λ̂ and Tr H of SGD and NGD over epochs",
-    PAPER,
+    NGD,
+    "§3.1, Figure 2",
     {
         "smoke": Config(TINY, ("digits",), (("ffnn", 1, 8),), 2, 1),
         "cpu": Config(SMALL, ("mnist",), (("ffnn", 1, 64),), 7, 5),

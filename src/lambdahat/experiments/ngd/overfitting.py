@@ -15,7 +15,6 @@ from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     NAMES,
-    PAPER,
     RUN,
     SMALLER,
     beside_plots,
@@ -26,6 +25,7 @@ from lambdahat.experiments.ngd.claims import (
 from lambdahat.experiments.ngd.epochs import along, over_epochs
 from lambdahat.experiments.ngd.training import Net, Setting, grid, subject_of, trained
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
+from lambdahat.experiments.papers import NGD
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, correlation, mean_of
 
@@ -122,7 +122,8 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "ngd-overfitting",
     "λ̂, Tr H and WBIC grow while a network overfits",
-    PAPER,
+    NGD,
+    "Figures 7 and 8",
     {
         "smoke": Config(replace(TINY, training=100, epochs=20), ("ffnn", 1, 8), 2, 1),
         "cpu": Config(replace(SMALL, data="fashion-mnist", training=1024, epochs=400), ("ffnn", 1, 64), 8, 4),

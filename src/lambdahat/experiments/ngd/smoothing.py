@@ -10,7 +10,6 @@ from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
-    PAPER,
     QUANTITIES,
     RUN,
     SMALLER,
@@ -24,6 +23,7 @@ from lambdahat.experiments.ngd.claims import (
 from lambdahat.experiments.ngd.measuring import compared
 from lambdahat.experiments.ngd.training import Net, Setting, grid, subject_of, trained
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
+from lambdahat.experiments.papers import NGD
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of, slope
 
@@ -124,7 +124,8 @@ def _chart(rows: Rows, sweep: str, column: str) -> Chart:
 EXPERIMENT = Experiment(
     "ngd-smoothing",
     "Less smoothing of the Fisher matrix raises λ̂",
-    PAPER,
+    NGD,
+    "§3.2, Figure 3",
     {
         "smoke": Config(TINY, ("ffnn", 1, 8), (0.01, 1.0, 100.0), (1e-10, 1.0, 100.0), 1),
         "cpu": Config(SMALL, ("ffnn", 1, 64), (0.001, 0.01, 0.1, 1.0, 10.0, 1000.0), (1e-10, 1e-3, 0.1, 10.0), 4),

@@ -10,7 +10,6 @@ from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     NAMES,
-    PAPER,
     QUANTITIES,
     SMALLER,
     beside_plots,
@@ -25,6 +24,7 @@ from lambdahat.experiments.ngd.epochs import along
 from lambdahat.experiments.ngd.measuring import WORDS, measured
 from lambdahat.experiments.ngd.training import Net, Setting, Way, at_equal_loss, grid, subject_of, trained
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
+from lambdahat.experiments.papers import NGD
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import mean_of
 
@@ -168,7 +168,8 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "ngd-switch",
     "Switching from SGD to NGD raises λ̂",
-    PAPER,
+    NGD,
+    "§3.3, Figures 4–6",
     {
         "smoke": Config(TINY, (("4", "digits"), ("5 and 6", "digits")), ("ffnn", 1, 8), 5e-4, 10, 1, 1),
         "cpu": Config(SMALL, (("4", "fashion-mnist"), ("5 and 6", "mnist")), ("ffnn", 2, 64), 5e-4, 100, 3, 4),

@@ -15,7 +15,6 @@ from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     FORMS,
-    PAPER,
     QUANTITIES,
     SMALLER,
     bars,
@@ -28,6 +27,7 @@ from lambdahat.experiments.ngd.claims import (
 )
 from lambdahat.experiments.ngd.measuring import compared
 from lambdahat.experiments.ngd.training import Net, Setting, grid, subject_of, trained
+from lambdahat.experiments.papers import NGD
 from lambdahat.experiments.reproduction import Table
 
 
@@ -92,7 +92,8 @@ WHOLE = Setting("mnist", 60_000, 10_000, 20)
 EXPERIMENT = Experiment(
     "ngd-vs-sgd",
     "NGD ends at less degenerate solutions than SGD",
-    PAPER,
+    NGD,
+    "Figures 1 and 2",
     {
         "smoke": Config(TINY, Setting("digits", 64, 50, 4, rate=0.05, batch=32, chains=2, draws=8, burn_in=0,
                                       sampled_batch=8, step_size=1e-4), ("digits",), ("ffnn", 1, 8), 1, 1),

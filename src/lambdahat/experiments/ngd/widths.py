@@ -11,7 +11,6 @@ from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     FORMS,
     NAMES,
-    PAPER,
     QUANTITIES,
     SMALLER,
     beside_plots,
@@ -22,6 +21,7 @@ from lambdahat.experiments.ngd.claims import (
 )
 from lambdahat.experiments.ngd.training import Setting, grid
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE, run
+from lambdahat.experiments.papers import NGD
 from lambdahat.experiments.reproduction import Table
 
 HIDDEN = {1: "one hidden layer", 2: "two hidden layers"}
@@ -81,7 +81,8 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "ngd-widths",
     "λ̂ of SGD and NGD over widths",
-    PAPER,
+    NGD,
+    "Figure 1",
     {
         "smoke": Config(TINY, (6,), 1),
         "cpu": Config(SMALL, (16, 64, 128), 4),

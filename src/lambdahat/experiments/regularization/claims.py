@@ -135,7 +135,9 @@ DECAYED = ("L2", "L2 Stopped", *SELECTIVE)
 UNDECAYED = ("SGD Large", "Metric Large")
 
 FEWER = Below("the small regime uses the fewest first-layer vectors", XORS, BOTH, VECTORS, SMALL, LARGE)
-FEWER_TOO = Below("of the large regime the selective rules do", XORS, BOTH, VECTORS, SELECTIVE, PLAIN)
+FEWER_TOO = Below(
+    "of the large regime the selective rules use the fewest first-layer vectors", XORS, BOTH, VECTORS, SELECTIVE, PLAIN
+)
 LOWEST = Below("the small regime ends at the lowest norms", XORS, BOTH, NORM, SMALL, LARGE)
 LOWEST_TOO = Below("the selective rules end at the lowest norms of the large regime", TABLES, BOTH, NORM, SELECTIVE,
                    PLAIN)  # fmt: skip

@@ -18,6 +18,7 @@ from lambdahat._rng import generator
 from lambdahat.data.loading import load, locate
 from lambdahat.data.synthetic import synthetic_regression
 from lambdahat.experiments.experiment import Cell, Experiment
+from lambdahat.experiments.papers import REGULARIZATION
 from lambdahat.experiments.regularization.charts import charts_of
 from lambdahat.experiments.regularization.claims import claims_of
 from lambdahat.experiments.regularization.learning_rules import SETTINGS
@@ -32,7 +33,7 @@ from lambdahat.experiments.regularization.runs import (
     run_rules,
 )
 from lambdahat.experiments.regularization.tables import tables_of
-from lambdahat.experiments.regularization.xor_rules import PAPER, SILENT
+from lambdahat.experiments.regularization.xor_rules import SILENT
 from lambdahat.models.initial import initialize
 from lambdahat.models.perceptrons import ACTIVATIONS, mlp
 from lambdahat.models.xor import draw_weights
@@ -133,9 +134,11 @@ SHORT = (
 DEVIATION = 'The column "init σ²" is read as a deviation: only so do the printed norms of both regimes give one P.'
 
 
-def _experiment(task: Task, title: str, scales: dict[str, Config], assumptions: tuple[str, ...]) -> Experiment:
+def _experiment(
+    task: Task, title: str, part: str, scales: dict[str, Config], assumptions: tuple[str, ...]
+) -> Experiment:
     return Experiment(
-        f"rules-{task.name}", title, PAPER, scales, cells_with_data, partial(run_rules, task),
+        f"rules-{task.name}", title, REGULARIZATION, part, scales, cells_with_data, partial(run_rules, task),
         partial(claims_of, task.name), partial(tables_of, task.name), partial(charts_of, task.name),
         (*assumptions, SHORT, SILENT[0], *SILENT[2:]),
     )  # fmt: skip
@@ -144,6 +147,7 @@ def _experiment(task: Task, title: str, scales: dict[str, Config], assumptions: 
 MNIST = _experiment(
     MNIST_TASK,
     "Six learning rules from small and large weights on MNIST",
+    "§§5.4 and 5.7, Tables 5.1 and 5.2, Figures 5.17–5.22, 5.36 and 5.39",
     {
         "smoke": Config(
             "digits", 100, 100, 8, 4, 50, 2, 2, gain=27.0, steep=8.0, stretch=2000.0, eigenvalues=2, points=2
@@ -162,6 +166,7 @@ MNIST = _experiment(
 SYNTHETIC = _experiment(
     SYNTHETIC_TASK,
     "Six learning rules from small and large weights on a synthetic regression",
+    "§§5.5 and 5.7, Tables 5.1 and 5.2, Figures 5.23–5.28, 5.37 and 5.39",
     {
         "smoke": Config("synthetic", 80, 40, 8, 4, 40, 2, 2, gain=1.0, stretch=100.0, eigenvalues=2, points=2),
         "cpu": Config("synthetic", 1600, 400, 200, 150, 16, 4, 4, gain=3.0, steep=3.0, stretch=6.67, curvature=1600),
@@ -179,6 +184,7 @@ SYNTHETIC = _experiment(
 CIFAR = _experiment(
     CIFAR_TASK,
     "Six learning rules from small and large weights on CIFAR-10",
+    "§§5.6 and 5.7, Tables 5.1 and 5.2, Figures 5.29–5.34, 5.38 and 5.39",
     {
         "smoke": Config("digits", 50, 50, 16, 2, 50, 2, 2, gain=1.0, stretch=10_000.0, eigenvalues=2, points=2),
         "cpu": Config(

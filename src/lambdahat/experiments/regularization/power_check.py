@@ -14,7 +14,7 @@ from lambdahat.estimators.eigen import eigenpairs, power_iteration
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.regularization.xor_rules import PAPER
+from lambdahat.experiments.papers import REGULARIZATION
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import mean_of, paired_difference
 from lambdahat.models.perceptrons import mlp
@@ -133,7 +133,8 @@ def charts(rows: Rows) -> list[Chart]:
 EXPERIMENT = Experiment(
     "power-method",
     "The simultaneous power method finds the eigenvalues of the whole Hessian",
-    PAPER,
+    REGULARIZATION,
+    "§5.2, Figure 5.2",
     {
         "smoke": Config("digits", 200, 20, 3, k=5, products=20_000),
         "cpu": Config("mnist", 2000, 40, 5, products=15_000),

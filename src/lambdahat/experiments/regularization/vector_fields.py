@@ -14,7 +14,7 @@ from torch.func import hessian, vmap
 from lambdahat.experiments.charts import Chart, Heat, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
-from lambdahat.experiments.regularization.xor_rules import PAPER
+from lambdahat.experiments.papers import REGULARIZATION
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading
 from lambdahat.optim.regularizers import L2, Metric
@@ -72,7 +72,8 @@ def claims(rows: Rows) -> list[Claim]:
         out += [
             Claim(f"{activation}: L2 points towards the origin everywhere (smallest cosine)", "Figure 1.1", "always",
                   Reading(float(inward["L2"].min()), 0.0), "within", 1.0, 1e-9),
-            Claim(f"{activation}: Metric does not always (smallest cosine)", "Figure 1.1", "not always",
+            Claim(f"{activation}: Metric does not point towards the origin everywhere (smallest cosine)",
+                  "Figure 1.1", "not always",
                   Reading(float(inward["Metric"].min()), 0.0), "below", 0.9),
             Claim(f"{activation}: of two uneven parameters Metric moves the larger by a smaller share of itself (share "
                   "of points)", "§1", "very little", Reading(uneven, 0.0), "above", 0.9),
@@ -148,7 +149,8 @@ def _arrows(rows: Rows, name: str, activation: str, gap: float) -> Chart:
 EXPERIMENT = Experiment(
     "vector-fields",
     "Metric regularization follows the landscape, L2 points to the origin",
-    PAPER,
+    REGULARIZATION,
+    "§1, Figure 1.1",
     {"smoke": Config(9), "cpu": Config(17), "paper": Config(33)},
     cells,
     run,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lambdahat._rng import derived_seed
 from lambdahat.data.logic import xor, xord
 from lambdahat.experiments.experiment import Cell, Experiment
+from lambdahat.experiments.papers import REGULARIZATION
 from lambdahat.experiments.regularization.charts import charts_of
 from lambdahat.experiments.regularization.claims import claims_of
 from lambdahat.experiments.regularization.learning_rules import DROPOUT, DROPPED, RULES, SETTINGS
@@ -26,8 +27,6 @@ from lambdahat.experiments.regularization.runs import (
 )
 from lambdahat.experiments.regularization.tables import tables_of
 from lambdahat.models.xor import xor_network, xord_network
-
-PAPER = "Generalizing Regularization of Neural Networks to Correlated Parameter Spaces"
 
 
 def _network(name: str, make: Any, cell: Cell, regime: str, dropout: float, seed: int) -> nn.Module:
@@ -84,16 +83,19 @@ def _xord(seeds: int, epochs: int = 1000, width: int = 32, points: int = 20) -> 
     return Config("xord", 12, 10, width, epochs, 3, seeds, min(seeds, 20), eigenvalues=3, points=points, groups=GROUPS)
 
 
-def _experiment(task: Task, title: str, scales: dict[str, Config], assumptions: tuple[str, ...]) -> Experiment:
+def _experiment(
+    task: Task, title: str, part: str, scales: dict[str, Config], assumptions: tuple[str, ...]
+) -> Experiment:
     return Experiment(
-        task.name, title, PAPER, scales, cells_of, partial(run_rules, task), partial(claims_of, task.name),
-        partial(tables_of, task.name), partial(charts_of, task.name), assumptions,
+        task.name, title, REGULARIZATION, part, scales, cells_of, partial(run_rules, task),
+        partial(claims_of, task.name), partial(tables_of, task.name), partial(charts_of, task.name), assumptions,
     )  # fmt: skip
 
 
 XOR = _experiment(
     XOR_TASK,
     "Six learning rules from small and large weights on XOR",
+    "§§5.3 and 5.7, Tables 5.1 and 5.2, Figures 5.3–5.8 and 5.35",
     {"smoke": _xor(2, 10, width=16, points=2), "cpu": _xor(20), "paper": _xor(100)},
     (
         "64 hidden units, whose norms under SGD come near the printed ones in both regimes.",
@@ -110,6 +112,7 @@ XOR = _experiment(
 XORD = _experiment(
     XORD_TASK,
     "Six learning rules from small and large weights on XOR detection",
+    "§5.3, Tables 5.1 and 5.2, Figures 5.9–5.16 and 5.39",
     {"smoke": _xord(2, 3, width=8, points=3), "cpu": _xord(20), "paper": _xord(100)},
     (
         "32 filters with biases: the most, in powers of 2, at which SGD is stable at the printed rates (64 diverge).",

@@ -43,6 +43,20 @@
     const token = typeof value === "string" && /color$/.test(key || "") && value.startsWith("@");
     return token ? colour(value) : value;
   }
+  // A chart is as much higher as its legend needs beyond one row
+  // A chart too low for its legend is never drawn, so its rows are first guessed from the letters, then measured
+  const ROW = 28, LETTER = 7, SAMPLE = 45, heights = new Map();
+  function guessed(place, width) {
+    const { data, layout } = figures.get(place);
+    const names = layout.showlegend ? data.filter((trace) => trace.showlegend !== false).map((trace) => trace.name.length) : [];
+    const across = Math.max(1, Math.floor(width / (LETTER * Math.max(0, ...names) + SAMPLE)));
+    return Math.max(0, Math.ceil(names.length / across) - 1) * (ROW + 1);
+  }
+  const grown = (place) => figures.get(place).layout.height + (heights.get(place) || 0);
+  function needed(place) {
+    const legend = place.querySelector(".legend .bg");
+    return legend ? Math.max(0, Math.ceil(legend.getBoundingClientRect().height) - ROW) : 0;
+  }
   function layoutOf(place, figure, size) {
     const layout = coloured(figure.layout);
     const look = { gridcolor: colour("@rule"), linecolor: colour("@rule"), zerolinecolor: colour("@rule") };
@@ -50,12 +64,12 @@
       if (axis) Object.assign(axis, look);
     const family = getComputedStyle(document.body).fontFamily;
     return {
-      ...layout, ...size, autosize: true, uirevision: "kept", hovermode: "closest",
+      ...layout, autosize: true, ...size, height: grown(place), uirevision: "kept", hovermode: "closest",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family, size: !layout.scene ? 12 : place.clientWidth < 500 ? 9 : 11, color: colour("@ink") },
       margin: layout.scene ? { l: 0, r: 0, t: 0, b: 0 } : { l: 56, r: 12, t: HOVERS ? 30 : 10, b: 44 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("@muted"), activecolor: colour("@accent") },
-      legend: { orientation: "h", x: 0, y: 0, yref: "container", yanchor: "bottom", bgcolor: "rgba(0,0,0,0)" },
+      legend: { orientation: "h", x: 0, y: 0, yref: "container", yanchor: "bottom", bgcolor: "rgba(0,0,0,0)", maxheight: 4000 },
       hoverlabel: { bgcolor: colour("@raised"), bordercolor: colour("@rule"), font: { color: colour("@ink"), family } },
       // a finger on a chart scrolls the page
       dragmode: layout.scene ? "orbit" : HOVERS ? "zoom" : false,
@@ -68,14 +82,22 @@
   function paint(place, size = {}) {
     const figure = figures.get(place);
     place.classList.add("drawn");
+    place.style.height = grown(place) + "px";
     return Plotly.react(place, coloured(figure.data), layoutOf(place, figure, size), config(!figure.layout.scene));
+  }
+  async function fitted(place) {
+    heights.set(place, guessed(place, place.clientWidth));
+    await paint(place);
+    const more = needed(place);
+    if (more === heights.get(place)) return;
+    heights.set(place, more);
+    await paint(place);
   }
   async function draw(place) {
     const [found] = await Promise.all([data(place.dataset.section), plotly()]);
     if (figures.has(place)) return;
     figures.set(place, found.charts[Number(place.dataset.number)]);
-    place.style.height = figures.get(place).layout.height + "px";
-    await paint(place);
+    await fitted(place);
   }
 
   // Charts are drawn when they come near the screen
@@ -86,6 +108,13 @@
     }
   }, { rootMargin: "400px" });
   all(".chart").forEach((place) => watcher.observe(place));
+  function forget(place) {
+    if (!figures.delete(place)) return;
+    heights.delete(place);
+    Plotly.purge(place);
+    place.classList.remove("drawn");
+    watcher.observe(place);
+  }
 
   // Theme
   const button = document.getElementById("theme");
@@ -108,13 +137,23 @@
 
   // Filters and order of the overview
   const filters = all("[data-filter]");
+  const fits = (row, { dataset: { filter: name }, value }) =>
+    !value || (name === "words" ? row.textContent.toLowerCase().includes(value.trim().toLowerCase()) : row.dataset[name] === value);
   function filter() {
-    const rows = all("#overview tbody tr");
-    for (const row of rows) row.hidden = filters.some((one) => one.value && row.dataset[one.dataset.filter] !== one.value);
+    const rows = all("#claims tbody tr");
+    for (const row of rows) row.hidden = !filters.every((one) => fits(row, one));
     const left = rows.filter((row) => !row.hidden).length;
     document.getElementById("shown").textContent = left === rows.length ? `${left} claims` : `${left} of ${rows.length} claims`;
   }
-  filters.forEach((one) => one.addEventListener("change", filter));
+  filters.forEach((one) => one.addEventListener("input", filter));
+  all(".count").forEach((one) => one.addEventListener("click", () => {
+    filters.forEach((each) => (each.value = each.dataset.filter === "verdict" ? one.dataset.only : ""));
+    filter();
+    const claims = document.getElementById("claims");
+    claims.open = true;
+    claims.scrollIntoView();
+    claims.querySelector("summary").focus({ preventScroll: true });
+  }));
   function sort(head) {
     const table = head.closest("table"), column = head.cellIndex;
     const up = head.getAttribute("aria-sort") !== "ascending";
@@ -187,6 +226,32 @@
     setTimeout(() => (one.textContent = "Copy"), 2000);
   }));
 
+  // Sections open by their titles, by links to them, and all at once
+  const sections = all("main > section > details");
+  function reach() {
+    const found = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const part = found && found.querySelector(":scope > details.part");
+    if (!part || part.open) return;
+    part.open = true;
+    found.scrollIntoView();
+  }
+  addEventListener("hashchange", reach);
+  document.addEventListener("click", (event) => {
+    if (event.target.closest?.('a[href^="#"]')?.hash === location.hash) reach(); // the address does not change
+  });
+  const unfold = document.getElementById("unfold");
+  const label = () => unfold && (unfold.textContent = sections.every((one) => one.open) ? "Close all sections" : "Open all sections");
+  unfold?.addEventListener("click", () => {
+    const open = !sections.every((one) => one.open);
+    sections.forEach((one) => (one.open = open));
+  });
+  sections.forEach((one) => one.addEventListener("toggle", () => {
+    if (!one.open) all(".chart", one).forEach(forget);
+    label();
+  }));
+  label();
+  reach();
+
   // Where the reader is
   const links = new Map(all("nav a").map((link) => [link.hash.slice(1), link]));
   const spy = new IntersectionObserver((entries) => {
@@ -197,22 +262,31 @@
   }, { rootMargin: "-20% 0px -70% 0px" });
   all("main > section").forEach((section) => spy.observe(section));
 
-  // Paper: light, every chart, one column; the library and the data are there soon after the page is
+  // Paper: light, one column, the sections that are open with all their charts; the library and the data are there soon
   let before = null;
+  const WIDTH = 640;
   plotly().then(() => all(".chart").forEach((place) => data(place.dataset.section)));
+  function drawnAtOnce(place) {
+    Plotly.purge(place); // a new drawing is done at once, a change of one not
+    paint(place, { width: WIDTH, autosize: false });
+  }
   addEventListener("beforeprint", () => {
     before = root.dataset.theme;
     root.dataset.theme = "light";
-    for (const place of all(".chart")) {
+    for (const place of all("details[open] .chart")) {
       const found = read.get(place.dataset.section);
       if (!found || !window.Plotly) continue;
       if (!figures.has(place)) figures.set(place, found.charts[Number(place.dataset.number)]);
-      Plotly.purge(place); // a new drawing is done at once, a change of one not
-      paint(place, { width: 640, autosize: false });
+      heights.set(place, guessed(place, WIDTH));
+      drawnAtOnce(place);
+      const more = needed(place);
+      if (more === heights.get(place)) continue;
+      heights.set(place, more);
+      drawnAtOnce(place);
     }
   });
   addEventListener("afterprint", () => {
     before === undefined ? delete root.dataset.theme : (root.dataset.theme = before);
-    for (const place of figures.keys()) paint(place);
+    for (const place of figures.keys()) fitted(place);
   });
 })();
