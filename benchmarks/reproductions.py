@@ -22,10 +22,10 @@ from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import SCALES, Experiment
 from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, Verdict
 from lambdahat.experiments.store import Store, stores_in
+from lambdahat.report.style import sentence
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 KINDS = (HOLDS, FAILS, OPEN)
-WHOLE_NAMES = {"Spectral thesis": "Spectral Machine Learning"}
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,6 @@ class Run:
     def counts(self) -> list[int]:
         """How many claims hold, do not hold, are undecided."""
         return [sum(verdict.verdict == kind for verdict in self.verdicts) for kind in KINDS]
-
-    @property
-    def document(self) -> str:
-        """The paper, without the chapter that some experiments name."""
-        name = self.experiment.paper.partition(",")[0]
-        return WHOLE_NAMES.get(name, name)
 
     @property
     def place(self) -> str:
@@ -65,29 +59,37 @@ def runs_in(folder: Path) -> list[Run]:
             if store is not None and len(store.rows()):
                 experiment = registry.find(name)
                 out.append(Run(experiment, store, tuple(judge(experiment.claims(store.rows())))))
-    papers = list(dict.fromkeys(run.document for run in out))
-    return sorted(out, key=lambda run: papers.index(run.document))
+    return out
 
 
 def tables(runs: Sequence[Run]) -> str:
     """The text between the marks."""
     parts = [summary(runs)]
-    for paper, found in groupby(runs, key=lambda run: run.document):
+    for paper, found in groupby(runs, key=lambda run: run.experiment.paper):
         parts += [f"### {paper}", *(section(run) for run in found)]
     return "\n\n".join([BEGIN, *parts, END])
 
 
 def summary(runs: Sequence[Run]) -> str:
-    """How many claims hold in each run, and which experiments have not been run."""
+    """How many claims hold in each run and of each paper, and which experiments have not been run."""
     lines = []
-    for run in runs:
-        link = f"[`{run.experiment.name}`](#{run.place.replace(' ', '-')})"
-        lines.append((link, run.store.scale, *(str(count) for count in run.counts()), run.experiment.title))
-    sums = [sum(column) for column in zip(*(run.counts() for run in runs), strict=True)] if runs else [0] * len(KINDS)
-    lines.append(("**all**", "", *(f"**{count}**" for count in sums), ""))
+    for paper, found in groupby(runs, key=lambda run: run.experiment.paper):
+        own = list(found)
+        lines.append(_total(f"**{paper}**", own))
+        for run in own:
+            link = f"[`{run.experiment.name}`](#{run.place.replace(' ', '-')})"
+            counts = (str(count) for count in run.counts())
+            lines.append((link, run.store.scale, *counts, run.experiment.part, run.experiment.title))
+    lines.append(_total("**all**", runs))
     missing = [f"`{name}`" for name in registry.PLACES if name not in {run.experiment.name for run in runs}]
-    table = markdown_table(("experiment", "scale", *KINDS, "what"), lines).rstrip()
+    table = markdown_table(("experiment", "scale", *KINDS, "in the paper", "what"), lines).rstrip()
+    table = table.replace("--: | :-- |", ":-- | :-- |", 1)  # the part of a paper is no number
     return table + (f"\n\nNot run beyond `smoke`, and so without a verdict: {', '.join(missing)}." if missing else "")
+
+
+def _total(name: str, runs: Sequence[Run]) -> tuple[str, ...]:
+    sums = (sum(run.counts()[place] for run in runs) for place in range(len(KINDS)))
+    return (name, "", *(f"**{count}**" for count in sums), "", "")
 
 
 def section(run: Run) -> str:
@@ -95,10 +97,9 @@ def section(run: Run) -> str:
     about, done, whole = run.store.about(), len(run.store.finished()), len(run.experiment.grid(run.store.scale))
     command = about.get("command") or f"lambdahat reproduce {run.experiment.name} --scale {run.store.scale}"
     cells = f"{done} cells" if done == whole else f"**{done} of {whole} cells so far**"
-    chapter = run.experiment.paper.partition(", ")[2]
-    title = f"{run.experiment.title} ({chapter})" if chapter else run.experiment.title
+    title = f"{run.experiment.title} ({run.experiment.part})"
     head = f"#### {run.place}\n\n{title}. `{command}`: {cells}, torch {about['torch']}."
-    rows = [(v.verdict, v.claim, v.source, v.published, v.evidence) for v in run.verdicts]
+    rows = [(v.verdict, sentence(v.claim), v.source, v.published, v.evidence) for v in run.verdicts]
     marked = [tuple(cell.replace("|", "\\|") for cell in row) for row in rows]
     words = markdown_table(CLAIMS_HEADER, marked).replace("--:", ":--", len(CLAIMS_HEADER))  # no column of numbers
     return f"{head}\n\n{words}".rstrip()

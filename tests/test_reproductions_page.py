@@ -38,12 +38,15 @@ def test_a_line_and_a_section_for_each_run(script, one_toy, tmp_path):
     assert page.startswith(f"above\n\n{script.BEGIN}\n\n")
     assert page.endswith(f"{script.END}\n\nbelow\n")
     assert "before" not in page
-    assert "| [`toy`](#toy-cpu) | cpu | 1 | 0 | 0 | A toy |" in page
-    assert "| **all** |  | **1** | **0** | **0** |  |" in page
+    assert "| experiment | scale | holds | does not hold | undecided | in the paper | what |" in page
+    for name in ("no paper", "all"):
+        assert f"| **{name}** |  | **1** | **0** | **0** |  |  |" in page
+    assert "| [`toy`](#toy-cpu) | cpu | 1 | 0 | 0 | Table 1 | A toy |" in page
     assert "without a verdict: `other`." in page
     assert page.index("### no paper\n") < page.index("#### toy cpu\n")
     assert "`lambdahat reproduce toy --scale cpu`: 8 cells" in page
-    assert "the fast rate is above one" in page
+    assert "A toy (Table 1)." in page
+    assert "| holds | The fast rate is above one | Table 1 | 2 |" in page
     assert "smoke`:" not in page  # a smoke run has no verdict
     assert script.written(page, tmp_path) == page
 
