@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import UserDict
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,49 +20,7 @@ from lambdahat.problem import Problem
 from tests.cases import Block, LanguageModel, Tied, sentences
 from tests.language import hugging_face
 from tests.oracles import dense_hessian
-
-N, D, C = 11, 4, 3
-RNG = generator(0, "test problem")
-X = torch.randn(N, D, generator=RNG, dtype=torch.float64)
-Y = torch.randint(0, C, (N,), generator=RNG)
-Z = torch.randn(N, C, generator=RNG, dtype=torch.float64)
-
-
-def seeded(make: Callable[[], nn.Module]) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        return make().double()
-
-
-def mlp() -> nn.Module:
-    return seeded(lambda: nn.Sequential(nn.Linear(D, 5), nn.Tanh(), nn.Linear(5, C)))
-
-
-def batchnorm() -> nn.Module:
-    """With dropout, batch-norm of odd statistics and a frozen parameter, in train mode."""
-    model = seeded(
-        lambda: nn.Sequential(nn.Linear(D, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, C))
-    )
-    model[1].running_mean += 0.3
-    model[1].running_var *= 2.0
-    model[0].bias.requires_grad_(False)
-    return model.train()
-
-
-def plain(model: nn.Module, loss: Callable[[Any, Any], Tensor], x: Any, y: Any) -> tuple[float, Tensor]:
-    """Loss and gradient of one whole batch, by torch alone."""
-    chosen = [p for p in model.parameters() if p.requires_grad]
-    value = loss(model(x), y)
-    grads = torch.autograd.grad(value, chosen)
-    return float(value.detach()), parameters_to_vector(grads)
-
-
-def agrees(problem: Problem, expected: tuple[float, Tensor]) -> None:
-    assert problem.loss() == pytest.approx(expected[0], rel=1e-12)
-    assert torch.allclose(problem.gradient(), expected[1], rtol=1e-11, atol=1e-13)
-
-
-# Data, losses and parameters
+from tests.small_problems import RNG, C, D, N, X, Y, Z, agrees, mlp, plain, seeded
 
 FORMS: dict[str, tuple[Any, int | None]] = {
     "tensors": ((X, Y), None),
@@ -322,165 +279,6 @@ def test_gradients_are_there_under_no_grad(guard):
         agrees(Problem(model, "cross_entropy", (X, Y)), expected)
 
 
-# Norm layers
-
-
-def test_eval_uses_running_statistics_and_switches_dropout_off():
-    model = batchnorm()
-    agrees(
-        Problem(model, "cross_entropy", (X, Y), batch_size=4), plain(copy.deepcopy(model).eval(), F.cross_entropy, X, Y)
-    )
-
-
-def test_train_uses_the_statistics_of_each_fixed_batch():
-    model = batchnorm()
-    problem = Problem(model, "cross_entropy", (X, Y), batch_size=4, norm="train")
-    by_hand = copy.deepcopy(model)
-    by_hand[3].eval()
-    total, gradient = 0.0, torch.zeros(problem.num_parameters, dtype=torch.float64)
-    for start in (0, 4, 8):
-        x, y = X[start : start + 4], Y[start : start + 4]
-        value, part = plain(by_hand, F.cross_entropy, x, y)
-        total += len(x) / N * value
-        gradient += len(x) / N * part
-    for _ in range(2):  # nothing drifts from call to call
-        agrees(problem, (total, gradient))
-
-
-def test_frozen_holds_the_layers_own_parameters():
-    model = batchnorm()
-    problem = Problem(model, "cross_entropy", (X, Y), norm="frozen")
-    assert problem.space.names == ("0.weight", "4.weight", "4.bias")
-    whole = Problem(model, "cross_entropy", (X, Y))
-    assert problem.loss() == whole.loss()
-    assert torch.allclose(problem.gradient(), whole.gradient()[whole.space.indices(problem.space.names)])
-
-
-def test_refreshed_statistics_are_those_of_update_bn():
-    model = batchnorm()
-    loader = DataLoader(TensorDataset(X, Y), batch_size=4)
-    problem = Problem(model, "cross_entropy", loader).refresh_statistics()
-    twin = copy.deepcopy(model)
-    torch.optim.swa_utils.update_bn(loader, twin)
-    agrees(problem, plain(twin.eval(), F.cross_entropy, X, Y))
-    constants = problem._evaluate.constants
-    for name, buffer in twin.named_buffers():
-        assert torch.allclose(constants[name].double(), buffer.double(), rtol=1e-12), name
-
-
-def test_refresh_needs_a_model():
-    with pytest.raises(ValueError, match="the problem must have a model, got one made by from_function"):
-        Problem.from_function(lambda p: p["a"] ** 2, {"a": torch.ones(())}).refresh_statistics()
-
-
-def test_instance_norm_needs_no_statistics():
-    model = seeded(
-        lambda: nn.Sequential(nn.Conv1d(1, 2, 2), nn.InstanceNorm1d(2, affine=True), nn.Flatten(), nn.Linear(6, C))
-    )
-    agrees(Problem(model, "cross_entropy", (X[:, None], Y), batch_size=4), plain(model, F.cross_entropy, X[:, None], Y))
-
-
-# Other points, other data, fewer parameters
-
-
-def test_at_another_point():
-    model = mlp()
-    problem = Problem(model, "cross_entropy", (X, Y), batch_size=4)
-    theta = problem.vector + 0.1
-    other = problem.at(theta)
-    assert other.loss() == problem.loss(theta) != problem.loss()
-    assert torch.equal(other.gradient(), problem.gradient(theta))
-    assert torch.equal(other.vector, theta)
-    theta.zero_()
-    assert float(other.vector.abs().sum()) > 0  # a copy
-    bias = problem.at({"2.bias": torch.full((C,), 9.0)})
-    assert torch.equal(bias.vector[:-C], problem.vector[:-C])
-    assert torch.equal(bias.vector[-C:], torch.full((C,), 9.0, dtype=torch.float64))
-
-
-def test_vector_follows_the_model_and_operators_do_not():
-    model = mlp()
-    problem = Problem(model, "cross_entropy", (X, Y))
-    H, v = lh.hessian(problem), torch.ones(problem.num_parameters, dtype=torch.float64)
-    before, product = problem.vector, H @ v
-    with torch.no_grad():
-        model[0].weight.mul_(2.0)
-    assert torch.equal(problem.vector[:20], 2 * before[:20])
-    assert torch.equal(H @ v, product)
-
-
-@pytest.mark.parametrize(("mode", "memory"), [("reverse", None), ("reverse", 0), ("forward", None)])
-def test_operators_do_not_follow_the_statistics_or_the_rest_of_the_model(mode, memory):
-    """Batch-norm in eval mode reads its statistics again in every backward pass."""
-    model = batchnorm()
-    problem = Problem(model, "cross_entropy", (X, Y), parameters="0.*")
-    H, v = lh.hessian(problem, mode=mode, memory=memory), torch.ones(problem.num_parameters, dtype=torch.float64)
-    before, trace = H @ v, lh.ggn(problem)
-    known, loss = trace.known_trace(), problem.loss()
-    model(X + 3.0)  # in train mode: new statistics
-    with torch.no_grad():
-        model[4].weight.mul_(2.0)
-    assert problem.loss() != loss  # the problem follows
-    assert torch.equal(H @ v, before)
-    assert trace.known_trace() == known
-
-
-def test_vector_is_a_copy():
-    problem = Problem(mlp(), "cross_entropy", (X, Y))
-    problem.vector.zero_()
-    assert float(problem.vector.abs().sum()) > 0
-
-
-@pytest.mark.parametrize("moved", [False, True])
-def test_restrict_holds_the_rest_constant(moved):
-    problem = Problem(mlp(), "cross_entropy", (X, Y), batch_size=4)
-    problem = problem.at(problem.vector + 0.1) if moved else problem
-    part = problem.restrict("2.*")
-    where = problem.space.indices(part.space.names)
-    assert part.loss() == pytest.approx(problem.loss(), rel=1e-14)
-    assert torch.allclose(part.gradient(), problem.gradient()[where], rtol=1e-12)
-    assert torch.allclose(dense_hessian(part), dense_hessian(problem)[where][:, where], atol=1e-13)
-
-
-def test_restrict_a_function():
-    problem = Problem.from_function(lambda p: (p["a"] * p["b"]).sum(), {"a": torch.ones(2), "b": torch.full((2,), 3.0)})
-    assert torch.equal(problem.restrict("b").gradient(), torch.ones(2))
-
-
-def test_subsample_is_a_random_part_of_the_data():
-    problem = Problem(mlp(), "cross_entropy", (X, Y), batch_size=4)
-    part, again, other = problem.subsample(6, seed=1), problem.subsample(6, seed=1), problem.subsample(6, seed=2)
-    rows = torch.cat([batch.data[0] for batch in part.batches])
-    assert len(rows) == part.num_samples == 6
-    assert len({tuple(row.tolist()) for row in rows} & {tuple(row.tolist()) for row in X}) == 6
-    assert part.loss() == again.loss() != other.loss()
-    assert problem.subsample(N).loss() == pytest.approx(problem.loss(), rel=1e-14)
-    assert problem.subsample(7, batch_size=5).batches.sizes == [5, 2]
-
-
-def test_on_other_data():
-    model = mlp()
-    problem = Problem(model, "cross_entropy", (X, Y))
-    agrees(problem.on((X[:5], Y[:5]), batch_size=2), plain(model, F.cross_entropy, X[:5], Y[:5]))
-    moved = problem.at(problem.vector + 1.0).on((X[:5], Y[:5]))
-    assert torch.equal(moved.vector, problem.vector + 1.0)
-    assert problem.num_samples == N
-
-
-def test_repr_says_what_it_is():
-    assert repr(Problem(mlp(), "cross_entropy", (X, Y))) == "Problem(P=43, n=11, float64, cpu)"
-
-
-def test_statistics_follow_the_model_in_another_precision_too():
-    model = batchnorm().float()
-    problem = Problem(model, "cross_entropy", (X, Y), dtype=torch.float64)
-    held = problem.at(problem.vector)
-    before = problem.loss()
-    model(X.float() + 3.0)  # in train mode: new statistics
-    assert problem.loss() == Problem(model, "cross_entropy", (X, Y), dtype=torch.float64).loss() != before
-    assert held.loss() == before
-
-
 def test_logits_with_as_many_steps_as_classes_are_read_like_the_others():
     """(B, T, C) with T = C in the first batch only."""
     model = seeded(lambda: nn.Linear(D, C))
@@ -507,10 +305,5 @@ def test_batch_size_does_not_change_the_numbers(loss):
     assert torch.allclose(cut.gradient(), whole.gradient(), rtol=1e-10, atol=1e-12)
 
 
-def test_other_data_with_batch_statistics_need_a_batch_size():
-    problem = Problem(batchnorm(), "cross_entropy", (X, Y), norm="train", batch_size=4)
-    with pytest.raises(ValueError, match='batch_size must be given with norm="train"'):
-        problem.subsample(6)
-    with pytest.raises(ValueError, match='batch_size must be given with norm="train"'):
-        problem.on((X, Y))
-    assert problem.subsample(8, batch_size=4).batches.sizes == problem.on((X[:8], Y[:8]), 4).batches.sizes == [4, 4]
+def test_repr_says_what_it_is():
+    assert repr(Problem(mlp(), "cross_entropy", (X, Y))) == "Problem(P=43, n=11, float64, cpu)"

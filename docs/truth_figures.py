@@ -1,0 +1,49 @@
+"""Figures of estimates beside exact answers, from what benchmarks and ``lambdahat verify`` left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import lambdahat as lh
+from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, VERMILION, new_axes
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+
+
+def coverage() -> Any:
+    """How often intervals hold the truth, from what ``benchmarks/coverage.py`` measured."""
+    stored = json.loads((RESULTS / "coverage.json").read_text(encoding="utf-8"))
+    seeds = stored["setting"]["seeds"]
+    axes = new_axes(3.4)
+    axes.axvspan(90, 99, color=GREEN, alpha=0.12, linewidth=0, label="90 to 99 %, what is asked")
+    axes.axvline(95, color=GREY, linewidth=1, linestyle="--")
+    looks = {"trace of H": (BLUE, "o"), "Frobenius norm of H": (VERMILION, "s"), "log det(GGN + δI)": (AMBER, "^")}
+    networks = list(dict.fromkeys(row["network"] for row in stored["rows"]))
+    for place, (estimate, (colour, mark)) in enumerate(looks.items()):
+        rows = [row for row in stored["rows"] if row["estimate"] == estimate]
+        share = np.array([row["coverage"] for row in rows])
+        error = 100 * np.sqrt(share * (1 - share) / seeds)
+        where = np.array([networks.index(row["network"]) for row in rows]) + 0.2 * (place - 1)
+        axes.errorbar(100 * share, where, xerr=error, fmt=mark, color=colour, capsize=3, label=estimate)
+    axes.set_yticks(range(len(networks)), networks)
+    axes.set_ylim(len(networks) - 0.5, -0.5)
+    axes.set_xlim(86, 101)
+    axes.set_xlabel("intervals that hold the exact answer, %")
+    axes.legend(frameon=False, fontsize="small", loc="upper left")
+    axes.set_title(f"95 % intervals over {seeds} seeds, ± 1 s.e.", fontsize="medium")
+    return axes
+
+
+def volume_scaling() -> Any:
+    """V(ε) of w₁²w₂² and its slope."""
+    crossing = lh.singular.exact.crossing_problem([1, 1], num_samples=1000)
+    return lh.plot(lh.singular.volume_scaling(crossing, multiplicity=2, levels=40))
+
+
+def verification() -> Any:
+    """Every case of the ground-truth suite, from the stored result of one run."""
+    return lh.plot(lh.singular.Verification.load(RESULTS / "verification.json"))
