@@ -2,7 +2,8 @@
 
 Everything is measured here, on a small network trained on the digits that come with the package, with fixed seeds;
 but for the coverage of intervals, which ``benchmarks/coverage.py`` measures, the batches of large networks, which
-``benchmarks/minibatch_eigenvalues.py`` does, and the ground-truth suite, of which ``lambdahat verify`` left a result.
+``benchmarks/minibatch_eigenvalues.py`` does, the ground-truth suite, of which ``lambdahat verify`` left a result, and
+the published experiments, whose runs ``lambdahat reproduce`` has stored.
 """
 
 from __future__ import annotations

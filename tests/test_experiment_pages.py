@@ -1,0 +1,107 @@
+"""The pages on single papers show what the stored runs say: their tables are made again here, from the stores."""
+
+import re
+import runpy
+
+import pytest
+
+from lambdahat.experiments import Store, find, judge
+from lambdahat.experiments.ngd.overfitting import MEASURES, with_validation
+from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN
+from tests.documents import DOCS, ROOT
+
+STORES = ROOT / "benchmarks" / "results" / "reproductions"
+RULES = {
+    "xor": ("XOR", "training accuracy"),
+    "xord": ("XORD", "test error"),
+    "rules-mnist": ("MNIST", "test accuracy"),
+    "rules-synthetic": ("synthetic", "test error"),
+    "rules-cifar10": ("CIFAR-10", "test accuracy"),
+}
+
+
+def lines_of(page):
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return [re.sub(r"\|\s+(?=\|)", "| ", line) for line in text.splitlines() if line.startswith("|")]
+
+
+def line(*cells):
+    return re.sub(r"\|\s+(?=\|)", "| ", f"| {' | '.join(cells)} |")
+
+
+def rows_of(name, scale="cpu"):
+    return Store(STORES, name, scale).rows()
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return runpy.run_path(str(DOCS / "experiment_figures.py"))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_are_shown_as_stored(name):
+    title, judged = RULES[name]
+    tanh, relu = find(name).tables(rows_of(name))[:2]
+    places = [tanh.header.index(column) for column in (judged, "norm")]
+    expected = [line(first[0], *(row[place] for row in (first, second) for place in places))
+                for first, second in zip(tanh.rows, relu.rows, strict=True)]  # fmt: skip
+    lines = lines_of("regularizers.md")
+    start = lines.index(line(title, *(f"{column}, {word}" for word in ("tanh", "ReLU") for column in (judged, "norm"))))
+    assert lines[start + 2 : start + 2 + len(expected)] == expected
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_verdicts_on_rules_are_those_of_the_stores(name):
+    verdicts = {}
+    for found in judge(find(name).claims(rows_of(name))):
+        activation, claim = re.fullmatch(r"(tanh|relu)(?:, |: )(.*)", found.claim).groups()
+        verdicts.setdefault(claim, {})[activation] = found.verdict
+    expected = [line(claim, *(both.get(word, "") for word in ("tanh", "relu"))) for claim, both in verdicts.items()]
+    lines = lines_of("regularizers.md")
+    words = RULES[name][0].replace("synthetic", "the synthetic regression")
+    start = lines.index(line(f"claim of the thesis on {words}", "tanh", "ReLU"))
+    assert lines[start + 2 : start + 2 + len(expected)] == expected
+
+
+def test_softmax_regression_is_shown_as_stored():
+    experiment, lines = find("softmax-decay"), lines_of("experiments-flatness.md")
+    main, *variants = experiment.tables(rows_of("softmax-decay", "paper"))
+    assert {line(*row) for row in main.rows} <= set(lines)
+    for table in variants:
+        name = table.title.removeprefix("Softmax regression, ")
+        cells = [row[place].split(" [")[0] for place in (1, 3) for row in table.rows[:3]]
+        assert line(name, *cells) in lines
+
+
+def test_pairs_are_counted_as_stored(drawn):
+    lines, names = lines_of("experiments-ngd.md"), {**drawn["TEMPERATURES"], "trace": "Tr H"}
+    for at, where in (("end", "at the end"), ("equal loss", "at equal training loss")):
+        pairs = list(drawn["pairs"](at))
+        for column, words in names.items():
+            kept = [pair for pair in pairs if drawn["minima"](pair, column)] if column != "trace" else []
+            counts = [f"{sum(ngd[column] > sgd[column] for sgd, ngd in part)} of {len(part)}" for part in (pairs, kept)]
+            assert line(f"{where}, {words}", counts[0], counts[1] if kept else "") in lines
+
+
+def test_rank_correlations_while_overfitting_are_those_stored():
+    rows, lines = rows_of("ngd-overfitting"), lines_of("experiments-ngd.md")
+    for column, (words, *_) in MEASURES.items():
+        found = [with_validation(rows.where(optimizer=name), column).value for name in ("sgd", "ngd")]
+        shown = [f"{value:+.2f}".replace("-", "−") for value in found]
+        assert sum(text.startswith(f"| {words} | {shown[0]} | {shown[1]} |") for text in lines) == 1
+
+
+FLATNESS = ("mlp-decay", "cnn-decay", "gadam-sharpness", "rank-degeneracy", "deep-linear-toy")
+
+
+@pytest.mark.parametrize("name", FLATNESS)
+def test_what_holds_elsewhere_has_a_place_for_each_kind_of_verdict(name):
+    """A column of the table is empty for an experiment, or one of its networks, just if no claim has that verdict."""
+    verdicts = judge(find(name).claims(rows_of(name)))
+    cells = [[cell.strip() for cell in text.strip("|").split("|")] for text in lines_of("experiments-flatness.md")]
+    found = [row for row in cells if len(row) == 4 and row[0].startswith(f"`{name}`")]
+    assert found
+    for title, *columns in found:
+        network = title.partition(", ")[2]
+        kinds = {verdict.verdict for verdict in verdicts if verdict.claim.startswith(network)}
+        assert [bool(column) for column in columns] == [kind in kinds for kind in (HOLDS, FAILS, OPEN)], title
