@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import lambdahat as lh
 from lambdahat._rng import generator
 from lambdahat.memory import LiveBytes
+from lambdahat.recomputing import checkpoints_of
 from lambdahat.sampling.fitting import pieces_within
 from tests.language import causal, padded
 from tests.oracles import dense_ggn, dense_hessian
@@ -197,3 +198,44 @@ def test_layers_of_transformers_save_memory_too():
     products = [lh.hessian(p) @ v for p in problems]
     assert torch.allclose(*products, rtol=1e-10, atol=1e-11)
     assert peak(lambda: lh.hessian(problems[1]) @ v) < peak(lambda: lh.hessian(problems[0]) @ v)
+
+
+class Handing(nn.Module):
+    """A checkpointed part with a keyword of an awkward name, which hands its input on beside what it makes."""
+
+    def __init__(self, on):
+        super().__init__()
+        self.a, self.b, self.on = nn.Linear(3, 4), nn.Linear(4, 2), on
+
+    def part(self, h, args=1.0):
+        return h, torch.tanh(h) * args
+
+    def forward(self, x):
+        h = self.a(x)
+        given, made = checkpoint(self.part, h, args=3.0, use_reentrant=False) if self.on else self.part(h, args=3.0)
+        return self.b(given + made)
+
+
+@pytest.mark.parametrize("mode", ["reverse", "forward"])
+def test_awkward_keywords_and_inputs_handed_on(mode):
+    torch.manual_seed(0)
+    plain = Handing(False).double()
+    checked = Handing(True).double()
+    checked.load_state_dict(plain.state_dict())
+    data = (torch.randn(5, 3).double(), torch.tensor([0, 1, 1, 0, 1]))
+    expected, found = (
+        lh.hessian(lh.Problem(model, "cross_entropy", data), mode=mode).dense() for model in (plain, checked)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_passes_that_overlap_leave_the_function_of_torch_as_it_was():
+    function = inspect.unwrap(checkpointing.checkpoint)
+    before, model = function.__code__, nn.Linear(2, 2)
+    first, second = checkpoints_of(model, {}), checkpoints_of(model, {})
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert function.__code__ is not before
+    second.__exit__(None, None, None)
+    assert function.__code__ is before

@@ -39,6 +39,12 @@ def test_the_users_own_model_keeps_cudnn() -> None:
     assert model.seen is torch.backends.cudnn.enabled
 
 
+def test_a_copy_of_a_copy_puts_cudnn_back_too() -> None:
+    before = torch.backends.cudnn.enabled
+    private_copy(private_copy(Spy(2, 3), "eval"), "eval")(torch.zeros(4, 1, 2))
+    assert torch.backends.cudnn.enabled is before
+
+
 class Reader(nn.Module):
     """The last state of an LSTM, read out."""
 

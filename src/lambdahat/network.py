@@ -54,12 +54,12 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
 
 def _leave_cudnn(layer: nn.Module, inputs: Any) -> None:
     """cuDNN's recurrent kernels have no backward pass in evaluation mode, and never a second one; torch's own have."""
-    layer.__dict__[CUDNN_WAS] = torch.backends.cudnn.enabled
+    layer.__dict__.setdefault(CUDNN_WAS, []).append(torch.backends.cudnn.enabled)  # copies of copies have it twice
     torch.backends.cudnn.enabled = False
 
 
 def _return_to_cudnn(layer: nn.Module, inputs: Any, output: Any) -> None:
-    torch.backends.cudnn.enabled = layer.__dict__.pop(CUDNN_WAS)
+    torch.backends.cudnn.enabled = layer.__dict__[CUDNN_WAS].pop()
 
 
 def _checkpoint_layers(model: nn.Module) -> None:

@@ -13,6 +13,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Lock
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -24,7 +26,11 @@ from torch.func import functional_call
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 HANDLER = "_lambdahat_checkpoint"
-OPTIONS = {"preserve_rng_state", *inspect.signature(inspect.unwrap(checkpointing.checkpoint)).parameters}
+_CHECKPOINT = inspect.unwrap(checkpointing.checkpoint)
+OPTIONS = {"preserve_rng_state", *(name for name, parameter in inspect.signature(_CHECKPOINT).parameters.items()
+                                   if parameter.kind is parameter.KEYWORD_ONLY)}  # fmt: skip
+_ORIGINAL = FunctionType(_CHECKPOINT.__code__, _CHECKPOINT.__globals__, "checkpoint", _CHECKPOINT.__defaults__)
+_ORIGINAL.__kwdefaults__ = _CHECKPOINT.__kwdefaults__
 Tensors = Sequence[Any]
 Run = Callable[[Tensors], tuple[Tensor, ...]]
 Check = Callable[[list[Tensor]], None]
@@ -55,9 +61,10 @@ def checkpoints_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[
     """Calls of ``torch.utils.checkpoint.checkpoint`` inside are ours, with the model's tensors at the values given.
 
     Yields a list that has an entry for each call. Whatever name a model knows the function by, it is the same object:
-    so that its code is exchanged, and put back.
+    so that its code is exchanged, and put back when the last pass of all threads is over. Calls of other threads are
+    torch's meanwhile.
     """
-    function, met = inspect.unwrap(checkpointing.checkpoint), list[None]()
+    met: list[None] = []
 
     def handler(part: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         met.append(None)
@@ -67,14 +74,31 @@ def checkpoints_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[
             return part(*args, **kwargs)
         return _Part(model, tensors, part, (args, kwargs))(check)
 
-    code, before = function.__code__, vars(checkpointing).get(HANDLER)
-    setattr(checkpointing, HANDLER, handler)
-    function.__code__ = _exchanged.__code__
+    token = _handler.set(handler)
+    _exchange(1)
     try:
         yield met
     finally:
-        function.__code__ = code
-        setattr(checkpointing, HANDLER, before)
+        _exchange(-1)
+        _handler.reset(token)
+
+
+_handler: ContextVar[Callable[..., Any] | None] = ContextVar("lambdahat_checkpoint", default=None)
+_lock, _passes = Lock(), 0
+
+
+def _exchange(change: int) -> None:
+    """Count the passes under way, and have the library's code exchanged while there are some."""
+    global _passes
+    with _lock:
+        _passes += change
+        setattr(checkpointing, HANDLER, _called)
+        _CHECKPOINT.__code__ = _exchanged.__code__ if _passes else _ORIGINAL.__code__
+
+
+def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call of ``checkpoint``: ours within a pass of this thread, torch's outside."""
+    return (_handler.get() or _ORIGINAL)(function, *args, **kwargs)
 
 
 def _exchanged(function, *args, **kwargs):  # type: ignore[no-untyped-def]
@@ -112,7 +136,8 @@ class _Part:
         self._form: TreeSpec | None = None
 
     def __call__(self, check: Check) -> Any:
-        found = iter(_Recomputed.apply(self.run, check, *self._inputs))  # type: ignore[no-untyped-call]
+        inputs, self._inputs = self._inputs, []  # the graph alone holds them, and lets them go as it runs
+        found = iter(_Recomputed.apply(self.run, check, *inputs))  # type: ignore[no-untyped-call]
         assert self._form is not None
         return tree_unflatten([next(found) if leaf is None else leaf[0] for leaf in self._rest], self._form)
 
@@ -140,7 +165,8 @@ class _Recomputed(torch.autograd.Function):
         ctx.run, ctx.check = run, check
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
-        return run(inputs)
+        held = {tensor.untyped_storage()._cdata for tensor in inputs}  # an input that is handed on has no tangent here
+        return tuple(z.clone() if z.untyped_storage()._cdata in held else z for z in run(inputs))
 
     @staticmethod
     @torch.no_grad()

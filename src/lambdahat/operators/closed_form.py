@@ -157,7 +157,9 @@ def accumulate(
             if rest:
                 squares |= _sample_squares(problem, leaves, batch, factors, rest, diagonal)
             if squares:
-                total.add_(torch.cat([squares[name].reshape(-1) for name in leaves]).double(), alpha=share)
+                parts = [squares[name].reshape(-1) if name in squares else total.new_zeros(size)
+                         for name, size in zip(leaves, sizes, strict=True)]  # fmt: skip
+                total.add_(torch.cat([part.double() for part in parts]), alpha=share)
     return problem.ranks.sum(total, "the squares of a trace")
 
 
@@ -200,20 +202,19 @@ def trusted_layers(problem: Problem, leaves: dict[str, Tensor]) -> Trusted:
             return Trusted(set(), width)
         draw = torch.randn(output.shape, generator=generator(0, "trusted layers"), dtype=torch.float64).to(output)
         noise = Factors(1, lambda output, batch: (draw.unsqueeze(0), draw.new_ones(1, len(draw))))
-        layered = _layered_squares(few, output, once, fit, noise, False)
+        layered = _layered_squares(few, output, once, fit, noise, True)
         names = list(layered)
         inputs = [leaves[name] for name in names]
         alone = torch.eye(few.size, dtype=draw.dtype, device=draw.device)
         alone = alone.reshape(few.size, few.size, *[1] * (draw.ndim - 1))
-        exact = torch.stack([_squared_lengths(output, inputs, seed) for seed in alone * draw]).sum(dim=0)
-    apart = (torch.stack([layered[name] for name in names]).double() - exact).abs()
-    close = apart <= tolerance(problem) * exact.clamp(min=1e-300)
+        exact = [torch.zeros_like(leaf) for leaf in inputs]
+        for seed in alone * draw:
+            found = torch.autograd.grad(output, inputs, seed, retain_graph=True, materialize_grads=True)
+            torch._foreach_addcmul_(exact, found, found)
+    apart = [layered[name].reshape(leaf.shape).to(leaf) - leaf for name, leaf in zip(names, exact, strict=True)]
+    gaps, sizes = (torch.stack(torch._foreach_norm(part)).double() for part in (apart, exact))
+    close = gaps <= tolerance(problem) * sizes.clamp(min=1e-300)
     return Trusted({name for name, fine in zip(names, close.tolist(), strict=True) if fine}, width)
-
-
-def _squared_lengths(output: Tensor, inputs: list[Tensor], seed: Tensor) -> Tensor:
-    found = torch.autograd.grad(output, inputs, seed, retain_graph=True, materialize_grads=True)
-    return torch.stack(torch._foreach_norm([grad.double() for grad in found])).square()
 
 
 def used_once(

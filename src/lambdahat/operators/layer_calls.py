@@ -86,7 +86,8 @@ def _recording(problem: Problem, leaves: dict[str, Tensor]) -> Iterator[Calls]:
             if left.requires_grad:
                 calls.setdefault(prefix, []).append(_call(layer, args[0] if args else kwargs["input"], left))
 
-        handles.append(layer.register_forward_hook(note, with_kwargs=True))
+        # before the user's hooks, which may change what the layer gives
+        handles.append(layer.register_forward_hook(note, with_kwargs=True, prepend=True))
     try:
         yield calls
     finally:

@@ -50,10 +50,12 @@ class RecordedGradients:
             return None
         key = self._key(group, leaves)
         form = self._forms.get(key)
+        full = form is None and len(self._forms) == MOST_FORMS
+        if full or _hooked(self.subject.model, self.parameters):
+            self._on = False
+            self._forms.clear()
+            return None
         if form is None:
-            if len(self._forms) == MOST_FORMS or _hooked(self.subject.model, self.parameters):
-                self._on = False
-                return None
             form = self._forms[key] = _Form(self.subject, self.parameters, group, self._norm)
             self._on = self._first(form)
             if not self._on:
@@ -66,12 +68,17 @@ class RecordedGradients:
         return list(form.sums[:3]), form.sums[3]
 
     def _key(self, group: list[Batch], leaves: list[Tensor]) -> Hashable:
-        """What a graph depends on: shapes, which parameters are trained, and where the model's tensors are."""
+        """What a graph depends on: shapes, which parameters are trained, where the model's tensors are, and settings.
+
+        Those are the plain values among the attributes of layers, which somebody may change between two steps.
+        """
         model = self.subject.model
         assert model is not None
         shapes = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
         places = tuple((tensor.data_ptr(), tensor.requires_grad) for tensor in self.subject.tensors.values())
-        return tuple(batch.size for batch in group), shapes, places, model.training
+        values = (value for layer in model.modules() for value in vars(layer).values())
+        settings = tuple(value for value in values if type(value) in (bool, int, float, str))
+        return tuple(batch.size for batch in group), shapes, places, settings
 
     def _first(self, form: _Form) -> bool:
         """Take a step as it is, and look whether a replay could stand for it."""
