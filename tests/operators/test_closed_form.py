@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from lambdahat.estimators.traces import trace
-from lambdahat.operators import closed_form, curvature, fisher, ggn, gradient_covariance, hessian, layer_squares
+from lambdahat.operators import closed_form, fisher, ggn, gradient_covariance, hessian, layer_squares
 from lambdahat.operators.closed_form import diagonal_of, sampled_trace, trace_of
 from lambdahat.operators.linearise import leaves_of
 from lambdahat.operators.output_factors import exact_factors, samples_separate
@@ -343,14 +343,6 @@ def test_statistics_that_are_not_the_model_s_own() -> None:
     assert {"1.weight", "1.bias"} <= trusted
 
 
-def test_hooks_that_change_a_layer_s_output() -> None:
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    model[0].register_forward_hook(lambda layer, given, out: 2 * out)
-    x, y = torch.randn(9, 4, dtype=torch.float64), torch.randint(3, (9,))
-    problem = Problem(model, "cross_entropy", (x, y), batch_size=4)
-    agree(problem, dense_ggn(problem))
-
-
 class TestExactTraceOfTheHessian:
     @pytest.mark.parametrize("name", ["mlp", "lenet", "batch-norm"])
     @pytest.mark.parametrize("loss", ["cross_entropy", "mse", "bce_with_logits"])
@@ -498,39 +490,3 @@ class TestSampledTrace:
     def test_few_classes_are_exact(self) -> None:
         assert ggn(network("mlp")).sampled_trace(0.1, 0) is None
         assert trace(hessian(network("mlp"))).stderr == 0.0
-
-
-class Scaled(nn.Module):
-    """Keyword inputs of which some belong to every sample, and a layer that is called by keyword."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shift, self.fc = nn.Parameter(torch.ones(4)), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor, weight: Tensor, scale: Tensor, power: float) -> Tensor:
-        return self.fc(input=(x + self.shift) * weight.unsqueeze(1) * scale * power)
-
-
-def test_batches_with_numbers_and_layers_called_by_keyword() -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model, x, weight = Scaled().double(), torch.randn(6, 4).double(), torch.rand(6).double()
-    batch = {"x": x, "weight": weight, "scale": torch.tensor(2.0).double(), "power": 0.5, "labels": torch.arange(6) % 3}
-    problem = Problem(model, "cross_entropy", [batch])
-    agree(problem, dense_ggn(problem))
-    assert closed_form.trusted_layers(problem, leaves_of(problem, problem.vector)).names == {"fc.weight", "fc.bias"}
-    assert trace(hessian(problem)).value == pytest.approx(float(dense_hessian(problem).trace()), rel=1e-10)
-
-
-@pytest.mark.parametrize("layered", [True, False])
-def test_squares_of_bfloat16_are_summed_in_single_precision(layered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A linear model of two outputs under the mean square: M = I, and the trace is 2·mean(‖x‖² + 1), exactly."""
-    if not layered:
-        monkeypatch.setattr(curvature, "trusted_layers", lambda *_: closed_form.Trusted(set(), 2))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        x = torch.randn(300, 7).bfloat16()
-        problem = Problem(nn.Linear(7, 2).bfloat16(), "mse", (x, torch.zeros(300, 2).bfloat16()))
-    expected = 2 * float(x.double().square().sum(dim=1).mean() + 1)
-    assert ggn(problem).known_trace() == pytest.approx(expected, rel=1e-5)
-    assert float(ggn(problem).known_diagonal().double().sum()) == pytest.approx(expected, rel=1e-5)
