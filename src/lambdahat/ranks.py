@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -39,7 +40,9 @@ class Ranks:
     """The processes that share a problem's data; ``size`` is 1 and nothing is sent where there is one alone."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self.group = group
+        # torch keeps the group until destroy_process_group, which must then end its threads: one that is left over when
+        # Python ends takes the process down with it
+        self._group = None if group is None else weakref.ref(group)
         self.size = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
         self.name, self._sums = "the group", 0
@@ -57,6 +60,16 @@ class Ranks:
         require(group, "ranks", 'be "auto", None or a process group that this process is in', ranks,
                 "torch.distributed.new_group makes one", TypeError)  # fmt: skip
         return cls(ranks)
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The process group, None where there is one process alone."""
+        if self._group is None:
+            return None
+        group = self._group()
+        require(group is not None, "ranks", "be a process group that lasts as long as the problem", "one that has ended",
+                "call destroy_process_group when all is measured")  # fmt: skip
+        return group
 
     def apart(self, name: str) -> Ranks:
         """The same processes for something of its own, whose sums are counted apart."""

@@ -84,6 +84,16 @@ def test_ranks_agree_to_the_last_bit(worlds, size):
             assert torch.equal(found["measured"][name], value), name
 
 
+def test_a_problem_does_not_keep_a_destroyed_group(worlds):
+    """Gloo's threads end with the last reference to their group; one that outlives Python's end aborts the process.
+
+    In the world of one, for in the others torch's wrappers of models were at work, which keep the group themselves.
+    """
+    (found,) = worlds[1]
+    assert found["group ended"]
+    assert "ranks must be a process group that lasts as long as the problem" in found["after the end"]
+
+
 def test_reference_is_right(reference):
     """The sum over ranks is compared with one process; that one with a matrix by plain autograd."""
     problem = classifier(samples=21)

@@ -4,7 +4,9 @@
 """
 
 import copy
+import gc
 import sys
+import weakref
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -287,4 +289,7 @@ if __name__ == "__main__":
         if size == 2:
             cut = lh.fisher(classifier(samples=21), "monte_carlo", samples=300)
             found |= {"sharded": sharded(), "drawn trace": cut.known_trace()}
-        torch.save(found, Path(sys.argv[1]) / f"{rank}.pt")
+        kept, group = classifier(samples=21), weakref.ref(dist.group.WORLD)
+    gc.collect()
+    found |= {"group ended": group() is None, "after the end": error_of(lambda: kept.ranks.group)}
+    torch.save(found, Path(sys.argv[1]) / f"{rank}.pt")
