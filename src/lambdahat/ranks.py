@@ -67,8 +67,8 @@ class Ranks:
         if self._group is None:
             return None
         group = self._group()
-        require(group is not None, "ranks", "be a process group that lasts as long as the problem", "one that has ended",
-                "call destroy_process_group when all is measured")  # fmt: skip
+        require(group is not None, "ranks", "be a process group that lasts as long as the problem",
+                "one that has ended", "call destroy_process_group when all is measured")  # fmt: skip
         return group
 
     def apart(self, name: str) -> Ranks:
