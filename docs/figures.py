@@ -1,9 +1,9 @@
 """Draw the figures of the documentation: ``python docs/figures.py [folder]``.
 
 Everything is measured here, on a small network trained on the digits that come with the package, with fixed seeds;
-but for the coverage of intervals, which ``benchmarks/coverage.py`` measures, the batches of large networks, which
-``benchmarks/minibatch_eigenvalues.py`` does, the ground-truth suite, of which ``lambdahat verify`` left a result, and
-the published experiments, whose runs ``lambdahat reproduce`` has stored.
+but for the coverage of intervals, which ``benchmarks/coverage.py`` measures, the batches and rates of large networks,
+which ``benchmarks/minibatch_eigenvalues.py`` and ``benchmarks/minibatch_rates.py`` do, the ground-truth suite, of which
+``lambdahat verify`` left a result, and the published experiments, whose runs ``lambdahat reproduce`` has stored.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "spikes": part("bulk", "spikes"),
     "vgg-spectrum": part("bulk", "vgg"),
     "stable-rates": part("rate", "stable_rates"),
+    "scaling-momentum": part("rate", "scaling_momentum"),
+    "scaling-adam": part("rate", "scaling_adam"),
+    "damping": part("rate", "damping"),
     "lanczos-opt": part("rate", "lanczos_opt"),
     "ngd-pairs": part("experiment", "ngd_pairs"),
     "ngd-overfitting": part("experiment", "overfitting"),
@@ -79,10 +82,14 @@ FIGURES: dict[str, Callable[[], Any]] = {
 
 
 def save(drawn: Any, path: Path) -> None:
-    """Write a figure as a PNG of few colours, a third of the size: lines and text need no more."""
+    """Write a figure as a PNG of few colours, a third of the size: lines and text need no more.
+
+    By maximum coverage: the median cut spends all colours on a heat map and gives two thin lines one colour.
+    """
     buffer = io.BytesIO()
     drawn.figure.savefig(buffer, dpi=DPI, metadata={"Software": None})
-    Image.open(buffer).convert("RGB").quantize(COLOURS).save(path, optimize=True)
+    few = Image.open(buffer).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
+    few.save(path, optimize=True)
 
 
 def main(folder: Path) -> None:

@@ -1,39 +1,227 @@
-"""The figures of minibatch-rates.md, on the digits that come with the package."""
+"""The figures of minibatch-rates.md, from the results that ``benchmarks/minibatch_rates.py`` has stored."""
 
 from __future__ import annotations
 
+import runpy
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from lambdahat.experiments import Experiment, Rows
-from lambdahat.experiments.minibatch import lanczos_experiment, rate_experiment
-from lambdahat.experiments.minibatch.lanczos import Scale
-from lambdahat.experiments.minibatch.rate_subjects import Subject
+import numpy as np
+import torch
+from matplotlib.ticker import LogLocator, NullFormatter
+from torch import Tensor
+
+from lambdahat.experiments import Rows
+from lambdahat.experiments.minibatch import lanczos_experiment
+from lambdahat.experiments.minibatch.damping_claims import RATE, expected_damping
+from lambdahat.experiments.minibatch.frontiers import Frontier
+from lambdahat.experiments.minibatch.rate_rows import frontiers_of, rules_of, scaling_of
+from lambdahat.experiments.minibatch.rate_rules import RateRule
+from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
+from lambdahat.experiments.statistics import mean_of
 from lambdahat.report.chart_figures import draw
-from lambdahat.report.style import new_figure, tidy
+from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, SKY, VERMILION, new_figure, tidy
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+NETWORKS = {"softmax-mnist": "softmax, MNIST", "mlp-mnist": "MLP, MNIST", "lenet5-cifar10": "LeNet-5, CIFAR-10"}
+OPTIMIZERS = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam"}
+CRITERIA = {"trains": (BLUE, BLUE, "o"), "steady": (VERMILION, "none", "s")}  # colour, face, mark
+POINTS = {"at the start": (GREEN, "-"), "trained": (AMBER, "--")}
+RULES = {"linear": (BLUE, "o"), "square root": (VERMILION, "s"), "inverse": (BLUE, "o"), "constant": (GREEN, "^")}
+GUESS = 0.9  # the error of ten classes guessed, which a run that diverged counts as
+FEW_DECADES = 300.0  # a range below which threes have room for a label
+WAYS = {1e-4: BLUE, 1e-3: SKY, 1e-2: GREEN, 1e-1: AMBER, 1.0: VERMILION}  # dampings whose runs are drawn step by step
 
 
-def rows_of(experiment: Experiment, config: Any) -> Rows:
-    """The rows of all cells of a configuration of one's own."""
-    return Rows(cell | row for cell in experiment.cells(config) for row in experiment.run(cell, "cpu"))
+def rows_of(part: str) -> Rows:
+    """The rows of a stored result."""
+    piece = runpy.run_path(str(BENCHMARKS / "minibatch_pieces.py"))["Piece"]
+    return Rows(piece.load(BENCHMARKS / "results" / f"minibatch-rates-{part}.json").rows())
 
 
 def stable_rates() -> Any:
-    """The largest stable rates of SGD, with and without momentum, over batch sizes, with the rule's."""
-    sizes = (4, 16, 64, 256, 1024)
-    digits = Subject("MLP 64-16-10, digits", "mlp", "digits", 1024, sizes, 100, 3, 0, 16, {"widths": (16,)})
-    experiment = rate_experiment.EXPERIMENT
-    chart = experiment.charts(rows_of(experiment, rate_experiment.Config((digits,))))[0]
-    ruled = tuple(series for series in chart.series if not series.name.startswith("adam"))
-    return draw(replace(chart, series=ruled), tidy(new_figure(7.0, 4.4).add_subplot()))
+    """The largest stable rate over batch sizes by training and by the rule: networks down, optimisers across."""
+    figure, axes = new_figure(9.4, 8.2), None
+    for row, (part, network) in enumerate(NETWORKS.items()):
+        rows = rows_of(f"stable-rates-{part}")
+        for column, (optimizer, words) in enumerate(OPTIMIZERS.items()):
+            axes = tidy(figure.add_subplot(3, 3, 3 * row + column + 1, sharex=axes if column else None))
+            _edges(axes, [each for each in frontiers_of(rows) if each.optimizer == optimizer])
+            if optimizer == "adam":
+                _root(axes, next(each for each in frontiers_of(rows) if each.optimizer == "adam"))
+            else:
+                for rule in rules_of(rows):
+                    colour, dash = POINTS[rule.point]
+                    axes.plot(rule.batch_sizes, rule.rates(optimizer), dash, color=colour, label=f"rule, {rule.point}")
+            axes.set_title(f"{network}, {words}", fontsize="medium")
+            axes.set_xlabel("batch size B" if row == 2 else "")
+            _logs(axes, both=True)
+            if column == 0:
+                axes.set_ylabel("largest stable rate")
+            if row == 0 and column != 1:
+                axes.legend(frameon=False, fontsize="small", loc="lower right")
+    return axes
+
+
+def _edges(axes: Any, frontiers: Sequence[Frontier]) -> None:
+    """Geometric means over seeds with their standard errors."""
+    for frontier in frontiers:
+        colour, face, mark = CRITERIA.get(frontier.criterion, CRITERIA["trains"])
+        centre = frontier.centre()
+        factor = frontier.stderr().nan_to_num().exp()  # errors are those of logarithms
+        bars = torch.stack([centre - centre / factor, centre * factor - centre])
+        axes.errorbar(frontier.batch_sizes, centre, yerr=bars, fmt=mark, color=colour, markerfacecolor=face,
+                      markersize=4.5, capsize=2, elinewidth=1, label=f"by training, {frontier.criterion}")  # fmt: skip
+
+
+def _root(axes: Any, frontier: Frontier) -> None:
+    """∝ √B through the middle of the edges."""
+    sizes, centre = np.array(frontier.batch_sizes, dtype=float), frontier.centre().numpy()
+    height = np.exp(np.nanmean(np.log(centre / np.sqrt(sizes))))
+    axes.plot(sizes, height * np.sqrt(sizes), ":", color=GREY, label="∝ √B")
+
+
+def scaling_momentum() -> Any:
+    """Error and distance over batch sizes as the rate of SGD with momentum is scaled (Figures 5.7–5.10)."""
+    return _scaling("momentum")
+
+
+def scaling_adam() -> Any:
+    """The same for Adam (Figures 5.15, 5.16)."""
+    return _scaling("adam")
+
+
+def _scaling(optimizer: str) -> Any:
+    """Networks across; down, error and distance over batch sizes, and error over the share of the largest rate."""
+    figure = new_figure(9.4, 7.6)
+    names = ("validation error, %", "distance from the start", "validation error, %")
+    for column, part in enumerate(NETWORKS, start=1):
+        rows = rows_of(f"stable-rates-{part}")
+        (runs,) = (each for each in scaling_of(rows) if each.optimizer == optimizer)
+        (edge,) = (each for each in frontiers_of(rows) if (each.optimizer, each.criterion) == (optimizer, "trains"))
+        panels = [tidy(figure.add_subplot(3, 3, place)) for place in (column, column + 3, column + 6)]
+        wrong = 100 * runs.validation_error.nan_to_num(nan=GUESS)
+        _outcomes(panels[0], runs, wrong)
+        _outcomes(panels[1], runs, runs.distance)
+        _shares(panels[2], runs, wrong, edge)
+        panels[0].set_title(f"{runs.network}, {OPTIMIZERS[optimizer]}", fontsize="medium")
+        for axes, name in zip(panels, names, strict=True):
+            _logs(axes, both=axes is panels[1])
+            axes.set_xlabel("rate / the largest stable one" if axes is panels[2] else "batch size B")
+            if column == 1:
+                axes.set_ylabel(name)
+        panels[0].set_ylim(bottom=0)
+        panels[2].set_ylim(panels[0].get_ylim())
+        if column == 1:
+            panels[0].legend(frameon=False, fontsize="small", title="rate, in B", title_fontsize="small")
+    return axes
+
+
+def _shares(axes: Any, runs: ScalingRuns, wrong: Tensor, edge: Frontier) -> None:
+    """The mean error at every rule and batch size over the rate as a share of the edge there."""
+    edges = torch.tensor([edge.at(size) for size in runs.batch_sizes])
+    axes.axvline(1.0, color=GREY, linewidth=0.8, linestyle=":")
+    for rule, rates, found in zip(runs.rules, runs.values, wrong, strict=True):
+        colour, mark = RULES[rule]
+        axes.plot(rates / edges, found.mean(1), mark, color=colour, markersize=4.5)
+
+
+def _outcomes(axes: Any, runs: ScalingRuns, values: Tensor) -> None:
+    """Means over seeds (rules, sizes, S) with their standard errors; the size that all rules start from in grey."""
+    axes.axvline(runs.reference, color=GREY, linewidth=0.8, linestyle=":")
+    for rule, found in zip(runs.rules, values, strict=True):
+        colour, mark = RULES[rule]
+        readings = [mean_of(each.tolist()) for each in found]
+        axes.errorbar(runs.batch_sizes, [reading.value for reading in readings],
+                      yerr=[np.nan_to_num(reading.stderr) for reading in readings], marker=mark, color=colour,
+                      markersize=4.5, capsize=2, elinewidth=1, linewidth=1.3,
+                      label="∝ 1/B" if rule == "inverse" else rule)  # fmt: skip
+
+
+def _logs(axes: Any, both: bool = False) -> None:
+    """Batch sizes, or both axes, in logarithms with numbers as text; threes too where there are few tens."""
+    axes.set(xscale="log", yscale="log" if both else "linear")
+    for axis in (axes.xaxis, axes.yaxis) if both else (axes.xaxis,):
+        low, high = axis.get_view_interval()
+        few = high < FEW_DECADES * low
+        axis.set_major_locator(LogLocator(subs=(1.0, 3.0) if few else (1.0,)))
+        if few or axis is axes.xaxis:
+            axis.set_major_formatter(lambda value, _: f"{value:,g}" if value >= 1 else f"{value:g}")
+        axis.set_minor_formatter(NullFormatter())
+
+
+def damping() -> Any:
+    """The least damping with the rule's, then validation error and distance: KFAC above, Adam below."""
+    rows, figure = rows_of("damping"), new_figure(9.4, 5.4)
+    (rule,) = rules_of(rows)
+    for row, (optimizer, words) in enumerate({"kfac": "KFAC's δ", "adam": "Adam's ε"}.items()):
+        least, error, distance = (tidy(figure.add_subplot(2, 3, 3 * row + place)) for place in (1, 2, 3))
+        _edges(least, [each for each in frontiers_of(rows) if each.optimizer == optimizer])
+        _told(least, rule, optimizer)
+        least.set_ylabel(f"least {words} that trains")
+        _logs(least, both=True)
+        (runs,) = (each for each in scaling_of(rows) if each.optimizer == optimizer)
+        _outcomes(error, runs, 100 * runs.validation_error.nan_to_num(nan=GUESS))
+        _outcomes(distance, runs, runs.distance)
+        error.set(ylabel="validation error, %", ylim=(0, 95))
+        distance.set_ylabel("distance from the start")
+        _logs(error)
+        _logs(distance, both=True)
+        for axes in (least, error, distance):
+            axes.set_title(f"{runs.network}, {words}", fontsize="medium")
+            axes.set_xlabel("batch size B" if row else "")
+        if row == 0:
+            least.set_ylim(bottom=1e-8)  # room for the legend
+            least.legend(frameon=False, fontsize="small", loc="lower left")
+            error.legend(frameon=False, fontsize="small", title="damping, in B", title_fontsize="small")
+    return distance
+
+
+def _told(axes: Any, rule: RateRule, optimizer: str) -> None:
+    """Eq. 5.36 with Pσ² and with τ², and the damping from λ₁ of batches; a gap where batches add nothing to λ₁."""
+    lines = {
+        "from λ₁ of batches": (expected_damping(rule, optimizer), GREEN, "-"),
+        "τ² for Pσ²": (rule.dampings(RATE, "directional"), PURPLE, "-."),
+        "Eq. 5.36, Pσ²": (rule.dampings(RATE, "additive"), AMBER, "--"),
+    }
+    for name, (values, colour, dash) in lines.items():
+        axes.plot(rule.batch_sizes, values.where(values > 0, torch.nan), dash, marker=".", color=colour, label=name)
 
 
 def lanczos_opt() -> Any:
-    """Both errors of LanczosOPT over damping and η, and the test error on the way."""
-    setting = Scale("digits", 200, (1e-4, 1e-3, 1e-2, 1e-1), 100, 20, 10, 8)
-    experiment = lanczos_experiment.EXPERIMENT
-    figure = new_figure(13.0, 3.6)
-    charts = experiment.charts(rows_of(experiment, lanczos_experiment.Config(setting, together=8)))
-    for place, chart in enumerate(charts, start=1):
-        axes = draw(chart, figure.add_subplot(1, 3, place))
+    """Both errors of LanczosOPT over damping and η, the test error on the way, and at equal training loss."""
+    rows, figure = rows_of("lanczos-opt"), new_figure(9.4, 8.2)
+    maps = [chart for chart in lanczos_experiment.EXPERIMENT.charts(rows) if chart.heat is not None]
+    for place, chart in enumerate(maps, start=1):
+        draw(replace(chart, x_label="", y_label=""), figure.add_subplot(2, 2, place))
+    way, fit = (tidy(figure.add_subplot(2, 2, place)) for place in (3, 4))
+    for delta, colour in WAYS.items():
+        part = rows.where(method="LanczosOPT", damping=delta)
+        _way(way, part.where(eta=1.0), "step", f"δ = {delta:g}", colour)
+        _way(fit, part.where(eta=1.0), "training loss", "η = 1" if delta == 1.0 else None, colour)
+        _way(fit, part.where(eta=10.0), "training loss", "η = 10" if delta == 1.0 else None, colour, "s--", "none")
+    _way(way, rows.where(method="GD"), "step", "gradient descent", GREY)
+    way.set_title("Test error on the way, η = 1", fontsize="medium")
+    fit.set_title("Test error on the way, over training loss", fontsize="medium")
+    way.set_xlabel("step")
+    fit.set(xlabel="training loss, from right to left", xscale="log")
+    for axes in (way, fit):
+        axes.set(ylabel="test error, %", yscale="log")
+        axes.set_yticks([12, 15, 20, 30, 50], ["12", "15", "20", "30", "50"])
+        axes.tick_params(which="minor", axis="y", left=False, labelleft=False)
+        axes.legend(frameon=False, fontsize="small")
     return axes
+
+
+def _way(
+    axes: Any, rows: Rows, column: str, name: str | None, colour: str, style: str = "o-", face: str | None = None
+) -> None:
+    """The mean test error at every look over the mean of a column, with standard errors over seeds."""
+    looks = [rows.where(step=step) for step in rows.distinct("step")]
+    places = [mean_of(look.values(column)).value for look in looks]
+    readings = [mean_of([100 * value for value in look.values("test error")]) for look in looks]
+    values, errors = ([getattr(each, part) for each in readings] for part in ("value", "stderr"))
+    axes.errorbar(places, values, errors, fmt=style, markersize=3.5, color=colour, markerfacecolor=face or colour,
+                  capsize=2, elinewidth=1, linewidth=1.2, label=name)  # fmt: skip

@@ -19,10 +19,19 @@ from lambdahat.experiments.minibatch.damping import (
 from lambdahat.experiments.minibatch.damping_claims import claims_of, expected_damping
 from lambdahat.experiments.minibatch.damping_experiment import EXPERIMENT
 from lambdahat.experiments.minibatch.frontiers import Frontier, Section
-from lambdahat.experiments.minibatch.rate_rows import edge_rows, frontiers_of, rules_of, scaling_of, scaling_rows
+from lambdahat.experiments.minibatch.rate_rows import (
+    edge_rows,
+    frontiers_of,
+    rule_rows,
+    rules_of,
+    scaling_of,
+    scaling_rows,
+)
 from lambdahat.experiments.minibatch.rate_rules import RateRule
 from lambdahat.experiments.minibatch.rate_subjects import Subject, prepared
+from lambdahat.randommatrix import predict
 from lambdahat.report.chart_figures import draw
+from lambdahat.results import Eigenpairs, Estimate
 from tests.experiments.minibatch_made import assert_same_rows, swept
 
 TINY = Subject("tiny", "mlp", "digits", 128, (128,), 10, 2, 1, 128, {"widths": (4,)})
@@ -81,13 +90,31 @@ def test_training_leaves_the_start_alone(ground):
     assert _kfac_trained(ground, 0, 1e-30, 128, 20, 0) is None  # diverges
 
 
-def rule(excess=32.0, full=2.0):
-    values = torch.tensor([full + excess / size for size in SIZES], dtype=torch.float64)
-    return RateRule("net", "at the start", 10**9, SIZES, full, {}, values[:, None].repeat(1, 3))
+def rule(excess=32.0, full=2.0, told=None):
+    """λ₁(B) = λ₁ + c/B of batches; ``told`` has c by model."""
+    sizes = torch.tensor(SIZES, dtype=torch.float64)
+    values = full + excess / sizes
+    predicted = {model: full + each / sizes for model, each in (told or {}).items()}
+    return RateRule("net", "at the start", 10**9, SIZES, full, predicted, values[:, None].repeat(1, 3))
 
 
-def test_the_rule_s_dampings_are_closed_forms():
-    """Eq. 5.36 mended, δ = α·(Pσ²/bλ₁)/2, and for ε heavy ball of rate (1 − β₁)/ε: ε = (λ₁ + 19c/B)/38 at β₁ = 0.9."""
+def test_eq_5_36_is_that_of_the_additive_model():
+    """By ``predict``: δ = αPσ²/(2bλ₁) with σ² = 0.01 of an element, P = 400, b = B/(1 − B/N), to 1/P."""
+    top, order, total = 3.0, 400, 10_000
+    pairs = Eigenpairs(torch.tensor([top]), torch.empty(order, 0), torch.zeros(1), torch.ones(1, dtype=torch.bool))
+    told = [float(predict(pairs, Estimate(0.01), size, population=total, model="additive").largest) for size in SIZES]
+    values = torch.tensor(told, dtype=torch.float64)
+    here = RateRule("net", "at the start", total, SIZES, top, {"additive": values}, values[:, None].repeat(1, 3) + 1.0)
+    sizes = torch.tensor(SIZES, dtype=torch.float64)
+    expected = 0.5 * order * 0.01 * (1 - sizes / total) / (2 * sizes * top)
+    torch.testing.assert_close(here.dampings(0.5, "additive"), expected, rtol=1.01 / order, atol=0)
+    torch.testing.assert_close(
+        here.dampings(0.5), expected + 0.25, rtol=1e-3, atol=0
+    )  # what batches show is not Eq. 5.36
+
+
+def test_the_rule_of_batches_is_a_closed_form():
+    """δ = α(λ₁(B) − λ₁)/2, and for ε heavy ball of rate (1 − β₁)/ε: ε = (λ₁ + 19c/B)/38 at β₁ = 0.9."""
     sizes = torch.tensor(SIZES, dtype=torch.float64)
     torch.testing.assert_close(expected_damping(rule(), "kfac"), 16 / sizes)
     torch.testing.assert_close(expected_damping(rule(), "adam"), (2 + 19 * 32 / sizes) / 38)
@@ -109,12 +136,29 @@ def test_claims_are_judged_as_stated():
     assert verdicts(160 / sizes) == ["holds", "does not hold"]
 
 
+def test_eq_5_36_is_judged_by_itself():
+    """Batches add 32/B, isotropic noise 0.32/B: each is the least damping in one case and not in the other."""
+    sizes, here = torch.tensor(SIZES, dtype=torch.float64), rule(told={"additive": 0.32, "directional": 30.0})
+    for level, expected in ((16, ["holds", "does not hold"]), (0.16, ["does not hold", "holds"])):
+        made = claims_of([frontier(level / sizes)], [here], [])[1:]
+        assert [claim.source for claim in made] == ["after Eq. 5.36", "Eq. 5.36"]
+        assert [verdict.verdict for verdict in judge(made)] == expected
+
+
+def test_the_table_tells_eq_5_36_from_what_batches_show():
+    here, sizes = rule(told={"additive": 0.32, "directional": 30.0}), torch.tensor(SIZES, dtype=torch.float64)
+    rows = Rows([*edge_rows(frontier(16 / sizes)), *rule_rows(here)])
+    (table,) = EXPERIMENT.tables(rows)
+    assert table.header == ("B", "kfac", "Eq. 5.36, Pσ²", "τ² for Pσ²", "by batches, kfac")
+    assert table.rows[0] == ("16", "1 ± 1 %", "0.01", "0.938", "1")
+
+
 def test_everything_is_measured(found):
     assert [f.optimizer for f in frontiers_of(found)] == list(OPTIMIZERS)
     runs = scaling_of(found)
     assert [each.optimizer for each in runs] == list(OPTIMIZERS)
     assert runs[0].rules == ("inverse", "constant")
-    assert len(judge(EXPERIMENT.claims(found))) == 8
+    assert len(judge(EXPERIMENT.claims(found))) == 10
     assert len(EXPERIMENT.tables(found)) == 3
 
 
@@ -141,8 +185,10 @@ def test_cells_are_parts_of_one_search(found):
 
 def test_charts_come_from_rows(found):
     dampings, *scaled = EXPERIMENT.charts(found)
-    assert [series.name for series in dampings.series] == ["Adam's ε", "KFAC's δ", "rule, Adam's ε", "rule, KFAC's δ"]
-    assert dampings.series[2].y == pytest.approx(expected_damping(rules_of(found)[0], "adam").tolist())
+    assert [series.name for series in dampings.series] == [
+        "Adam's ε", "KFAC's δ", "Eq. 5.36, Pσ²", "τ² for Pσ²", "by batches, adam", "by batches, kfac",
+    ]  # fmt: skip
+    assert dampings.series[4].y == pytest.approx(expected_damping(rules_of(found)[0], "adam").tolist())
     assert len(scaled) == 4
     for chart in (dampings, *scaled):
         draw(chart)

@@ -216,6 +216,14 @@ def test_a_cell_holds_its_subject(scale):
         assert again.epochs == own.epochs
 
 
+def test_a_model_that_is_never_negative_has_no_ratio_of_smallest_eigenvalues():
+    """Batches have λ'_P = −(1 … 10), one model −1 and the other 0."""
+    made = point([cell(128, TEN + 1, {"additive": (5.0, 1.2), "multiplicative": (5.0, 1.2)})])
+    rows = Rows([row | {"multiplicative smallest": 0.0} if row["part"] == "batch" else row for row in rows_of([made])])
+    _, smallest, *_ = EXPERIMENT.tables(rows)
+    assert [(line[1], line[-1]) for line in smallest.rows] == [("additive", "0.18 … 0.18"), ("multiplicative", "none")]
+
+
 def test_charts_draw_batches_models_and_spectra(found):
     charts = EXPERIMENT.charts(found)
     assert len(charts) == 3 * 3 + 1  # λ'₁, overlap and spectrum of each network and operator at the end; variances

@@ -126,7 +126,34 @@ def test_claims_fail_where_they_are_wrong():
     constant = verdicts([frontier(torch.full_like(sizes, 0.1))], [here])
     assert constant == ["does not hold", "undecided", "does not hold"]
     growing = verdicts([frontier(0.1 * sizes)], [rule(excess=0.01)])
-    assert growing == ["undecided", "does not hold", "does not hold"]
+    assert growing == ["holds", "does not hold", "does not hold"]  # where the rule leaves no sizes, up to the last
+
+
+def test_where_the_rule_leaves_too_few_sizes_growth_is_read_to_its_measured_end():
+    """Rates 1/(1 + B₀/B) with B₀ = 1,000, where the rule has it at 0.005: all sizes are below, the slope near 1."""
+    sizes = torch.tensor(SIZES, dtype=torch.float64)
+    grows = claims_of([frontier(1 / (1 + 1000 / sizes))], [rule(excess=0.01)], [])[0]
+    x, y = sizes.log(), (1 / (1 + 1000 / sizes)).log()
+    expected = float(((x - x.mean()) * y).sum() / (x - x.mean()).square().sum())
+    assert grows.reading.value == pytest.approx(expected, rel=1e-6)
+    assert grows.unit.startswith(" up to the measured end of growth, B = 1e+03, as too few sizes lie below the")
+    short = claims_of([frontier(1 / (1 + 20 / sizes))], [rule(excess=0.01)], [])[0]
+    inside = sizes <= 16
+    x, y = x[inside] - x[inside].mean(), (1 / (1 + 20 / sizes)).log()[inside]
+    assert short.reading.value == pytest.approx(float((x * y).sum() / x.square().sum()), rel=1e-6)
+    told = claims_of([frontier(rule(excess=64.0, full=0.02).rates("sgd"))], [rule(excess=64.0, full=0.02)], [])[0]
+    assert told.unit == " up to the rule's threshold, B = 3.2e+03"
+    flat = claims_of([frontier(torch.ones_like(sizes))], [rule(excess=0.01)], [])[0]
+    assert flat.ours.startswith("not known: too few batch sizes have a rate up to the rule's threshold, B = 0.005, or")
+
+
+def test_growth_by_the_root_is_not_taken_for_linear_by_a_measured_end():
+    sizes = torch.tensor(SIZES, dtype=torch.float64)
+    assert verdicts([frontier(0.1 * sizes.sqrt())], [rule(excess=0.01)])[0] == "does not hold"
+
+
+def test_what_the_choice_after_the_results_was_is_said():
+    assert any("after the results were seen" in line for line in EXPERIMENT.assumptions)
 
 
 def test_the_worst_batch_size_decides_whether_the_rule_predicts():
@@ -146,10 +173,10 @@ def test_adam_s_rate_is_to_grow_as_the_square_root(power, verdict):
     assert verdicts([frontier(0.01 * sizes**power, "adam")], [rule(1.0)]) == [verdict]
 
 
-def runs(linear, root, distance=(30.0, 20.0), optimizer="momentum"):
+def runs(linear, root, distance=(30.0, 20.0), optimizer="momentum", base=0.1):
     """Errors at B = 16 and 128 under two rules, three seeds."""
     seeds = torch.tensor([0.0, 0.001, 0.002], dtype=torch.float64)
-    errors = torch.tensor([[0.1, linear], [0.1, root]], dtype=torch.float64)[..., None] + seeds
+    errors = torch.tensor([[base, linear], [base, root]], dtype=torch.float64)[..., None] + seeds
     far = torch.tensor([[25.0, distance[0]], [25.0, distance[1]]], dtype=torch.float64)[..., None] + seeds
     values = torch.ones(2, 2)
     return ScalingRuns(
@@ -161,6 +188,18 @@ def test_rules_are_compared_seed_by_seed():
     assert verdicts([], [], [runs(0.1, 0.2)]) == ["holds", "holds", "holds", "undecided"]
     assert verdicts([], [], [runs(0.3, 0.2, (10.0, 20.0))])[:3] == ["does not hold"] * 3
     assert verdicts([], [], [runs(0.3, 0.2, optimizer="adam")]) == ["holds"]
+
+
+@pytest.mark.parametrize(("base", "shown"), [(0.55, "55"), (math.nan, "90")])
+def test_errors_are_not_compared_where_the_run_that_is_scaled_learnt_nothing(base, shown):
+    """The claims on errors alone: distances are as they are."""
+    lost = [runs(0.6, 0.9, base=base), runs(0.9, 0.6, optimizer="adam", base=base)]
+    assert verdicts([], [], lost) == ["undecided", "undecided", "holds", "undecided", "undecided"]
+    kept, better, _, _, adam = claims_of([], [], lost)
+    for claim in (kept, better, adam):
+        assert math.isnan(claim.reading.value)
+        assert claim.ours == f"not known: the run at B = 16 that is scaled errs on {shown} %"
+    assert verdicts([], [], [runs(0.6, 0.9, base=0.45)])[1] == "holds"
 
 
 def test_runs_that_diverge_count_as_guesses():

@@ -101,6 +101,36 @@ def test_a_flatter_noisier_direction_sets_the_limit(momentum):
     assert "eigenvector 2, noisier" in found.recommendations[0].reason
 
 
+def test_the_end_of_scaling_names_the_direction_that_sets_it():
+    """As above: no noise along the first axis, and b* = n/(2λ₁ − λ₂) of the second, where a batch adds n/b to λ₂."""
+    rows = torch.zeros(20, 2, dtype=torch.float64)
+    rows[:, 0], rows[0, 1], rows[1, 1] = 2.0, 3.0, -3.0
+    found = advise(least_squares(rows), "sgd", 20)
+    b = (0.1 * (81 + 36) - 0.81) / 0.9 * 20 / 19 / (2 * 4.0 - 0.9)
+    assert math.isclose(float(found["end of scaling"]), b / (1 + b / 20), rel_tol=1e-6)
+    assert f"near {b:.3g} along eigenvector 2, noisier than the sharpest" in found.recommendations[-1].reason
+    alone = advise(least_squares(rows[:, :1] + torch.arange(20)[:, None]), "sgd", 20).recommendations[-1].reason
+    assert re.search(r"more than half that of all data; without momentum it is near τ²/λ₁² = 0\.\d", alone)
+
+
+@pytest.mark.parametrize(("tau2", "words"), [
+    (0.5, "at B = 1 the limit is already more than half"), (0.9, "limit may already be more than half"),
+    (1.2, "the limit is half that of all data there"),
+])  # fmt: skip
+def test_the_end_of_scaling_is_no_surer_of_one_sample_than_its_error(tau2, words):
+    """Curvatures 1 ± τ of two kinds of samples, so many that b* = τ² is B* but for 1/N: its error is MODEL of it."""
+    kinds = torch.tensor([1 - math.sqrt(tau2), 1 + math.sqrt(tau2)], dtype=torch.float64)
+    rows = kinds.abs().sqrt().repeat(2000)[:, None]
+    found = advise(Problem.from_function(
+        lambda p, x: 0.5 * (x[:, 1] * (x[:, 0] * p["w"]).square()).mean(), {"w": torch.ones(1).double()},
+        torch.cat([rows, kinds.sign().repeat(2000)[:, None]], 1),
+    ), "sgd", 4000)  # fmt: skip
+    assert words in found.recommendations[-1].reason
+    end = found["end of scaling"]
+    assert math.isclose(float(end), max(tau2, 1.0), rel_tol=1e-2)
+    assert (float(end.stderr) == 0) == (tau2 == 0.5)
+
+
 def test_without_noise_scaling_has_ended_at_one_sample():
     found = advise(least_squares(torch.ones(20, 2).double()), "momentum", 4)
     assert float(found["end of scaling"]) == 1.0

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy.sparse.linalg import eigsh
 
 from lambdahat.randommatrix import (
     Additive,
@@ -187,22 +186,6 @@ def test_the_edge_of_a_sample_covariance_fluctuates_by_tracy_and_widom():
     # corrections to the centre are of order b^(−1/3) of the scale
     assert abs(np.mean(edges) - (model.edge + law.mean * scale)) < SIGMA * error + 0.5 * scale * samples ** (-1 / 3)
     assert 0.5 < np.std(edges, ddof=1) / (law.std * scale) < 1.6
-
-
-@pytest.mark.slow
-def test_spiked_noise_at_4000():
-    order, draws, spikes = 4000, 8, np.array([2.0, 1.2, -1.5])
-    rng = np.random.default_rng(2)
-    model = Additive(1.0, dimension=order)
-    values = []
-    for _ in range(draws):
-        matrix = wigner(order, rng)
-        matrix[np.arange(3), np.arange(3)] += spikes
-        top = np.sort(eigsh(matrix, 2, which="LA", return_eigenvectors=False))[::-1]
-        low = eigsh(matrix, 1, which="SA", return_eigenvectors=False)
-        values.append([*top, *low])
-    for i, spike in enumerate(spikes):
-        assert deviation(np.array(values)[:, i], float(model.outlier(spike))) < SIGMA
 
 
 MISUSES = {

@@ -9,11 +9,13 @@ import sys
 def main() -> None:
     """Run the command with the arguments of the process, together with those that ``torchrun`` started beside it."""
     from lambdahat.cli.app import app
+    from lambdahat.cli.exits import unread_output
 
-    if "RANK" not in os.environ:
-        app(prog_name="lambdahat")
-        return
-    from lambdahat.cli.processes import of_torchrun
+    with unread_output():
+        if "RANK" not in os.environ:
+            app(prog_name="lambdahat")
+            return
+        from lambdahat.cli.processes import of_torchrun
 
-    with of_torchrun(sys.argv[1:]):
-        app(prog_name="lambdahat")
+        with of_torchrun(sys.argv[1:]):
+            app(prog_name="lambdahat")

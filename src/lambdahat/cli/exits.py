@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -11,13 +12,14 @@ import typer
 
 from lambdahat.results import Status
 
-OK, NOT_CONVERGED, BAD_INPUT, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+OK, NOT_CONVERGED, BAD_INPUT, FAILED, INTERRUPTED, UNREAD = 0, 1, 2, 3, 130, 141
 
 EXIT_CODES = (
     "Exit codes: 0 all went well; 1 measured, but some status is not CONVERGED (the output states the remedy), or a "
     "case of verify or a file of data check fails; "
     "2 bad usage or input; 3 an error inside, with its traceback; "
-    "130 interrupted (what had been finished is kept in --out)."
+    "130 interrupted (what had been finished is kept in --out); "
+    "141 whoever read the output stopped reading, as in a pipe to head."
 )
 
 
@@ -41,9 +43,34 @@ def exit_codes(kept: str = "") -> Iterator[None]:
         raise typer.Exit(BAD_INPUT) from None
     except typer.Exit:
         raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _unread():
+            raise typer.Exit(UNREAD) from None
         traceback.print_exc()
         raise typer.Exit(FAILED) from None
+
+
+@contextmanager
+def unread_output() -> Iterator[None]:
+    """End without a traceback where nobody reads standard output any more, also when only its last lines meet that."""
+    try:
+        try:
+            yield
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        # Python writes what is left once more as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(UNREAD) from None
+
+
+def _unread() -> bool:
+    """Whether standard output is the pipe that broke. It takes a write: one that failed leaves nothing to flush."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        return True
+    return False
 
 
 def one_line(error: BaseException) -> str:

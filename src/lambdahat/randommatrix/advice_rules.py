@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lambdahat.randommatrix.noise_levels import NoiseLevels
 from lambdahat.randommatrix.rate_limits import allowed_excess, differ, limit_of, propagated, stability_limit
@@ -221,22 +221,44 @@ def _word(exponent: float) -> str:
 
 
 def _end(levels: NoiseLevels, request: Request) -> Recommendation:
-    """B* = b*/(1 + b*/N), b* the effective batch at which the limit is half that of all data."""
+    """B* = b*/(1 + b*/N), b* the effective batch at which the limit is half that of all data.
+
+    It is that of the direction which needs the largest batches. Below one sample it is told as 1, with its error unless
+    that is below 1 for sure.
+    """
     total = levels.population
     half = propagated(lambda true: stability_limit(true, 0.0, request.momentum, request.nesterov) / 2, levels.largest)
     directions = _directions(levels, request.batch_sizes[0])
-    last = max((each.reaches(request, half) for each in directions), key=float)
+    reached = [(each.reaches(request, half), each) for each in directions]
+    last, slowest = max(reached, key=lambda pair: float(pair[0]))
     value = propagated(lambda b: b / (1 + b / total), last)
-    signal = float(levels.largest) ** 2
-    about = (
-        f"without momentum it is near τ²/λ₁² = {float(levels.tau2) / signal:.3g}, or Pσ²/λ₁² = "
-        f"{levels.parameters * float(levels.variance) / signal:.3g} were the noise isotropic"
-    )
+    about = _about_end(levels, slowest)
+    if value.interval()[1] <= 1:
+        past = "at B = 1 the limit is already more than half that of all data"
+        return Recommendation("end of scaling", 0, Estimate(1.0), f"{past}; {about}")
     if float(value) <= 1:
-        past = "at B = 1 the limit is already more than half that of all data; "
-        return Recommendation("end of scaling", 0, Estimate(1.0), past + about)
+        past = (
+            f"it comes out at {text(value)}, so that at B = 1 the limit may already be more than half that of all data"
+        )
+        return Recommendation("end of scaling", 0, replace(value, value=1.0), f"{past}; {about}")
     reason = f"the limit is half that of all data there, and larger batches gain little; {about}"
     return Recommendation("end of scaling", 0, value, reason)
+
+
+def _about_end(levels: NoiseLevels, slowest: _Direction) -> str:
+    """b* of a direction without momentum, n/(2λ₁ − λ) where a batch adds n/b to its λ; τ²/λ₁² along the sharpest."""
+    true = float(levels.largest)
+    told = float(levels.tau2) / true**2
+    isotropic = f"Pσ²/λ₁² = {levels.parameters * float(levels.variance) / true**2:.3g} were the noise isotropic"
+    near = max(float(slowest.noise), 0.0) / (2 * true - float(slowest.curvature))
+    if slowest.name != SHARPEST:
+        return (
+            f"without momentum it is near {near:.3g} along {slowest.name}, noisier than the sharpest direction; along "
+            f"that it were τ²/λ₁² = {told:.3g}, or {isotropic}"
+        )
+    if slowest.rival is not None:
+        return f"without momentum it is near {near:.3g} by the batches, τ²/λ₁² = {told:.3g} by samples, or {isotropic}"
+    return f"without momentum it is near τ²/λ₁² = {told:.3g}, or {isotropic}"
 
 
 def _damping(levels: NoiseLevels, request: Request, name: str) -> list[Recommendation]:

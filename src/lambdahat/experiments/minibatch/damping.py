@@ -15,6 +15,7 @@ from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.experiments.minibatch.damping_claims import RATE
 from lambdahat.experiments.minibatch.frontiers import Frontier, Section, largest_passing
+from lambdahat.experiments.minibatch.rate_claims import LOST
 from lambdahat.experiments.minibatch.rate_subjects import Ground, Subject, powers
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns, outcome, scaling_runs, steps_of
 from lambdahat.experiments.minibatch.stacked_networks import Cells, Settings
@@ -160,7 +161,11 @@ ASSUMPTIONS = (
     "The number of steps is the same at every batch size. α = 1; no momentum beside Adam's β₁ = 0.9, no decay.",
     "KFAC takes the empirical Fisher, renewed at each of the first ten steps, then every ten.",
     f"Scaling starts from {SAFETY:g} times the least damping at the reference batch size.",
-    "The rule for δ is Eq. 5.36, its units mended: αPσ²/(2bλ₁); Pσ²/(bλ₁) is what a batch adds to λ₁ at the start.",
+    "Eq. 5.36, its units mended, is αPσ²/(2bλ₁), with σ² of the Hessian at the start.",
+    "There Pσ²/(bλ₁) stands for what a batch adds to λ₁. A batch adds far more, for the noise is not isotropic.",
+    "So α(λ₁(B) − λ₁)/2 with what five batches add is another rule than Eq. 5.36, and so is that with τ² for Pσ².",
     "The rule for ε is that of SGD with averaged momentum at rate α/ε, which Adam is where ε is large.",
+    f"Validation errors are not compared where the run that is scaled errs on more than {LOST:g} % itself.",
+    "That bound, and to judge Eq. 5.36 with Pσ² by itself, were chosen after the results were seen.",
     "A run that diverged has the validation error of a network that guesses, 90 %.",
 )

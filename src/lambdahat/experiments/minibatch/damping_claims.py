@@ -35,8 +35,7 @@ def claims_of(frontiers: Sequence[Frontier], rules: Sequence[RateRule], scaling:
         found.append(Claim(f"{where}: the least damping is proportional to 1/B", f"Eq. 5.36, {figures}", "slope −1",
                            frontier.slope(), "within", -1.0, MARGIN))  # fmt: skip
         for rule in (rule for rule in rules if rule.network == frontier.network):
-            sentence = f"{where}: the least damping is the rule's, within a factor 2"
-            found.append(factor_claim(sentence, "Eq. 5.36", frontier, damping_by_size(rule, frontier.optimizer)))
+            found += _rule_claims(where, frontier, rule)
     for runs in scaling:
         where = f"{runs.network}, {NAMES[runs.optimizer]}, B = {far_from(runs)} from {runs.reference}"
         source = FIGURES[runs.optimizer]
@@ -48,19 +47,32 @@ def claims_of(frontiers: Sequence[Frontier], rules: Sequence[RateRule], scaling:
     return found
 
 
-def expected_damping(rule: RateRule, optimizer: str) -> Tensor:
-    """The rule's least damping (sizes,): Eq. 5.36 for KFAC; for Adam's ε that of heavy ball at rate (1 − β₁)/ε.
+def _rule_claims(where: str, frontier: Frontier, rule: RateRule) -> list[Claim]:
+    """That the least damping is Eq. 5.36's, and that of the rule which takes what batches add to λ₁ instead of Pσ²."""
+    kind = "heavy ball's at rate α/ε" if frontier.optimizer == "adam" else "α(λ₁(B) − λ₁)/2"
+    sentence = f"{where}: the least damping is {kind}, λ₁(B) of batches, within a factor 2"
+    found = [
+        factor_claim(sentence, "after Eq. 5.36", frontier, by_size(rule, expected_damping(rule, frontier.optimizer)))
+    ]
+    if "additive" in rule.predicted:
+        sentence = f"{where}: the least damping is αPσ²/(2bλ₁), within a factor 2"
+        found.append(factor_claim(sentence, "Eq. 5.36", frontier, by_size(rule, rule.dampings(RATE, "additive"))))
+    return found
 
-    At the large ε that α = 1 needs, √v̂ is small beside it and Adam is SGD with averaged momentum.
+
+def expected_damping(rule: RateRule, optimizer: str) -> Tensor:
+    """The least damping (sizes,) from what batches add to λ₁: α/2 times that for KFAC, which is not Eq. 5.36.
+
+    For Adam's ε that of heavy ball at rate (1 − β₁)/ε. At the large ε that α = 1 needs, √v̂ is small beside it and Adam
+    is SGD with averaged momentum.
     """
     if optimizer == "kfac":
         return rule.dampings(RATE)
     beta = BETAS[0]
-    excess = (rule.measured.mean(1) - rule.full).clamp_min(0.0)
-    limits = [stability_limit(rule.full, float(value), beta) for value in excess]
+    limits = [stability_limit(rule.full, float(value), beta) for value in rule.excess()]
     return RATE * (1 - beta) / torch.tensor(limits, dtype=torch.float64)
 
 
-def damping_by_size(rule: RateRule, optimizer: str) -> dict[int, float]:
-    """The same by batch size."""
-    return dict(zip(rule.batch_sizes, expected_damping(rule, optimizer).tolist(), strict=True))
+def by_size(rule: RateRule, dampings: Tensor) -> dict[int, float]:
+    """Dampings (sizes,) of a rule by its batch sizes."""
+    return dict(zip(rule.batch_sizes, dampings.tolist(), strict=True))

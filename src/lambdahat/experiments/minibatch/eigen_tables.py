@@ -38,7 +38,8 @@ def _share(every: Sequence[Batches], model: str, end: str) -> tuple[str, ...]:
     rulers = [(ruler, times) for ruler in ("predicted", "measured") for times in (1, 2)]
     shares = [f"{share_within(every, model, end, times, ruler):.0%}" for ruler, times in rulers]
     ratios = [each.told(model, end).value / each.mean(end).value for each in every]
-    return (*shares, f"{min(ratios):.2f} … {max(ratios):.2f}")
+    # a model that is never below 0 has no λ'_P to compare
+    return (*shares, f"{min(ratios):.2f} … {max(ratios):.2f}" if max(ratios) > 0 else "none")
 
 
 def _by_size(groups: Groups) -> Iterator[Table]:

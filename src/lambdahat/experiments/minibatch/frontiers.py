@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,14 +103,25 @@ class Frontier(Result):
         return (spread + math.log(self.resolution) ** 2 / (12 * count)).sqrt()
 
     def cell(self, batch_size: int) -> str:
-        """The mean at one batch size with its relative error, and how many seeds have no edge."""
+        """The mean at one batch size with its relative error, and how many seeds have no edge, and why."""
         place = self.batch_sizes.index(batch_size)
         known, seeds = int(self._logs()[1][place].sum()), self.edges.shape[1]
+        missing = self._missing(place)
         if not known:
-            return "none found"
+            return next(iter(missing)) if len(missing) == 1 else _counted(missing)
         text = f"{self.at(batch_size):.3g}"
         text += f" ± {100 * float(self.stderr()[place]):.0f} %" if known > 1 else ""
-        return text if known == seeds else f"{text} ({known} of {seeds} seeds)"
+        return text if known == seeds else f"{text} ({known} of {seeds} seeds; {_counted(missing)})"
+
+    def _missing(self, place: int) -> dict[str, int]:
+        """How many seeds have no edge, by what ``largest_passing`` says of them; the least of a value 1/v is 0."""
+        edges = self.edges[place]
+        counts = {
+            "nothing is steady" if self.criterion == "steady" else "nothing trains": int(edges.isnan().sum()),
+            "below the search": int((edges == 0).sum()),
+            "above the search": int(edges.isposinf().sum()),
+        }
+        return {reason: count for reason, count in counts.items() if count}
 
     def _logs(self) -> tuple[Tensor, Tensor]:
         """log edges, 0 where none was found, and where one was."""
@@ -140,6 +151,10 @@ class Frontier(Result):
         if len(kept) < 2:
             return math.nan, math.nan
         return float(np.exp(kept.mean())), float(kept.std(ddof=1) / math.sqrt(len(kept)))
+
+
+def _counted(missing: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason}: {count}" for reason, count in missing.items())
 
 
 def _turning(sizes: Array, logs: Array, power: float) -> float:

@@ -21,7 +21,9 @@ AWAY = 4.0  # times the threshold, where the rate should no longer depend on the
 LEAST = 16  # the batch size from which the thesis speaks
 FACTOR = 8  # of the reference batch size, 1,024 against 128
 SAME = 1.0  # percent of validation error that do not count
+LOST = 50.0  # percent of validation error of the run that is scaled, above which there is little to keep
 CHANCE = 0.9  # the error of a network that guesses among ten classes, as one that diverged does
+UNKNOWN = Reading(math.nan, math.nan, math.nan, 0)
 NAMES = {"sgd": "SGD", "momentum": "SGD with momentum", "adam": "Adam"}
 
 
@@ -46,15 +48,31 @@ def claims_of(frontiers: Sequence[Frontier], rules: Sequence[RateRule], scaling:
 
 
 def _proportional(frontier: Frontier, rule: RateRule) -> Claim:
-    """The slope up to the rule's threshold; undecided where that leaves too few batch sizes."""
-    slope = frontier.slope(high=rule.turning(frontier.optimizer))
+    slope, where = _growth(frontier, rule.turning(frontier.optimizer))
     sentence = f"{name_of(frontier)}: up to a threshold the largest stable rate is proportional to B"
-    return Claim(sentence, "§5.7", "slope 1", slope, "within", 1.0, MARGIN)
+    return Claim(sentence, "§5.7", "slope 1", slope, "within", 1.0, MARGIN, where)
+
+
+def _growth(frontier: Frontier, threshold: float) -> tuple[Reading, str]:
+    """The slope up to the rule's threshold, and in words up to where.
+
+    Where that leaves too few batch sizes, up to the end of growth that the edges themselves show.
+    """
+    slope = frontier.slope(high=threshold)
+    if math.isfinite(slope.value):
+        return slope, f" up to the rule's threshold, B = {threshold:.3g}"
+    end, _ = frontier.turning()
+    slope = frontier.slope(high=end)
+    if math.isfinite(slope.value):
+        why = f"as too few sizes lie below the rule's threshold, {threshold:.3g}"
+        return slope, f" up to the measured end of growth, B = {end:.3g}, {why}"
+    measured = f", or to the measured end of growth, {end:.3g}" if math.isfinite(end) else ""
+    return slope, f": too few batch sizes have a rate up to the rule's threshold, B = {threshold:.3g}{measured}"
 
 
 def _constant(frontier: Frontier, rule: RateRule) -> Claim:
     slope = frontier.slope(low=AWAY * rule.turning(frontier.optimizer))
-    sentence = f"{name_of(frontier)}: beyond the threshold (from four times it) it no longer grows"
+    sentence = f"{name_of(frontier)}: beyond the threshold (from four times the rule's) it no longer grows"
     return Claim(sentence, "§5.7", "slope 0", slope, "within", 0.0, MARGIN)
 
 
@@ -74,7 +92,7 @@ def factor_claim(sentence: str, source: str, frontier: Frontier, expected: Mappi
     ]
     known = [(size, reading) for size, reading in found if math.isfinite(reading.value)]
     if not known:
-        return Claim(sentence, source, "ratio 1", Reading(math.nan, math.nan, math.nan, 0), "within", 0.0, 1.0)
+        return Claim(sentence, source, "ratio 1", UNKNOWN, "within", 0.0, 1.0)
     size, worst = max(known, key=lambda item: abs(item[1].value))
     return Claim(sentence, source, "ratio 1", worst, "within", 0.0, 1.0, f" = log₂ of the ratio at B = {size}")
 
@@ -111,13 +129,23 @@ def _adam_rule(runs: ScalingRuns) -> Claim:
 def kept_claim(sentence: str, source: str, runs: ScalingRuns, rule: str) -> Claim:
     """That far from the reference a rule has the same validation error, or at most 1 % more."""
     gap = paired_difference(errors_of(runs, rule, far_from(runs)), errors_of(runs, rule, runs.reference))
-    return Claim(sentence, source, "no more", gap, "below", SAME, unit=" %")
+    known, unit = _if_learnt(runs, gap)
+    return Claim(sentence, source, "no more", known, "below", SAME, unit=unit)
 
 
 def better_claim(sentence: str, source: str, runs: ScalingRuns, better: str, worse: str) -> Claim:
     """That far from the reference one rule has a lower validation error than another."""
     gap = paired_difference(errors_of(runs, worse, far_from(runs)), errors_of(runs, better, far_from(runs)))
-    return Claim(sentence, source, "lower error", gap, unit=" %")
+    known, unit = _if_learnt(runs, gap)
+    return Claim(sentence, source, "lower error", known, unit=unit)
+
+
+def _if_learnt(runs: ScalingRuns, gap: Reading) -> tuple[Reading, str]:
+    """A gap in percent with its unit; not known where the run that is scaled has itself learnt too little."""
+    base = mean_of([value for rule in runs.rules for value in errors_of(runs, rule, runs.reference).values()]).value
+    if base <= LOST:
+        return gap, " %"
+    return UNKNOWN, f": the run at B = {runs.reference} that is scaled errs on {base:.0f} %"
 
 
 def errors_of(runs: ScalingRuns, rule: str, size: int) -> dict[int, float]:

@@ -52,16 +52,22 @@ class RateRule(Result):
         2/λ₁ of the batch for SGD (Eq. 5.34, spectral thesis); with momentum the noise counts for more, see
         ``randommatrix.stability_limit``.
         """
-        batch = self.measured.mean(1) if by == "measured" else self.predicted[by]
-        found = [stability_limit(self.full, max(float(value) - self.full, 0.0), HELD[optimizer]) for value in batch]
+        found = [stability_limit(self.full, float(value), HELD[optimizer]) for value in self.excess(by)]
         return torch.tensor(found, dtype=torch.float64)
 
-    def dampings(self, rate: float = 1.0) -> Tensor:
-        """The least damping (sizes,) of a second-order method at a rate: δ = αPσ²/(2bλ₁).
+    def excess(self, by: str = "measured") -> Tensor:
+        """What a batch adds to λ₁ (sizes,), as the batches show it or as a model predicts it; no less than 0."""
+        batch = self.measured.mean(1) if by == "measured" else self.predicted[by]
+        return (batch - self.full).clamp_min(0.0)
 
-        Eq. 5.36 of the spectral thesis with its units mended; Pσ²/(bλ₁) is what a batch adds to λ₁, measured here.
+    def dampings(self, rate: float = 1.0, by: str = "measured") -> Tensor:
+        """The least damping (sizes,) of a second-order method at a rate: α/2 times what a batch adds to λ₁.
+
+        By the model "additive" a batch adds Pσ²/(bλ₁), and this is Eq. 5.36 of the spectral thesis with its units
+        mended, δ = αPσ²/(2bλ₁). By "directional" it is ατ²/(2bλ₁) to first order. The "measured" one is no equation of
+        the thesis.
         """
-        return 0.5 * rate * (self.measured.mean(1) - self.full).clamp_min(0.0)
+        return 0.5 * rate * self.excess(by)
 
     def turning(self, optimizer: str) -> float:
         """The batch size at which noise halves the rate, from what single batches show.

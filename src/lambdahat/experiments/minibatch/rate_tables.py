@@ -48,15 +48,16 @@ def _thresholds(frontiers: Sequence[Frontier], rules: Sequence[RateRule]) -> Tab
         own = [rule for rule in rules if rule.network == frontier.network]
         fitted, spread = frontier.turning()
         seen = f"{fitted:.3g} ± {100 * spread:.0f} %" if math.isfinite(fitted) else "none"
-        line = [name_of(frontier), seen, _slope(frontier.slope())]
-        if own and frontier.optimizer in HELD:
+        held = frontier.optimizer in HELD
+        line = [name_of(frontier), seen, _slope(frontier.slope(high=fitted)) if held else "", _slope(frontier.slope())]
+        if own and held:
             turning, expected = own[0].turning(frontier.optimizer), rule_slope(own[0], frontier.optimizer)
             told = f"{expected:+.2f}" if math.isfinite(expected) else "too few"
             below, above = frontier.slope(high=turning), frontier.slope(low=turning)
             line += [f"{turning:.3g}", _slope(below), told, _slope(above)]
-        lines.append(tuple(line + [""] * (7 - len(line))))
-    header = ("edge", "threshold by the edges", "slope, all B", "threshold by the rule", "slope below",
-              "the rule's own", "slope above")  # fmt: skip
+        lines.append(tuple(line + [""] * (8 - len(line))))
+    header = ("edge", "threshold by the edges", "slope up to it", "slope, all B", "threshold by the rule",
+              "slope below", "the rule's own", "slope above")  # fmt: skip
     return Table("d log rate/d log B and the batch size at which it changes", header, tuple(lines))
 
 

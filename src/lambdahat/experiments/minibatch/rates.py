@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lambdahat._check import require_choice
 from lambdahat.experiments.minibatch.frontiers import Frontier, Section, largest_passing
+from lambdahat.experiments.minibatch.rate_claims import LOST
 from lambdahat.experiments.minibatch.rate_rules import RateRule, rule_at, start_of, trained_from
 from lambdahat.experiments.minibatch.rate_subjects import Ground, Subject, powers
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns, outcome, scaling_runs
@@ -95,5 +96,9 @@ ASSUMPTIONS = (
     "λ₁ is that of the Hessian at the start, and after as many steps of SGD at half its largest stable rate.",
     "Images have mean 0 and deviation 1; no weight decay, no augmentation, no schedule.",
     "Scaling rules start from half the largest stable rate at the reference batch; the thesis takes all of it.",
+    f"Validation errors are not compared where the run that is scaled errs on more than {LOST:g} % itself.",
+    "The slope that should be 1 is read up to the rule's threshold, if three batch sizes or more lie there.",
+    "If not, it is read up to where the measured rates stop growing, by a fit to the same rates.",
+    "That other end, and the bound on the error of the run that is scaled, were chosen after the results were seen.",
     "A run that diverged has the validation error of a network that guesses, 90 %.",
 )
