@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from lambdahat.experiments.claims import Claim, judge
-from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN
+from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED
 from lambdahat.experiments.statistics import (
     Reading,
     correlation,
@@ -91,8 +91,30 @@ def test_a_family_is_judged_together():
     assert judge(claims[:1])[0].verdict == HOLDS
 
 
+def test_a_claim_whose_condition_is_not_met_is_not_judged_and_spares_the_others():
+    """Holm's correction of two claims of which one counts for nothing is that of one."""
+    far, near = Reading(9.0, 1.0), Reading(1.8, 1.0)
+    assert [v.verdict for v in judge([Claim("a", "", "", far), Claim("b", "", "", near)])] == [HOLDS, HOLDS]
+    border = Reading(2.0, 1.0)  # p = 0.023: significant alone, not as one of three that all are at 0.023
+    three = [Claim(name, "", "", border) for name in "abc"]
+    assert {v.verdict for v in judge(three)} == {OPEN}
+    less = [Claim("a", "", "", border), *(Claim(n, "", "", border, unmet="the loss is at chance") for n in "bc")]
+    first, *others = judge(less)
+    assert first.verdict == HOLDS
+    assert {v.verdict for v in others} == {UNTESTED}
+    assert "not testable: the loss is at chance" in others[0].evidence
+
+
 @pytest.mark.parametrize("direction", ["above", "below"])
-def test_no_difference_and_no_error_is_neither_a_rise_nor_a_fall(direction):
-    (verdict,) = judge([Claim("it changes", "Table 1", "", Reading(0.0, 0.0), direction)])
-    assert verdict.verdict == FAILS
-    assert Reading(-1.0, 0.5, 7).p_below(0.0) == pytest.approx(1 - Reading(-1.0, 0.5, 7).p_above(0.0))
+def test_a_tie_without_an_error_decides_nothing(direction):
+    (found,) = judge([Claim("0 = 0", "", "", Reading(0.0, 0.0), direction)])
+    assert found.verdict == OPEN
+    (moved,) = judge([Claim("1 > 0", "", "", Reading(1.0, 0.0), direction)])
+    assert moved.verdict == (HOLDS if direction == "above" else FAILS)
+
+
+def test_our_own_claims_are_marked():
+    assert [v.own for v in judge([Claim("a", "", "", Reading(1, 1)), Claim("b", "", "", Reading(1, 1), own=True)])] == [
+        False,
+        True,
+    ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lambdahat._check import require_choice
-from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, Verdict
+from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED, Verdict
 from lambdahat.experiments.statistics import LEVEL, Reading, holm
 
 DIRECTIONS = ("above", "below", "within")
@@ -19,6 +19,9 @@ class Claim:
 
     It holds when the reading is significantly "above" or "below" ``bound``, or "within" ``margin`` of it; it fails when
     the opposite is significant; else it is undecided. ``published`` is the paper's own figure, in words.
+
+    ``unmet`` says why the run is not what the claim is about ("NGD's loss is 2.1, at chance"): such a claim is not
+    judged, and does not count in Holm's correction. ``own`` marks a claim that the paper does not make.
     """
 
     sentence: str
@@ -29,13 +32,22 @@ class Claim:
     bound: float = 0.0
     margin: float = 0.0
     unit: str = ""
+    unmet: str = ""
+    own: bool = False
 
     def __post_init__(self) -> None:
         require_choice(self.direction, "direction", DIRECTIONS)
 
     def p_values(self) -> tuple[float, float]:
-        """The p-values for the claim and against it; small ones speak for it, or against it."""
+        """The p-values for the claim and against it; small ones speak for it, or against it; NaN where it is not met.
+
+        A tie without an error speaks for neither side: 0 = 0 is not "below 0", and does not refute it either.
+        """
         reading = self.reading
+        if self.unmet:
+            return math.nan, math.nan
+        if self.direction != "within" and reading.stderr == 0 and reading.value == self.bound:
+            return 1.0, 1.0
         above = reading.p_above(self.bound)
         if self.direction == "above":
             return above, 1 - above
@@ -51,7 +63,8 @@ class Claim:
         effect = self.reading.effect
         tail = f", effect {effect:+.2g}" if math.isfinite(effect) else ""
         seeds = f" (n = {self.reading.count}{tail})" if self.reading.count > 1 else ""
-        return f"{self.reading}{self.unit}{seeds}"
+        reason = f"; not testable: {self.unmet}" if self.unmet else ""
+        return f"{self.reading}{self.unit}{seeds}{reason}"
 
 
 def judge(claims: Sequence[Claim], level: float = LEVEL) -> list[Verdict]:
@@ -60,6 +73,7 @@ def judge(claims: Sequence[Claim], level: float = LEVEL) -> list[Verdict]:
     for_it, against = holm([pair[0] for pair in pairs]), holm([pair[1] for pair in pairs])
     out = []
     for claim, support, contrary in zip(claims, for_it, against, strict=True):
-        verdict = HOLDS if support <= level else FAILS if contrary <= level else OPEN
-        out.append(Verdict(claim.sentence, claim.source, verdict, claim.ours, claim.published))
+        decided = HOLDS if support <= level else FAILS if contrary <= level else OPEN
+        verdict = UNTESTED if claim.unmet else decided
+        out.append(Verdict(claim.sentence, claim.source, verdict, claim.ours, claim.published, claim.own))
     return out

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 
 from lambdahat.storage import Result
 
-HOLDS, FAILS, OPEN = "holds", "does not hold", "undecided"
+HOLDS, FAILS, OPEN, UNTESTED = "holds", "does not hold", "undecided", "not testable here"
+VERDICTS = (HOLDS, FAILS, OPEN, UNTESTED)
 
 
 @dataclass(frozen=True)
 class Verdict(Result):
     """A claim, where it was made, whether it holds here, and the figures that say so.
 
-    ``verdict`` is "holds", "does not hold", or "undecided" where the figures do not tell. ``evidence`` has our figures,
-    ``published`` the paper's, where it gives any.
+    ``verdict`` is "holds", "does not hold", "undecided" where the figures do not tell, or "not testable here" where the
+    run is not what the claim is about. ``evidence`` has our figures, ``published`` the paper's, where it gives any.
+    An ``own`` claim is one of ours, which the paper does not make: it is judged like the others and counted apart.
     """
 
     claim: str
@@ -22,6 +24,7 @@ class Verdict(Result):
     verdict: str
     evidence: str
     published: str = ""
+    own: bool = False
 
 
 @dataclass(frozen=True)

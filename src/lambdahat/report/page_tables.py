@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from html import escape
 from itertools import repeat
 
-from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN
+from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED
 
-MARKS = {HOLDS: ("holds", "✓"), FAILS: ("fails", "✗"), OPEN: ("open", "?")}  # class and sign of a verdict
+MARKS = {  # class and sign of a verdict
+    HOLDS: ("holds", "✓"),
+    FAILS: ("fails", "✗"),
+    OPEN: ("open", "?"),
+    UNTESTED: ("open", "–"),
+}
 
 
 def badge(verdict: str) -> str:
