@@ -113,6 +113,40 @@ def test_tensors_from_outside_are_not_lost():
     assert torch.allclose(lh.hessian(found).dense(), dense_hessian(found), atol=1e-10)
 
 
+class Particular(nn.Module):
+    """A part for batches of nine alone, or one that can be run only once in a pass."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first, self.last, self.left = kind, nn.Linear(5, 4), nn.Linear(4, 3), 0
+
+    def part(self, x: Tensor) -> Tensor:
+        if self.kind == "once":
+            self.left -= 1
+            if self.left < 0:
+                raise RuntimeError("used up")
+        return self.first(x).tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left = 1
+        x = x.reshape(9, 5) if self.kind == "nine" else x
+        return self.last(checkpoint(self.part, x, use_reentrant=False) if self.kind else self.part(x))
+
+
+@pytest.mark.parametrize(("kind", "again"), [("nine", True), ("once", False)])
+def test_parts_that_cannot_be_looked_at_as_usual(kind, again):
+    found, plain = of(lambda: Particular(kind)), of(lambda: Particular(""))
+    assert found.recomputes is again
+    assert torch.allclose(found.gradient(), plain.gradient(), atol=1e-14)
+
+
+def test_whether_parts_are_run_again_is_found_once(monkeypatch):
+    found = problem(False, depth=1, width=2, samples=9, batch_size=3)
+    assert found.recomputes
+    monkeypatch.setattr(lh.Problem, "vector", property(lambda self: pytest.fail("the parameters were copied again")))
+    assert found.recomputes
+
+
 class Structured(nn.Module):
     """Checkpoints within a checkpoint, keyword arguments, and outputs that are not all tensors."""
 

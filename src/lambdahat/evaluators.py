@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from lambdahat.recomputing import checkpoints_of, recomputing
 
 Parameters = Mapping[str, Tensor]
 TARGET_KEYS = ("labels", "label", "targets", "target")
+LARGE = 1 << 20  # bytes of a buffer that a copy for every pass would cost time and memory for
 
 
 class Evaluator:
@@ -31,7 +33,7 @@ class Evaluator:
         self.by_sequence = False  # whether the model's own loss, a mean over labels, is to be one over sequences
         self.checkpoints = False  # whether the model was seen to run parts by torch.utils.checkpoint
         self._recomputes: bool | None = None
-        self._written: frozenset[str] | None = None  # the buffers that a forward pass writes to: it gets copies
+        self._copied: frozenset[str] | None = None  # the buffers that every pass gets copies of
 
     @property
     def constants(self) -> dict[str, Tensor]:
@@ -86,17 +88,32 @@ class Evaluator:
         kept = self._kept(batch)
         if kept is not None:  # a mean over no label would be NaN: any label does, for its weight is 0
             kwargs = {**kwargs, KEY: torch.where(kept > 0, kwargs[KEY], 0)}
-        names = dict(self.model.named_buffers()) if self._written is None else self._written
-        constants = self.constants
-        copies = {name: constants[name].clone() for name in names}
-        tensors = {**constants, **copies, **parameters}
-        with checkpoints_of(self.model, tensors) as met:
-            output = functional_call(self.model, tensors, args, kwargs)
+        with self._lent() as constants:
+            tensors = {**constants, **parameters}
+            with checkpoints_of(self.model, tensors) as met:
+                output = functional_call(self.model, tensors, args, kwargs)
         self.checkpoints = self.checkpoints or bool(met)
-        if self._written is None:
-            same = {name for name, new in copies.items() if _unwritten(new, constants[name])}
-            self._written = frozenset(copies) - same
         return output if self.model_loss else getattr(output, "logits", output)
+
+    @contextmanager
+    def _lent(self) -> Iterator[dict[str, Tensor]]:
+        """The constants for one pass, which may write to buffers: it gets copies, and the user's stay as they are.
+
+        Any batch may be the first that has a buffer written. Large buffers that the first pass leaves alone, such as
+        packed weights, are not copied again: like parameters that are held constant they are watched, by version.
+        """
+        constants = self.constants
+        names = dict(self.model.named_buffers()) if self._copied is None else self._copied
+        copies = {name: constants[name].clone() for name in names}
+        own = {name: tensor for name, tensor in constants.items() if name not in copies}
+        before = [_version(tensor) for tensor in own.values()]
+        yield {**constants, **copies}
+        for (name, tensor), version in zip(own.items(), before, strict=True):
+            require(_version(tensor) == version, "the model", "not write to tensors that are held constant",
+                    f"a pass that wrote to {name!r}", "make it a small buffer, which passes get copies of")  # fmt: skip
+        if self._copied is None:
+            spared = {name for name, new in copies.items() if _is_large(new) and _unwritten(new, constants[name])}
+            self._copied = frozenset(copies) - spared
 
     def loss_of(self, output: Any, batch: Batch) -> Tensor:
         """The mean loss of a batch whose output is known."""
@@ -114,27 +131,36 @@ class Evaluator:
     def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
         return self.loss_of(self.output(parameters, batch), batch)
 
-    def recomputes(self, parameters: Parameters, batch: Batch) -> bool:
+    def recomputes(self, point: Callable[[], tuple[Parameters, Batch]]) -> bool:
         """Whether the model checkpoints, and its gradient is the same where those parts are run again.
 
-        It is not where a part uses tensors that are neither its arguments nor in the model.
+        It is not where a part uses tensors that are neither its arguments nor in the model. Looked at once, at what
+        ``point`` gives.
         """
         if self.checkpoints and self._recomputes is None:
-            pairs = zip(*self._both_ways(parameters, batch), strict=True)
-            self._recomputes = all(torch.allclose(a, b, 1e-3, 1e-3 * float(a.abs().max())) for a, b in pairs)
+            self._recomputes = self._same_again(*point())
         return bool(self._recomputes)
 
-    @torch.enable_grad()
-    def _both_ways(self, parameters: Parameters, batch: Batch) -> list[tuple[Tensor, ...]]:
-        """The gradient of a few samples, with what is checkpointed kept and run again."""
-        found = []
+    def _same_again(self, parameters: Parameters, batch: Batch) -> bool:
+        """Whether the gradient of a few samples is the same with what is checkpointed kept and run again."""
         few = take(batch, torch.arange(min(2, batch.size), device=next(iter(parameters.values())).device))
-        for again in (False, True):
-            leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
-            with recomputing(again):
-                loss = self(leaves, few)
-                found.append(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
-        return found
+        try:
+            kept = self._gradients(parameters, few, False)
+        except (RuntimeError, ValueError, TypeError, IndexError):  # a model for one batch size only
+            few, kept = batch, self._gradients(parameters, batch, False)
+        try:
+            again = self._gradients(parameters, few, True)
+        except RuntimeError:  # a part that does not run twice
+            return False
+        pairs = zip(kept, again, strict=True)
+        return all(torch.allclose(a, b, 1e-3, 1e-3 * float(a.abs().max())) for a, b in pairs)
+
+    @torch.enable_grad()
+    def _gradients(self, parameters: Parameters, batch: Batch, again: bool) -> tuple[Tensor, ...]:
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+        with recomputing(again):
+            loss = self(leaves, batch)
+            return torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
 
     def terms(self, batch: Batch) -> float:
         """The weight of a batch before normalisation; for a model's own loss, the labels that it counts."""
@@ -151,9 +177,18 @@ class Evaluator:
         return (labels[:, 1:] if self.shifts else labels).ne(IGNORE).sum()
 
 
+def _is_large(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.numel() * tensor.element_size() > LARGE
+
+
 def _unwritten(after: Tensor, before: Tensor) -> bool:
     """Batch-norm does not raise the version of the statistics it writes, so values are compared too."""
     return after._version == 0 and torch.equal(after, before)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was written to in place; tensors of inference mode do not count, and cannot be outside of it."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 class FunctionEvaluator:
@@ -168,3 +203,6 @@ class FunctionEvaluator:
     def terms(self, batch: Batch) -> float:
         """The weight of a batch before normalisation."""
         return float(batch.size)
+
+
+AnyEvaluator = Evaluator | FunctionEvaluator

@@ -117,8 +117,9 @@ class CrossEntropy(Loss):
             return
         whole = target.dtype in (torch.int64, torch.uint8)
         require(whole, "targets", "be class indices of dtype int64", str(target.dtype), "call .long()")
-        classes, kept = logits.shape[1], target[target != IGNORE]
-        inside = kept.numel() == 0 or (int(kept.min()) >= 0 and int(kept.max()) < classes)
+        classes, kept = logits.shape[1], target.masked_fill(target == IGNORE, 0)
+        low, high = torch.stack(kept.aminmax()).tolist() if kept.numel() else (0, 0)
+        inside = low >= 0 and high < classes
         require(inside, "targets", f"lie in [0, {classes - 1}] for {classes} classes",
                 f"values in [{target.min()}, {target.max()}]",
                 f"number classes from 0, and mark targets to leave out with {IGNORE}")  # fmt: skip
@@ -190,8 +191,12 @@ class CrossEntropy(Loss):
             counted, mass = torch.ones_like(logits[:, :1]), target.sum(dim=1, keepdim=True)
             positions = 1 if self.by_sequence else logits[0, 0].numel()
             return counted * mass.sqrt() / math.sqrt(positions)
-        kept = (target != IGNORE).unsqueeze(1).to(logits.dtype)
-        return kept if self.by_sequence else kept * math.sqrt(len(logits) / max(float(kept.sum()), 1.0))
+        counts = target != IGNORE
+        kept = counts.unsqueeze(1).to(logits.dtype)
+        if self.by_sequence:
+            return kept
+        terms = counts.sum(dtype=torch.float64).clamp(min=1.0)  # a tensor: a number would wait for the GPU
+        return kept * (len(logits) / terms).sqrt()
 
 
 def _wide(logits: Tensor) -> Tensor:

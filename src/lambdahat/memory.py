@@ -22,12 +22,11 @@ from torch.utils._pytree import tree_leaves
 
 from lambdahat._check import describe, require, require_count
 from lambdahat.batches import Batch, Batches, take
-from lambdahat.evaluators import Evaluator, FunctionEvaluator, Parameters
+from lambdahat.evaluators import AnyEvaluator, Evaluator, Parameters
 from lambdahat.recomputing import recomputing
 from lambdahat.shares import splits
 
 PASS, GRAPHS = 0.25, 0.25
-AnyEvaluator = Evaluator | FunctionEvaluator
 _UNITS = {"": 1, "B": 1, **{f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)},
           **{f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)}}  # fmt: skip
 
@@ -112,7 +111,7 @@ def recomputed_bytes(loss: Callable[[Parameters, Batch], Tensor], leaves: Parame
 def _product_bytes(evaluate: AnyEvaluator, leaves: Parameters, batch: Batch) -> int:
     """What a product of a batch takes at most, in the way that ``operators`` makes it."""
     size = pass_bytes(evaluate, leaves, batch)
-    if isinstance(evaluate, Evaluator) and evaluate.recomputes(leaves, batch):
+    if isinstance(evaluate, Evaluator) and evaluate.recomputes(lambda: (leaves, batch)):
         with suppress(RuntimeError, NotImplementedError):  # an operation without forward mode
             return min(size, recomputed_bytes(evaluate, leaves, batch))
     return size

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves
 
-from lambdahat._check import describe, require, require_choice, require_count
+from lambdahat._check import require, require_choice, require_count
 from lambdahat._rng import generator
-from lambdahat.batches import Batch, Batches, chosen_indices, concatenate, make_batches, rng_untouched, take
-from lambdahat.evaluators import Evaluator, FunctionEvaluator, Parameters
+from lambdahat.batches import Batch, Batches, chosen_indices, make_batches, rng_untouched
+from lambdahat.evaluators import AnyEvaluator, Evaluator, FunctionEvaluator, Parameters
 from lambdahat.labels import COUNTS
-from lambdahat.losses import CrossEntropy, Custom, GaussianNLL, Loss, make_loss
+from lambdahat.losses import Loss, make_loss
 from lambdahat.memory import fitted, memory_bytes
 from lambdahat.network import BATCH_NORMS, accumulating, device_of, named_tensors, private_copy, select_parameters
+from lambdahat.problem_checks import checked
 from lambdahat.ranks import Ranks
 from lambdahat.recomputing import recomputing
 from lambdahat.sharded_tensors import whole
@@ -93,7 +92,7 @@ class Problem:
         self.batches = self._batched(data, batch_size)
         with rng_untouched():
             evaluate = evaluate.counted_in(count, self._placed(chosen), self.batches)
-        self._evaluate: Evaluator | FunctionEvaluator = evaluate
+        self._evaluate: AnyEvaluator = evaluate
         self._finish()
 
     @classmethod
@@ -146,7 +145,7 @@ class Problem:
         with rng_untouched():
             if self.memory is not None:
                 self.batches = fitted(self.batches, self.memory, self._evaluate, self.norm, self.named(self.vector))
-            _validate(self)
+            self._evaluate = checked(self._evaluate, self.named(self.vector), self.batches, self.dtype)
         terms = [self._evaluate.terms(batch) for batch in self.batches]
         require(sum(terms) > 0, "data", "hold at least one target that counts", "only ignored targets")
         self.weights = [term / sum(terms) for term in terms]
@@ -182,19 +181,16 @@ class Problem:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the flat vector: the widest of the parameters'."""
-        out = torch.bfloat16 if self._cast is None else self._cast
-        for tensor in self._parameters.values():
-            out = torch.promote_types(out, tensor.dtype) if self._cast is None else out
-        return out
+        kinds = {tensor.dtype for tensor in self._parameters.values()}
+        return reduce(torch.promote_types, kinds, torch.bfloat16) if self._cast is None else self._cast
 
     @property
     def vector(self) -> Tensor:
         """The current flat parameters (P,), a copy."""
         if self._theta is not None:
             return self._theta.clone()
-        return self.space.flatten(
-            {k: whole(v).detach().to(self.device, self.dtype) for k, v in self._parameters.items()}
-        )
+        place = self.device, self.dtype
+        return self.space.flatten({k: whole(v).detach().to(*place) for k, v in self._parameters.items()})
 
     @property
     def loss_function(self) -> Loss | None:
@@ -308,8 +304,7 @@ class Problem:
     def recomputes(self) -> bool:
         """Whether passes that are differentiated once run parts again that the model checkpoints, to save memory."""
         run = self._evaluate
-        known = isinstance(run, Evaluator) and run.checkpoints
-        return known and run.recomputes(self.named(self.vector), self.batches.first())  # type: ignore[union-attr]
+        return isinstance(run, Evaluator) and run.recomputes(lambda: (self.named(self.vector), self.batches.first()))
 
     def output(self, parameters: Parameters, batch: Batch) -> Any:
         """The model's output for one batch at named parameters."""
@@ -389,13 +384,6 @@ class Problem:
         require(bool(torch.isfinite(theta).all()), "theta", "be finite", "NaN or infinity in it")
         return theta.detach().to(self.device, self.dtype)
 
-    def _settle(self, loss: CrossEntropy, parameters: Parameters, first: Tensor) -> None:
-        """Decide once which dimension holds the classes, from the first batch that shows it."""
-        with torch.no_grad():
-            outputs = (self.output(parameters, batch) if i else first for i, batch in enumerate(self.batches))
-            pairs = zip(outputs, map(self.target, self.batches), strict=True)
-            self._evaluate = self._with_model("cross_entropy").with_loss(loss.settled(pairs))
-
     def _with_model(self, what: str) -> Evaluator:
         known = isinstance(self._evaluate, Evaluator) and not self._evaluate.model_loss
         require(known, "the problem", "be made of a model and a loss of its output",
@@ -419,82 +407,7 @@ def _require_batch_size(norm: str, batch_size: int | None) -> None:
     require(given, "batch_size", 'be given with norm="train"', "None", "batch statistics depend on it")
 
 
-@torch.enable_grad()
-def _validate(problem: Problem) -> None:
-    """One look at the first batch: the loss is a finite scalar, differentiable, deterministic and a mean."""
-    batch = problem.batches.first()
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in problem.named(problem.vector).items()}
-    loss = _first_loss(problem, leaves, batch)
-    require(isinstance(loss, Tensor), "loss", "return a tensor", loss, "", TypeError)
-    require(loss.ndim == 0 or loss.numel() == 1, "loss", "return one number, the mean over the batch", loss,
-            'use reduction="mean"')  # fmt: skip
-    require(bool(torch.isfinite(loss)), "the loss of the first batch", "be finite", repr(loss.item()),
-            "check the inputs and parameters for NaN and infinity")  # fmt: skip
-    grads: tuple[Tensor | None, ...] = (None,)
-    if loss.requires_grad:
-        grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    require(any(grad is not None for grad in grads), "loss", "depend on the selected parameters",
-            "one whose gradient is None", "do not detach, use no_grad or argmax on the way to it")  # fmt: skip
-    # with a graph, like the first: attention without one is another kernel
-    once, again = (float(value.detach()) for value in (loss, problem.batch_loss(leaves, batch)))
-    require(abs(once - again) <= 64 * torch.finfo(loss.dtype).eps * abs(once), "the model", "give the same loss twice",
-            f"{once:.9g} then {again:.9g}", "switch off dropout or noise that is on in eval mode")  # fmt: skip
-    with torch.no_grad():
-        _require_mean(problem, leaves, batch)
-
-
-def _first_loss(problem: Problem, leaves: Parameters, batch: Batch) -> Any:
-    """The first batch's loss, with errors that say which call failed and on what."""
-    if problem.loss_function is None:
-        with _explained(problem, batch):
-            return problem.batch_loss(leaves, batch)
-    with _explained(problem, batch):
-        output = problem.output(leaves, batch)
-    loss, target = problem.loss_function, problem.target(batch)
-    if not isinstance(loss, Custom):
-        single = isinstance(output, Tensor) or isinstance(loss, GaussianNLL)
-        require(single, "the model's output", f"be a tensor for loss {loss.name!r}", describe(output),
-                "wrap the model, or pass a callable loss(output, target)", TypeError)  # fmt: skip
-        require(isinstance(target, Tensor), "data", f"give (inputs, targets) batches for loss {loss.name!r}",
-                describe(target), 'use (x, y) tuples, or dicts with "labels"', TypeError)  # fmt: skip
-    if isinstance(loss, CrossEntropy):
-        problem._settle(loss, leaves, output)
-        loss = problem.loss_function
-    loss.check(output, target)
-    return problem.output_loss(output, batch)
-
-
-@contextmanager
-def _explained(problem: Problem, batch: Batch) -> Iterator[None]:
-    """Errors of the user's own code with a note on what it was called with."""
-    try:
-        yield
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        tensors = [leaf for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor)]
-        given = ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in tensors)
-        form = "a batch is (*inputs, target) or a dict of keyword arguments; dtype= casts both"
-        if isinstance(problem._evaluate, FunctionEvaluator):
-            form = "it is called as loss_fn(params, batch)" if problem._evaluate.with_data else "loss_fn(params)"
-        error.add_note(f"lambdahat: raised at the first batch, {given}, with {problem.dtype} parameters; {form}")
-        raise
-
-
 def require_problem(problem: Any) -> None:
     """Raise unless it is a problem; a model is one call away from one."""
     require(isinstance(problem, Problem), "problem", "be a lambdahat.Problem", problem,
             "make one with lh.Problem(model, loss, data)", TypeError)  # fmt: skip
-
-
-def _require_mean(problem: Problem, leaves: Parameters, batch: Batch) -> None:
-    """A mean does not change when every sample is there twice; a sum doubles."""
-    few = take(batch, torch.arange(min(batch.size, 4), device=problem.device))
-    if isinstance(problem._evaluate, FunctionEvaluator) and not problem._evaluate.with_data:
-        return
-    try:
-        once = float(problem.batch_loss(leaves, few))
-        twice = float(problem.batch_loss(leaves, Batch(concatenate([few.data, few.data]), 2 * few.size)))
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        return  # a model for one batch size only: nothing to compare
-    summed = abs(once) > 1e-6 and abs(twice / once - 2.0) < 1e-3
-    require(not summed, "loss", "average over the batch", "a sum: it doubles when the batch does",
-            "divide by the batch size")  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lambdahat.batches import Batch, Batches, kept_if_small, take
-from lambdahat.evaluators import Evaluator, FunctionEvaluator, Parameters
+from lambdahat.evaluators import AnyEvaluator, Evaluator, Parameters
 from lambdahat.losses import Custom
 from lambdahat.ranks import Ranks
 
@@ -92,7 +92,7 @@ def joined(ranks: Ranks, batches: Batches, facts: Mapping[str, Any]) -> Ranks:
 
 
 @torch.no_grad()
-def splits(evaluate: Evaluator | FunctionEvaluator, norm: str, parameters: Parameters, first: Batch) -> bool:
+def splits(evaluate: AnyEvaluator, norm: str, parameters: Parameters, first: Batch) -> bool:
     """Whether a batch's loss is the mean of its parts', so that a batch may be cut between ranks.
 
     Known of the library's losses, and of a model's own over labels, where samples do not meet, which the ``first``

@@ -33,7 +33,7 @@ class Status(Enum):
 
     CONVERGED = ""
     BUDGET_SPENT = "The products allowed ran out before the tolerance was reached: raise max_matvecs or tol."
-    SAMPLES_SPENT = "The rounds of sampled targets ran out before the tolerance was reached: raise tol."
+    SAMPLES_SPENT = "The rounds of random signals ran out before the tolerance was reached: raise tol."
     NOT_CONVERGED = "Some residuals are above tol: raise max_matvecs, or ask for fewer pairs."
     PRECISION_LIMIT = "Rounding of the operator's dtype stops further progress: use a float64 problem, or raise tol."
     QUADRATURE = "The quadrature has not settled: raise depth."

@@ -75,3 +75,54 @@ def test_squares_of_bfloat16_are_summed_in_single_precision(layered: bool, monke
     expected = 2 * float(x.double().square().sum(dim=1).mean() + 1)
     assert ggn(problem).known_trace() == pytest.approx(expected, rel=1e-5)
     assert float(ggn(problem).known_diagonal().double().sum()) == pytest.approx(expected, rel=1e-5)
+
+
+class Hooked(nn.Module):
+    """Passes on what it gets, with a derivative that autograd takes twice and no node shows, in some of the units."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.units = units
+
+    def forward(self, h: Tensor) -> Tensor:
+        h = h * 1.0
+        if h.requires_grad:
+            some = (torch.arange(h.shape[1]) < self.units).to(h).reshape(-1, *[1] * (h.ndim - 2))
+            h.register_hook(lambda delta: delta * (1 + some * h))
+        return h
+
+
+class Modulus(nn.Module):
+    """√(h² + 1), through nodes that are linear, and abs, which of real numbers is piecewise so."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return (h.to(torch.complex128) + 1j).abs()
+
+
+HIDING = {
+    "hooks": (lambda: Hooked(3), "in 0.weight is not that of its activations"),
+    "a hook on one unit": (lambda: Hooked(1), "in 0.weight is not that of its activations"),
+    "complex numbers": (Modulus, "computes with complex numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", ["more columns than are compared", "positions"])
+@pytest.mark.parametrize("hiding", HIDING)
+def test_what_a_graph_hides_beside_smooth_activations(hiding: str, kind: str) -> None:
+    make, reason = HIDING[hiding]
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        if kind == "positions":
+            model = nn.Sequential(nn.Conv1d(2, 3, 3), make(), nn.Conv1d(3, 4, 3), nn.Tanh(), nn.Conv1d(4, 3, 1))
+            x, y = torch.randn(6, 2, 8).double(), torch.arange(24).reshape(6, 4) % 3
+        else:
+            layers = [nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 80), nn.Tanh(), nn.Linear(80, 3)]
+            model = nn.Sequential(nn.Linear(4, 3), make(), *layers)
+            x, y = torch.randn(6, 4).double(), torch.arange(6) % 3
+    problem = Problem(model.double(), "cross_entropy", (x, y))
+    operator, exact = hessian(problem), float(dense_hessian(problem).trace())
+    found = trace(operator, tol=0.02)
+    assert abs(found.value - exact) <= 4 * found.stderr + 1e-10 * abs(exact)
+    assert operator.known_diagonal() is None
+    assert operator.sampled_trace(0.1, 0) is None
+    assert reason in operator.why_no_trace()

@@ -162,6 +162,16 @@ def test_empty_sparse_matrices() -> None:
         assert torch.equal(A.dense(), torch.zeros(4, 4, dtype=A.dtype))
 
 
+@pytest.mark.parametrize("make", [torch.clone, Tensor.to_sparse_coo, Tensor.to_sparse_csr, scipy.sparse.csr_array])
+def test_the_diagonal_is_that_of_products_also_after_a_change_in_place(make: Callable[[Tensor], Any]) -> None:
+    matrix = make(banded())
+    found = operator(matrix)
+    before = found.known_diagonal()
+    (matrix if isinstance(matrix, Tensor) else matrix.data).__imul__(2.0)
+    assert torch.equal(found.known_diagonal(), (found @ torch.eye(found.dim, dtype=found.dtype)).diagonal())
+    assert torch.equal(before, banded().diagonal())
+
+
 def test_gradients_are_not_tracked() -> None:
     matrix = banded().requires_grad_()
     assert not (operator(matrix) @ torch.ones(23, dtype=torch.float64)).requires_grad

@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from lambdahat.estimators.traces import trace, trace_per_layer
-from lambdahat.operators import closed_form, curvature, ggn, hessian, layer_squares, residuals
+from lambdahat.operators import closed_form, curvature, ggn, hessian, layer_squares, residual_checks
 from lambdahat.problem import Problem
 from lambdahat.results import Status
 from tests.operators.contract import relative
@@ -122,7 +122,7 @@ def test_layers_that_take_too_many_columns_are_left_out_of_the_check(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But only they: what reaches the others is compared in full, so that nothing true is refused."""
-    monkeypatch.setattr(residuals, "MOST_CHECKED", most)
+    monkeypatch.setattr(residual_checks, "MOST_CHECKED", most)
     agree(problem_of(perceptron(6, 7, 5)), 5)
     agree(problem_of(perceptron(3, 4, 5, 4)), 9)
 

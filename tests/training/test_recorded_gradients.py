@@ -135,6 +135,18 @@ def test_what_a_replay_would_not_repeat_is_not_recorded(kind):
     assert run.recorded._forms == {}
 
 
+@pytest.mark.parametrize("name", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+def test_hooks_on_all_modules_stop_the_recording(name):
+    run = stepper(plain(), "sgd", True)
+    groups = list(run.feed.epoch(0))
+    assert run.recorded(groups[0]) is not None
+    handle = getattr(nn.modules.module, f"register_module_{name}")(lambda *_: None)
+    try:
+        assert run.recorded(groups[1]) is None
+    finally:
+        handle.remove()
+
+
 def test_a_loss_of_the_users_own_is_not_recorded():
     run = stepper(plain(), "sgd", True, loss=lambda output, target: nn.functional.cross_entropy(output, target))
     assert run.recorded(next(iter(run.feed.epoch(0)))) is None

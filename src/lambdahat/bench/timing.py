@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 PATIENCE = 4.0  # seconds; a longer first call is the only one
+SETTLE = 0.1  # seconds before a sample: so long the threads of another task's BLAS spin on, and take its cores
 Run = Callable[[], Any]
 Maker = Callable[[], Run]  # set-up, which is not timed; what it returns is
 
@@ -61,8 +62,8 @@ def compare(makers: Mapping[str, Maker], unit: str, rounds: int, sample_s: float
     """Every task timed, in rounds that run each once, so that drift of the machine falls on all alike.
 
     The first call, set-up included, shows the memory and warms up; short tasks fill a sample of ``sample_s`` with
-    several calls. The cost is the median over rounds of the ratio to ``unit``, one of the tasks. A task that
-    raises has a note that says so instead.
+    several calls. A pause is before each sample, so that no one pays for the threads of the one before. The cost is the
+    median over rounds of the ratio to ``unit``, one of the tasks. A task that raises has a note that says so instead.
     """
     runs: dict[str, tuple[Run, int]] = {}
     single: dict[str, tuple[float, Any]] = {}
@@ -79,7 +80,7 @@ def compare(makers: Mapping[str, Maker], unit: str, rounds: int, sample_s: float
             if name == unit:
                 raise
             notes[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    samples, values = _rounds(runs, rounds)
+    samples, values = _rounds(runs, rounds, SETTLE if sample_s else 0.0)
     found = {name: _summary(times, samples[unit]) for name, times in samples.items()}
     for name, (spent, value) in single.items():
         found[name], values[name] = (spent, spent / found[unit][0]), value
@@ -105,11 +106,14 @@ def _number(run: Run, first: tuple[float, Any], sample_s: float) -> int:
     return 1 if isinstance(again, Clocked) else max(1, math.ceil(sample_s / max(seconds(run)[0], 1e-7)))
 
 
-def _rounds(runs: Mapping[str, tuple[Run, int]], rounds: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
+def _rounds(
+    runs: Mapping[str, tuple[Run, int]], rounds: int, pause: float
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
     samples: dict[str, list[float]] = {name: [] for name in runs}
     values: dict[str, Any] = {}
     for _ in range(rounds):
         for name, (run, number) in runs.items():
+            time.sleep(pause)
             spent, values[name] = seconds(run, number)
             samples[name].append(spent)
     return samples, values

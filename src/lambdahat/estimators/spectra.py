@@ -111,7 +111,7 @@ def moments(
         readings = readings @ legendre_in_chebyshev(count).T
     covariance = np.zeros((count + 1, count + 1))
     if probe != "orthogonal" or probes < operator.dim:  # else they are a basis, and the moments exact
-        covariance = np.cov(readings, rowvar=False).reshape(covariance.shape) / probes
+        covariance = torch.cov(torch.as_tensor(readings.T)).numpy().reshape(covariance.shape) / probes
     if probe == "orthogonal":
         covariance *= (operator.dim - probes) / operator.dim
     stderr = np.sqrt(np.diag(covariance).clip(0.0))

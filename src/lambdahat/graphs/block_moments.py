@@ -93,7 +93,8 @@ def probed_moments(graph: Graph, count: int, probes: int, seed: int, partition: 
         if total and weight > 0.5 / n:
             readings = _readings(matrix, draw, count, total, seed, (offset, probes)) * signs
             values += weight * readings.mean(axis=0)
-            covariance += weight**2 * np.cov(readings, rowvar=False) / total
+            # not by numpy: its BLAS has threads of its own, which spin on while torch wants the cores for the next call
+            covariance += weight**2 * torch.cov(torch.as_tensor(readings.T)).numpy() / total
     stderr = np.sqrt(np.diag(covariance).clip(0.0))
     return Moments(values, stderr, covariance, "chebyshev", BOUNDS, probes, probes * ((count + 1) // 2))
 

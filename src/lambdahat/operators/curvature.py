@@ -38,7 +38,8 @@ from lambdahat.operators.output_factors import (
 )
 from lambdahat.operators.piecewise import Form, form_of
 from lambdahat.operators.products import Products
-from lambdahat.operators.residuals import ResidualRounds, Residuals, SampledResiduals, verified
+from lambdahat.operators.residual_checks import verified
+from lambdahat.operators.residuals import ResidualRounds, Residuals, SampledResiduals
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate
 from lambdahat.space import Pattern
@@ -156,7 +157,7 @@ class Hessian(Curvature):
     def form(self) -> Form:
         """What is in the way of a closed form of the diagonal, and how many signals smooth activations take for it."""
         form = form_of(self.problem)
-        if form.refused or not form.bends or self._near.factors is None:
+        if form.refused or not form.bends or not self._near.trace_by:  # without one there is nothing to guard
             return Form(form.curved, form.refused)
         return verified(form, self.problem, self._near._leaves, self._near.trusted)
 

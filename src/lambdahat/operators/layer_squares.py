@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
+from torch.func import vmap
 
 from lambdahat.operators.layer_calls import CONVOLUTIONS, Call, full_name
 
@@ -51,25 +54,42 @@ def _step(seeds: Sequence[Tensor], calls: dict[str, Call]) -> int:
 
 def _signals(
     tops: Sequence[Any], edges: list[GradientEdge], seeds: Sequence[Tensor], calls: dict[str, Call]
-) -> list[Deltas | None]:
+) -> Sequence[Deltas | None]:
     """δ (B, …) at each edge, for each of K seeds above; None at an edge that is not below.
 
     All seeds go in one pass where the time is that of starting operations, and one by one where it is arithmetic.
     """
     numbers = len(seeds[0]) * sum(call.width for call in calls.values())
-    plain = not any(isinstance(call.layer, CONVOLUTIONS) for call in calls.values())
-    if plain and len(seeds[0]) > 1 and (seeds[0].is_cuda or numbers <= FEW_SIGNALS):
-        try:
-            return list(
-                torch.autograd.grad(tops, edges, seeds, retain_graph=True, allow_unused=True, is_grads_batched=True)
-            )
-        except RuntimeError:  # an operation that vmap does not take
-            pass
+    if len(seeds[0]) > 1 and (seeds[0].is_cuda or numbers <= FEW_SIGNALS):
+        found = in_one_pass(tops, edges, seeds)
+        if found is not None:
+            return found
     columns = [
         torch.autograd.grad(tops, edges, seed, retain_graph=True, allow_unused=True)
         for seed in zip(*seeds, strict=True)
     ]
     return [None if found[0] is None else found for found in zip(*columns, strict=True)]
+
+
+def in_one_pass(tops: Sequence[Any], inputs: Sequence[Any], seeds: Sequence[Tensor]) -> list[Tensor | None] | None:
+    """What comes back to each input for K seeds (K, …) at the tops, (K, …); None if vmap does not take the graph.
+
+    Not by ``is_grads_batched``, which has no rules for convolutions and pooling and goes through their seeds in turn.
+    """
+    below: list[bool] = []
+
+    def back(*seed: Tensor) -> tuple[Tensor, ...]:
+        found = torch.autograd.grad(tops, inputs, seed, retain_graph=True, allow_unused=True)
+        below[:] = [part is not None for part in found]
+        return tuple(part for part in found if part is not None)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            found = iter(vmap(back)(*seeds))
+    except RuntimeError:
+        return None
+    return [next(found) if there else None for there in below]
 
 
 def _squares(call: Call, deltas: Deltas, signs: Tensor, diagonal: bool) -> Squares:
@@ -80,25 +100,32 @@ def _squares(call: Call, deltas: Deltas, signs: Tensor, diagonal: bool) -> Squar
     layer, entered = call.layer, call.entered
     wide = torch.promote_types(entered.dtype, torch.float32)
     entered, signs = entered.to(wide), signs.to(wide)
-    deltas = deltas.to(wide) if isinstance(deltas, Tensor) else [delta.to(wide) for delta in deltas]
+    deltas = _mapped(deltas, lambda delta, _: delta.to(wide))
     if isinstance(layer, nn.Linear) and entered.ndim == 2:
         return _linear_squares(entered, deltas, signs, diagonal)
     if isinstance(layer, nn.Linear):
-        a, ds = entered.flatten(1, -2).transpose(1, 2), [d.flatten(1, -2).transpose(1, 2) for d in deltas]
+        a = entered.flatten(1, -2).transpose(1, 2)
+        ds = _mapped(deltas, lambda delta, batch: delta.flatten(batch + 1, -2).transpose(-1, -2))
         return _shared_squares(a, ds, signs, 1, tuple(layer.weight.shape), diagonal)
     if isinstance(layer, CONVOLUTIONS):
-        patches, ds = _patches(layer, entered), [d.flatten(2) for d in deltas]
+        patches, ds = _patches(layer, entered), _mapped(deltas, lambda delta, batch: delta.flatten(batch + 2))
         return _shared_squares(patches, ds, signs, layer.groups, tuple(layer.weight.shape), diagonal)
     stacked = deltas if isinstance(deltas, Tensor) else torch.stack(tuple(deltas))
     return _norm_squares(entered, stacked, signs, diagonal)
 
 
+def _mapped(deltas: Deltas, change: Callable[[Tensor, int], Tensor]) -> Deltas:
+    """``change(signals, dimension of the batch)`` of all."""
+    return change(deltas, 1) if isinstance(deltas, Tensor) else [change(delta, 0) for delta in deltas]
+
+
 def _linear_squares(entered: Tensor, deltas: Deltas, signs: Tensor, diagonal: bool) -> Squares:
     """One position a sample: (δaᵀ)² = δ²(a²)ᵀ."""
     if diagonal:
-        squares = sum(d.square() * sign.unsqueeze(1) for d, sign in zip(deltas, signs, strict=True))
-        assert isinstance(squares, Tensor)
-        return one_position(entered, squares, True)
+        if isinstance(deltas, Tensor):
+            return one_position(entered, deltas.square().mul_(signs.unsqueeze(2)).sum(dim=0), True)
+        each = (d.square().mul_(sign.unsqueeze(1)) for d, sign in zip(deltas, signs, strict=True))
+        return one_position(entered, reduce(Tensor.add_, each), True)
     if isinstance(deltas, Tensor):
         lengths = torch.linalg.vector_norm(deltas, dim=2)
     else:
@@ -116,7 +143,7 @@ def one_position(entered: Tensor, curvature: Tensor, diagonal: bool) -> Squares:
 
 
 def _shared_squares(
-    entered: Tensor, deltas: Sequence[Tensor], signs: Tensor, groups: int, shape: tuple[int, ...], diagonal: bool
+    entered: Tensor, deltas: Deltas, signs: Tensor, groups: int, shape: tuple[int, ...], diagonal: bool
 ) -> Squares:
     """A weight shared over L positions: G_ik = Σ_l δ_l a_lᵀ from a (B, g·I, L) and K signals (B, g·O, L).
 
@@ -124,14 +151,16 @@ def _shared_squares(
     """
     count, (size, width, length) = len(deltas), deltas[0].shape
     a = F.pad(entered.reshape(size * groups, -1, length), (0, 0, 0, 1), value=1.0)
-    d = torch.empty(size * groups, count, width // groups, length, dtype=a.dtype, device=a.device)
-    for k, delta in enumerate(deltas):
-        d[:, k] = delta.reshape(size * groups, width // groups, length)
+    rows = size * groups, width // groups, length
+    if isinstance(deltas, Tensor):
+        d = deltas.reshape(count, *rows).transpose(0, 1)
+    else:
+        d = torch.stack([delta.reshape(rows) for delta in deltas], dim=1)
     per_sample = torch.bmm(d.flatten(1, 2), a.transpose(1, 2)).reshape(size, groups, count, width // groups, -1)
-    weight, bias = per_sample[..., :-1], per_sample[..., -1]
     if diagonal:
-        squares = torch.einsum("bgkoi,kb->goi", weight.square(), signs).reshape(shape)
-        return {"weight": squares, "bias": torch.einsum("bgko,kb->go", bias.square(), signs).flatten()}
+        squares = per_sample.square_().mul_(signs.T[:, None, :, None, None]).sum(dim=(0, 2))
+        return {"weight": squares[..., :-1].reshape(shape), "bias": squares[..., -1].flatten()}
+    weight, bias = per_sample[..., :-1], per_sample[..., -1]
     sizes = torch.linalg.vector_norm(weight, dim=(3, 4)).square().sum(dim=1)
     offsets = torch.linalg.vector_norm(bias, dim=3).square().sum(dim=1)
     return {"weight": (sizes * signs.T).sum(), "bias": (offsets * signs.T).sum()}

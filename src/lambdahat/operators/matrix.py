@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,12 +32,8 @@ class Matrix(LinearOperator):
         return self.matrix @ block
 
     def known_diagonal(self) -> Tensor:
-        return self._diagonal.clone()
-
-    @cached_property
-    def _diagonal(self) -> Tensor:
         if self.matrix.layout == torch.strided:
-            return self.matrix.diagonal()
+            return self.matrix.diagonal().clone()
         if _is_host_csr(self.matrix):
             return torch.as_tensor(_as_scipy(self.matrix).diagonal())
         entries = self.matrix.to_sparse_coo().coalesce()

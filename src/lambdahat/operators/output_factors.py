@@ -6,6 +6,7 @@ samples: a model that normalises by its batch or a root of a mean square has non
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -75,19 +76,20 @@ def _separate_output(problem: Problem) -> Tensor | None:
     if problem.norm == "train":
         return None
     batch = _several(problem)
-    parameters, ends = problem.named(problem.vector), sorted({0, batch.size - 1})
+    parameters, last = problem.named(problem.vector), batch.size - 1
+    places = torch.arange(batch.size, device=problem.device).split(1)
     try:
         with torch.no_grad(), twice_differentiable():
             together = problem.output(parameters, batch)
-            alone = [problem.output(parameters, take(batch, torch.tensor([i], device=problem.device))) for i in ends]
+            alone = [problem.output(parameters, take(batch, places[i])) for i in sorted({0, last})]
     except (RuntimeError, ValueError, IndexError):  # a model for one batch size only
         return None
     if not isinstance(together, Tensor) or together.ndim == 0 or len(together) != batch.size:
         return None
     if any(z.shape != (1, *together.shape[1:]) for z in alone):
         return None
-    off = (torch.cat(alone) - together[ends]).abs().max()
-    return together if bool(off <= tolerance(problem) * together.abs().max()) else None
+    off, size = (torch.linalg.vector_norm(z, math.inf) for z in (torch.cat(alone) - together[:: last or 1], together))
+    return together if bool(off <= tolerance(problem) * size) else None
 
 
 def require_separable(problem: Problem) -> None:

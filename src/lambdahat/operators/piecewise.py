@@ -4,8 +4,9 @@ Without such activations ∂²z/∂θ_i² = 0 for each i, and the Hessian of the
 Gauss–Newton matrix; what smooth ones add is in ``residuals.py``. The answer is read off the autograd graph of a forward
 pass, so that functional calls and tied weights are seen as well as modules: every node must be linear or piecewise
 linear or one function of each element, and a product of two differentiable tensors must not meet the same parameter on
-both sides. What a graph may hide is caught by a number: without smooth activations the second derivative of a random
-mix of the outputs along a random direction of each parameter must be 0.
+both sides. What a graph may hide, such as hooks on tensors, is caught by a number: the second derivative of a random
+mix of the outputs along a random direction of each parameter must be 0, or with smooth activations what these give
+(``residual_checks.py``).
 """
 
 from __future__ import annotations
@@ -165,6 +166,8 @@ def _walk(root: Any, names: dict[int, str]) -> Form:
         sets = [below[child] for child in children]
         below[node] = frozenset().union(*sets)
         parts = parts or kind == "CopySlices"
+        if any(made.dtype.is_complex for made in getattr(node, "_input_metadata", ())):
+            return _refused("it computes with complex numbers")  # of which abs(z) is no piecewise linear function
         reason = _objection(node, kind, sets)
         curved = curved or reason
         if kind in SMOOTH and len(children) == 1:
@@ -222,12 +225,13 @@ def random_mix(output: Tensor, normalised: int | None, rng: torch.Generator) -> 
 
     Such a mix does not feel the log-softmax that the loss does not feel.
     """
-    mix = _draw(output, rng)
+    mix = random_like(output, rng)
     return mix if normalised is None else mix - mix.mean(dim=normalised, keepdim=True)
 
 
-def _draw(like: Tensor, rng: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=rng, dtype=torch.float32).to(like)
+def random_like(like: Tensor, rng: torch.Generator) -> Tensor:
+    """Normal numbers, drawn on the generator's device, the same in every precision."""
+    return torch.randn(like.shape, generator=rng, dtype=torch.float32, device=rng.device).to(like)
 
 
 def _bend(output: Tensor, leaves: dict[str, Tensor], normalised: int | None) -> str:
@@ -235,35 +239,48 @@ def _bend(output: Tensor, leaves: dict[str, Tensor], normalised: int | None) -> 
 
     The parameters of a layer, of one prefix, are looked at together first: mostly it is linear in them together.
     """
-    rng = generator(0, "piecewise")
+    rng = generator(0, "piecewise", device=output.device)  # as many numbers as parameters: none cross to the GPU
     mix = random_mix(output, normalised, rng)
     layers: dict[str, list[str]] = {}
     for name in leaves:
         layers.setdefault(name.rpartition(".")[0], []).append(name)
     try:
         slopes = torch.autograd.grad(output, list(leaves.values()), mix, create_graph=True, allow_unused=True)
-        known = {name: slope for name, slope in zip(leaves, slopes, strict=True) if slope is not None}
-        for names in layers.values():
-            if len(names) > 1 and not any(size for size, _ in _bent(names, leaves, known, rng)):
-                continue
-            for name in names:
-                if any(size > allowed for size, allowed in _bent([name], leaves, known, rng)):
-                    return f"its second derivative in {name} does not vanish"
     except (RuntimeError, NotImplementedError):  # an operation that can be differentiated only once
-        pass
+        return ""
+    known = {name: slope for name, slope in zip(leaves, slopes, strict=True) if slope is not None}
+    sizes = _bent([names for names in layers.values() if len(names) > 1], leaves, known, rng)
+    bent = {name for name, (size, _) in sizes.items() if size}
+    alone = [[name] for names in layers.values() if len(names) == 1 or bent.intersection(names) for name in names]
+    for name, (size, allowed) in _bent(alone, leaves, known, rng).items():
+        if size > allowed:
+            return f"its second derivative in {name} does not vanish"
     return ""
 
 
 def _bent(
-    names: list[str], leaves: dict[str, Tensor], slopes: dict[str, Tensor], rng: torch.Generator
-) -> list[tuple[float, float]]:
-    """How much each of some parameters' slopes changes along a random direction of all, and by rounding at the most."""
-    live = [name for name in names if name in slopes and slopes[name].requires_grad]
-    if not live:
-        return []
-    points, moved = [leaves[name] for name in live], [slopes[name] for name in live]
-    directions = [_draw(point, rng) for point in points]
-    bends = torch.autograd.grad(moved, points, directions, retain_graph=True, materialize_grads=True)
-    eps = [torch.finfo(point.dtype).eps for point in points]
-    sizes = torch.stack([torch.stack(torch._foreach_norm(part)) for part in (bends, moved, directions)]).tolist()
-    return [(bend, rounding * slope * length) for rounding, bend, slope, length in zip(eps, *sizes, strict=True)]
+    groups: list[list[str]], leaves: dict[str, Tensor], slopes: dict[str, Tensor], rng: torch.Generator
+) -> dict[str, tuple[float, float]]:
+    """How much a parameter's slope changes along a random direction of all of its group, and by rounding at the most.
+
+    Those of all groups are read at once: every reading waits for the GPU.
+    """
+    norms: dict[str, tuple[Tensor, ...]] = {}
+    for names in groups:
+        live = [name for name in names if name in slopes and slopes[name].requires_grad]
+        if not live:
+            continue
+        points, moved = [leaves[name] for name in live], [slopes[name] for name in live]
+        directions = [random_like(point, rng) for point in points]
+        try:
+            bends = torch.autograd.grad(moved, points, directions, retain_graph=True, materialize_grads=True)
+        except (RuntimeError, NotImplementedError):  # an operation that can be differentiated only once
+            continue
+        found = torch._foreach_norm([*bends, *moved, *directions])
+        norms |= {name: found[i :: len(live)] for i, name in enumerate(live)}
+    if not norms:
+        return {}
+    rows = torch.stack([norm for row in norms.values() for norm in row]).view(-1, 3).tolist()
+    eps = [torch.finfo(leaves[name].dtype).eps for name in norms]
+    return {name: (bend, rounding * slope * length)
+            for name, rounding, (bend, slope, length) in zip(norms, eps, rows, strict=True)}  # fmt: skip

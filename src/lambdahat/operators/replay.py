@@ -58,6 +58,8 @@ def beside(device: torch.device, stream: torch.cuda.Stream | None) -> Iterator[N
         yield
         return
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-    torch.cuda.current_stream(device).wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:  # what was started may still read or write tensors that the caller gives up after an error
+        torch.cuda.current_stream(device).wait_stream(stream)

@@ -13,7 +13,7 @@ r < 0 apart, independent from sample to sample.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,16 +21,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from lambdahat._rng import generator
-from lambdahat.batches import take
-from lambdahat.operators.closed_form import CHUNK_BYTES, Part, Trusted, used_once
-from lambdahat.operators.layer_calls import Call, full_name, owner, recorded
+from lambdahat.operators.closed_form import CHUNK_BYTES, Part
+from lambdahat.operators.layer_calls import Call, full_name
 from lambdahat.operators.layer_squares import Squares, one_position, pulled_squares
-from lambdahat.operators.linearise import empirical_residuals, nodes_below, twice_differentiable
-from lambdahat.operators.output_factors import tolerance
-from lambdahat.operators.piecewise import PROBE, SMOOTH, Form, form_of_graph, kind_of, normalised, random_mix
+from lambdahat.operators.linearise import empirical_residuals, nodes_below
+from lambdahat.operators.piecewise import SMOOTH, form_of_graph, kind_of
 from lambdahat.problem import Problem
-
-MOST_CHECKED = 64  # columns of an activation that are worth a comparison
 
 # Autograd nodes by name. These move elements, or leave some out:
 _MOVES = """
@@ -121,45 +117,6 @@ class ResidualRounds(Residuals):
             found = _added([_sampled_squares(bends, part, self.seed, index)], part).values()
             self.totals[place] += part.share * torch.stack(list(found)).sum(dtype=torch.float64)
         return {}
-
-
-@torch.enable_grad()
-def verified(form: Form, problem: Problem, leaves: dict[str, Tensor], trusted: Trusted) -> Form:
-    """The form of a model with smooth activations, once its residuals agree with double backward on two samples.
-
-    For a random mix of the outputs, the largest second derivative in a single weight of each layer is compared, where
-    it takes few signals.
-    """
-    first = problem.batches.first()
-    few = take(first, torch.arange(min(PROBE, first.size), device=problem.device))
-    residuals = Residuals(problem, leaves, diagonal=True)
-    with twice_differentiable():
-        output, calls = recorded(problem, leaves, few)
-        part = Part(few, 1.0, output, *used_once(leaves, few, output, calls, trusted.names))
-        mix = random_mix(output, normalised(problem, few, output), generator(0, "residuals"))
-        bends = residuals.bends(part, lambda: mix)
-        skipped = {prefix for bend in bends if bend.columns > MOST_CHECKED for prefix in bend.far}
-        few_columns = [bend if bend.columns <= MOST_CHECKED else replace(bend, far=()) for bend in bends]
-        squares = residuals.squares_of(few_columns, part)
-        squares = {name: square for name, square in squares.items() if owner(name) not in skipped}
-        refused = residuals.refused or _disagreement(output, mix, leaves, squares, 10 * tolerance(problem))
-    return Form(form.curved, refused, columns=residuals.columns)
-
-
-def _disagreement(output: Tensor, mix: Tensor, leaves: dict[str, Tensor], squares: Squares, allowed: float) -> str:
-    """In which parameter the second derivative of the mix is another than ``squares`` says; one of each layer."""
-    names = {owner(name): name for name in reversed(squares)}.values()
-    try:
-        slopes = torch.autograd.grad(output, [leaves[name] for name in names], mix, create_graph=True)
-        for name, slope in zip(names, slopes, strict=True):
-            said = squares[name].flatten()
-            place = said.abs().argmax()
-            row = torch.autograd.grad(slope.flatten()[place], leaves[name], retain_graph=True, materialize_grads=True)
-            if not bool((row[0].flatten()[place] - said[place]).abs() <= allowed * said[place].abs()):
-                return f"its second derivative in {name} is not that of its activations"
-    except (RuntimeError, NotImplementedError):  # an operation that can be differentiated only once
-        pass
-    return ""
 
 
 def _added(found: Sequence[Squares], part: Part) -> Squares:

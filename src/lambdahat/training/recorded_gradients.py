@@ -141,8 +141,10 @@ def _plain(subject: Subject) -> bool:
 
 
 def _hooked(model: nn.Module | None, parameters: list[Tensor]) -> bool:
-    """Whether somebody watches the passes: a replay would not call them."""
+    """Whether somebody watches the passes, of these layers or of all there are: a replay would not call them."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if any(getattr(nn.modules.module, f"_global{name}") for name in names):
+        return True
     layers = [] if model is None else model.modules()
     tensors = any(getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None)
                   for p in parameters)  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lambdahat._check import require
 from lambdahat.batches import Batch
-from lambdahat.evaluators import Evaluator, FunctionEvaluator
+from lambdahat.evaluators import AnyEvaluator, FunctionEvaluator
 from lambdahat.losses import IGNORE, Loss
 from lambdahat.network import named_tensors
 from lambdahat.problem import Problem
@@ -30,7 +30,7 @@ class Subject:
     def __init__(self, problem: Problem, precision: str = "float32", judge: Judge | None = None) -> None:
         self.problem, self.device, self._judge = problem, problem.device, judge
         self._precision = PRECISIONS[precision]
-        self._evaluate: Evaluator | FunctionEvaluator = problem._evaluate
+        self._evaluate: AnyEvaluator = problem._evaluate
         source = problem.source
         self.model: nn.Module | None = source if isinstance(source, nn.Module) else None
         self.tensors: dict[str, Tensor] = named_tensors(source) if isinstance(source, nn.Module) else source

@@ -1,0 +1,53 @@
+"""The arguments of ``lambdahat data``; what each command does is in ``datasets``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lambdahat.cli.exits import EXIT_CODES, exit_codes
+from lambdahat.cli.options import Json, Quiet
+
+data_commands = typer.Typer(help="The data sets: what there is, fetching it, checking it.", no_args_is_help=True)
+Names = Annotated[list[str] | None, typer.Argument(help="Data sets.", show_default="all that are here")]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option(help="The folder of the files.", show_default="LAMBDAHAT_DATA, else the cache of the user"),
+]
+
+
+@data_commands.command("list", epilog=EXIT_CODES)
+def list_data(as_json: Json = False) -> None:
+    """Every data set, and where its files are."""
+    from lambdahat.cli.datasets import run_list
+
+    with exit_codes():
+        code = run_list(as_json)
+    raise typer.Exit(code)
+
+
+@data_commands.command("fetch", epilog=EXIT_CODES)
+def fetch_data(
+    names: Annotated[list[str], typer.Argument(help="Data sets; a name that is not known lists them all.")],
+    folder: DataFolder = None,
+    mirror: Annotated[str | None, typer.Option(help="An address below which the files are.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Bring data sets from the usual mirrors, verified; a broken download continues where it stopped."""
+    from lambdahat.cli.datasets import run_fetch
+
+    with exit_codes("what has come is kept; the same command continues"):
+        code = run_fetch(names, folder, mirror, quiet)
+    raise typer.Exit(code)
+
+
+@data_commands.command("check", epilog=EXIT_CODES)
+def check_data(names: Names = None, folder: DataFolder = None, as_json: Json = False, quiet: Quiet = False) -> None:
+    """Compare the files with their published checksums; where there is none, say so and compare the size if known."""
+    from lambdahat.cli.datasets import run_check
+
+    with exit_codes():
+        code = run_check(names or [], folder, as_json, quiet)
+    raise typer.Exit(code)

@@ -1,0 +1,116 @@
+"""What a problem is checked for before it is used: one look at the loss of its first batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from lambdahat._check import describe, require
+from lambdahat.batches import Batch, Batches, concatenate, take
+from lambdahat.evaluators import AnyEvaluator, Evaluator, FunctionEvaluator, Parameters
+from lambdahat.losses import NAMED, CrossEntropy, Custom, GaussianNLL, Loss
+
+
+@torch.enable_grad()
+def checked(evaluate: AnyEvaluator, parameters: Parameters, batches: Batches, dtype: torch.dtype) -> AnyEvaluator:
+    """The evaluator, settled on which dimension holds the classes.
+
+    The loss of the first batch must be a finite scalar, differentiable, deterministic and a mean.
+    """
+    batch = batches.first()
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+    evaluate, loss = _first_loss(evaluate, leaves, batches, dtype)
+    require(isinstance(loss, Tensor), "loss", "return a tensor", loss, "", TypeError)
+    require(loss.ndim == 0 or loss.numel() == 1, "loss", "return one number, the mean over the batch", loss,
+            'use reduction="mean"')  # fmt: skip
+    once = float(loss.detach())
+    require(math.isfinite(once), "the loss of the first batch", "be finite", repr(once),
+            "check the inputs and parameters for NaN and infinity")  # fmt: skip
+    grads: tuple[Tensor | None, ...] = (None,)
+    if loss.requires_grad:
+        grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    require(any(grad is not None for grad in grads), "loss", "depend on the selected parameters",
+            "one whose gradient is None", "do not detach, use no_grad or argmax on the way to it")  # fmt: skip
+    # with a graph, like the first: attention without one is another kernel
+    again = float(evaluate(leaves, batch).detach())
+    require(abs(once - again) <= 64 * torch.finfo(loss.dtype).eps * abs(once), "the model", "give the same loss twice",
+            f"{once:.9g} then {again:.9g}", "switch off dropout or noise that is on in eval mode")  # fmt: skip
+    loss_of_output = evaluate.loss if isinstance(evaluate, Evaluator) and not evaluate.model_loss else None
+    if type(loss_of_output) not in NAMED.values():  # those are means as they are made
+        with torch.no_grad():
+            _require_mean(evaluate, leaves, batch)
+    return evaluate
+
+
+def _first_loss(
+    evaluate: AnyEvaluator, leaves: Parameters, batches: Batches, dtype: torch.dtype
+) -> tuple[AnyEvaluator, Any]:
+    """The evaluator, settled, and the first batch's loss, with errors that say which call failed and on what."""
+    batch = batches.first()
+    if not isinstance(evaluate, Evaluator) or evaluate.model_loss:
+        with _explained(evaluate, batch, dtype):
+            return evaluate, evaluate(leaves, batch)
+    with _explained(evaluate, batch, dtype):
+        output = evaluate.output(leaves, batch)
+    target = evaluate.split(batch)[2]
+    if not isinstance(evaluate.loss, Custom):
+        _require_tensors(evaluate.loss, output, target)
+    if isinstance(evaluate.loss, CrossEntropy):
+        evaluate = _settled(evaluate, evaluate.loss, leaves, batches, output)
+    evaluate.loss.check(output, target)
+    return evaluate, evaluate.loss_of(output, batch)
+
+
+def _require_tensors(loss: Loss, output: Any, target: Any) -> None:
+    """A loss of the library's own is one of tensors."""
+    single = isinstance(output, Tensor) or isinstance(loss, GaussianNLL)
+    require(single, "the model's output", f"be a tensor for loss {loss.name!r}", describe(output),
+            "wrap the model, or pass a callable loss(output, target)", TypeError)  # fmt: skip
+    require(isinstance(target, Tensor), "data", f"give (inputs, targets) batches for loss {loss.name!r}",
+            describe(target), 'use (x, y) tuples, or dicts with "labels"', TypeError)  # fmt: skip
+
+
+def _settled(
+    evaluate: Evaluator, loss: CrossEntropy, parameters: Parameters, batches: Batches, first: Tensor
+) -> Evaluator:
+    """Decide once which dimension holds the classes, from the first batch that shows it."""
+    with torch.no_grad():
+        outputs = (evaluate.output(parameters, batch) if i else first for i, batch in enumerate(batches))
+        targets = (evaluate.split(batch)[2] for batch in batches)
+        return evaluate.with_loss(loss.settled(zip(outputs, targets, strict=True)))
+
+
+@contextmanager
+def _explained(evaluate: AnyEvaluator, batch: Batch, dtype: torch.dtype) -> Iterator[None]:
+    """Errors of the user's own code with a note on what it was called with."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        tensors = [leaf for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor)]
+        given = ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in tensors)
+        form = "a batch is (*inputs, target) or a dict of keyword arguments; dtype= casts both"
+        if isinstance(evaluate, FunctionEvaluator):
+            form = "it is called as loss_fn(params, batch)" if evaluate.with_data else "loss_fn(params)"
+        error.add_note(f"lambdahat: raised at the first batch, {given}, with {dtype} parameters; {form}")
+        raise
+
+
+def _require_mean(evaluate: AnyEvaluator, leaves: Parameters, batch: Batch) -> None:
+    """A mean does not change when every sample is there twice; a sum doubles."""
+    if isinstance(evaluate, FunctionEvaluator) and not evaluate.with_data:
+        return
+    few = take(batch, torch.arange(min(batch.size, 4), device=next(iter(leaves.values())).device))
+    try:
+        once = float(evaluate(leaves, few))
+        twice = float(evaluate(leaves, Batch(concatenate([few.data, few.data]), 2 * few.size)))
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return  # a model for one batch size only: nothing to compare
+    summed = abs(once) > 1e-6 and abs(twice / once - 2.0) < 1e-3
+    require(not summed, "loss", "average over the batch", "a sum: it doubles when the batch does",
+            "divide by the batch size")  # fmt: skip

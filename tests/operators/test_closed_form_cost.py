@@ -1,0 +1,135 @@
+"""What an exact trace costs beside its arithmetic: operations started, numbers read back, passes through the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lambdahat.estimators.traces import trace
+from lambdahat.operators import closed_form, ggn, hessian
+from lambdahat.operators.layer_squares import in_one_pass
+from lambdahat.problem import Problem
+
+KINDS = {"hessian": hessian, "ggn": ggn}
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "perceptron": lambda classes: nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, classes)
+    ),
+    "convolutions": lambda classes: nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(16, classes)
+    ),
+}
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is started inside the block, and what is read back, for which a GPU must come to a halt."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+        plain = Tensor.tolist
+
+        def counted(tensor: Tensor) -> Any:
+            self.names["tolist"] += 1
+            return plain(tensor)
+
+        monkeypatch.setattr(Tensor, "tolist", counted)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[func._schema.name.removeprefix("aten::")] += 1
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def total(self) -> int:
+        return sum(self.names.values())
+
+    @property
+    def read(self) -> int:
+        return sum(self.names[name] for name in ("_local_scalar_dense", "equal", "nonzero", "tolist"))
+
+
+def problem(model: str, batches: int, classes: int = 4) -> Problem:
+    rng = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    data = [
+        (torch.randn(5, 1, 8, 8, generator=rng), torch.randint(classes, (5,), generator=rng)) for _ in range(batches)
+    ]
+    return Problem(MODELS[model](classes), "cross_entropy", data)
+
+
+def cost(made: Problem, kind: str, monkeypatch: pytest.MonkeyPatch) -> Operations:
+    with monkeypatch.context() as patch, Operations(patch) as found:
+        trace(KINDS[kind](made), method="exact")
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model", MODELS)
+def test_no_batch_is_waited_for(model: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (cost(problem(model, count), kind, monkeypatch) for count in (2, 9))
+    assert few.read == many.read <= 7  # the guards' verdicts, two looks for NaN, and the trace
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_all_classes_go_back_in_one_pass(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (cost(problem(model, 2, classes), "ggn", monkeypatch) for classes in (4, 11))
+    assert few.names == many.names
+
+
+@pytest.mark.parametrize(("model", "most"), [("perceptron", 130), ("convolutions", 210)])
+def test_operations_of_a_batch(model: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (cost(problem(model, count), "ggn", monkeypatch).total for count in (2, 9))
+    assert (many - few) / 7 <= most
+
+
+def test_passes_of_the_guards() -> None:
+    seen: list[int] = []
+    made = problem("perceptron", 3)
+    assert made.model is not None
+    made.model.register_forward_hook(lambda _, inputs, output: seen.append(len(output)))
+    trace(hessian(made), method="exact")
+    # the form; four samples together, the first and the last alone; layers against per-sample gradients; the data
+    assert sorted(seen) == [1, 1, 2, 3, 4, 5, 5, 5]
+
+
+def test_problem_of_a_named_loss_runs_the_model_twice() -> None:
+    model, seen = MODELS["perceptron"](4), []
+    model.register_forward_hook(lambda *_: seen.append(1))
+    x, y = torch.randn(5, 1, 8, 8), torch.tensor([0, 1, 2, 3, 0])
+    Problem(model, "cross_entropy", [(x, y)])
+    assert len(seen) == 2  # the second shows that it is deterministic
+    Problem(model, lambda output, target: nn.functional.cross_entropy(output, target), [(x, y)])
+    assert len(seen) == 2 + 4  # that a callable is a mean shows when every sample is there twice
+
+
+def test_guard_of_layers_is_the_same_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = problem("convolutions", 1)
+    together = ggn(made).trusted
+    monkeypatch.setattr(closed_form, "ONE_PASS", 0)
+    assert ggn(made).trusted == together
+    assert len(together.names) == 6
+
+
+def test_in_one_pass() -> None:
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    other = torch.ones(2, requires_grad=True)
+    z = (x @ torch.randn(4, 2, dtype=torch.float64)).tanh()
+    seeds = torch.randn(5, 3, 2, dtype=torch.float64)
+    found = in_one_pass([z], [other, x], [seeds])
+    assert found is not None
+    assert found[0] is None
+    one_by_one = torch.stack([torch.autograd.grad(z, x, seed, retain_graph=True)[0] for seed in seeds])
+    torch.testing.assert_close(found[1], one_by_one)
+
+
+def test_in_one_pass_where_vmap_gives_up() -> None:
+    x = torch.ones(3, requires_grad=True)
+    z = 2 * x
+    z.register_hook(lambda slope: slope * float(slope.sum()))  # a number of all seeds together there is not
+    assert in_one_pass([z], [x], [torch.eye(3)]) is None
