@@ -19,7 +19,7 @@ from lambdahat.experiments.flatness.runs import Watch, curvature_problem, ends, 
 from lambdahat.experiments.image_sets import images, modes_of, network
 from lambdahat.experiments.readings import decades
 from lambdahat.experiments.registry import find
-from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN
+from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED
 from lambdahat.experiments.sweeps import sweep
 from lambdahat.operators import operator
 from lambdahat.operators.curvature import ggn, hessian
@@ -36,7 +36,7 @@ def test_smoke_runs_to_verdicts_tables_and_charts(name, tmp_path):
     assert store.errors() == []
     rows = store.rows()
     verdicts = judge(experiment.claims(rows))
-    assert {verdict.verdict for verdict in verdicts} <= {HOLDS, FAILS, OPEN}
+    assert {verdict.verdict for verdict in verdicts} <= {HOLDS, FAILS, OPEN, UNTESTED}
     assert all(verdict.evidence and verdict.published and "nan" not in verdict.evidence for verdict in verdicts)
     for table in experiment.tables(rows):
         assert {len(row) for row in table.rows} == {len(table.header)}
@@ -166,8 +166,13 @@ def made(settings, columns, sign, seeds=6, factor=1.0):
     ]  # fmt: skip
 
 
+SUBJECT = {"network": "MLP-100", "training": 1200, "data": "mnist"}
+
+
 def verdicts_of(module, rows):
-    return {verdict.claim: verdict.verdict for verdict in judge(module.claims(Rows(rows)))}
+    """Verdict by claim, without the words on the data."""
+    whole = Rows({**SUBJECT, **row} for row in rows)
+    return {found.claim.replace(", 1,200 images of MNIST", ""): found.verdict for found in judge(module.claims(whole))}
 
 
 MLP_COLUMNS = {"accuracy": 0.1, "largest": 1, "frobenius": 1, "training accuracy": -0.1, "norm": -1}
@@ -177,7 +182,7 @@ MLP_COLUMNS = {"accuracy": 0.1, "largest": 1, "frobenius": 1, "training accuracy
 def test_claims_on_the_perceptron_follow_from_rows(sign, expected):
     settings = [{"network": "MLP-100", "decay": decay, "last": True} for decay in mlp_decay.DECAYS]
     found = verdicts_of(mlp_decay, made(settings, MLP_COLUMNS, sign))
-    assert [verdict for claim, verdict in found.items() if "with weight decay 5e-4" in claim] == [expected] * 5
+    assert [verdict for claim, verdict in found.items() if "with weight decay 5e-4" in claim] == [expected] * 6
 
 
 def test_printed_values_of_the_perceptron_hold_only_near_them():
@@ -189,14 +194,15 @@ def test_printed_values_of_the_perceptron_hold_only_near_them():
         return out
 
     near, far = verdicts_of(mlp_decay, rows((0.12, 0.16))), verdicts_of(mlp_decay, rows((0.5, 0.9)))
-    assert [near[claim] for claim in near if claim.startswith("Frobenius")] == [HOLDS, HOLDS]
-    assert [far[claim] for claim in far if claim.startswith("Frobenius")] == [FAILS, FAILS]
+    assert [near[claim] for claim in near if ": Frobenius" in claim] == [HOLDS, HOLDS]
+    assert [far[claim] for claim in far if ": Frobenius" in claim] == [FAILS, FAILS]
 
 
 def test_no_change_at_any_seed_is_no_fall():
     settings = [{"network": "MLP-100", "decay": decay, "last": True} for decay in mlp_decay.DECAYS]
     rows = [{**row, "training accuracy": 100.0} for row in made(settings, MLP_COLUMNS, 1)]
-    assert verdicts_of(mlp_decay, rows)["training accuracy falls with weight decay 5e-4"] == FAILS
+    (found,) = [verdict for claim, verdict in verdicts_of(mlp_decay, rows).items() if ": training accuracy" in claim]
+    assert found == FAILS
 
 
 @pytest.mark.parametrize(("sign", "expected"), [(1, HOLDS), (-1, FAILS)])
@@ -208,7 +214,7 @@ def test_claims_on_convolutional_networks_follow_from_rows(sign, expected):
             settings = [{"network": name, "mode": mode, "decay": decay} for decay in (0.0, 5e-4)]
             rows += made(settings, columns, sign, factor=factor)
     found = verdicts_of(cnn_decay, rows)
-    assert len(found) == 4 + 7
+    assert len(found) == 5 + 8
     assert set(found.values()) == {expected}
 
 
@@ -222,11 +228,30 @@ def test_claims_on_gadam_follow_from_rows(sign, expected):
     for row in rows:
         row["training accuracy"] = 99.0 + 0.01 * row["seed"] - (0.1 if row["optimizer"] == "SGD" else 0)
     found = verdicts_of(gadam_sharpness, rows)
-    assert found.pop("Gadam and SGD train to similar accuracy") == HOLDS
+    alike = "MLP-100: Gadam and SGD train to similar accuracy (within 1 point)"
+    assert found.pop(alike) == HOLDS
     assert set(found.values()) == {expected}
     for row in rows:
         row["training accuracy"] -= 5 if row["optimizer"] == "SGD" else 0
-    assert verdicts_of(gadam_sharpness, rows)["Gadam and SGD train to similar accuracy"] == FAILS
+    assert verdicts_of(gadam_sharpness, rows)[alike] == FAILS
+    full = [{**row, "training accuracy": 100.0} for row in rows]
+    assert verdicts_of(gadam_sharpness, full)[alike] == UNTESTED
+
+
+def halves(accuracy, sharpness):
+    """Rows of a network whose accuracy and λ₁ go these ways with weight decay."""
+    columns = {"accuracy": accuracy, "largest": sharpness, "frobenius": 2, "excess": -0.5}
+    return made([{"network": "LeNet-5", "mode": "eval", "decay": decay} for decay in (0.0, 5e-4)], columns, 1)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "sharpness", "expected"),
+    [(0.1, 1, HOLDS), (-0.1, 1, FAILS), (0.1, -1, FAILS), (0.0, 1, OPEN)],
+    ids=["both", "sharper and worse", "flatter and better", "sharper alone"],
+)
+def test_sharper_and_better_holds_of_both_together_only(accuracy, sharpness, expected):
+    found = verdicts_of(cnn_decay, halves(accuracy, sharpness))
+    assert found["LeNet-5: validation accuracy and λ₁ rise together with weight decay"] == expected
 
 
 @pytest.mark.parametrize(
@@ -240,8 +265,24 @@ def test_claims_on_degeneracy_follow_from_rows(rank, shown, origin, expected):
         for curvature in rank_degeneracy.CURVATURES for seed in range(6) for epoch in (0, 4)
     ]  # fmt: skip
     found = verdicts_of(rank_degeneracy, rows)
-    assert len(found) == 7
+    assert len(found) == 9
+    others = {claim: found.pop(claim) for claim in list(found) if "Gauss–Newton matrix" in claim and "Hessian" in claim}
+    assert len(others) == 2
     assert set(found.values()) == {expected}
+
+
+@pytest.mark.parametrize(("sign", "expected"), [(1, HOLDS), (-1, FAILS)])
+def test_claims_on_hessian_and_gauss_newton_matrix_at_the_origin_follow_from_rows(sign, expected):
+    rows = [
+        {"network": "MLP-9", "exact": False, "mode": "eval", "curvature": curvature, "seed": seed, "epoch": 4,
+         "last": True, "bound": None, "parameters": 1000, "degeneracy": 0.5 + side * sign * 0.1 + 0.001 * seed,
+         "origin": 10.0 ** (-8 + side * sign + 0.01 * seed**2)}
+        for curvature, side in (("hessian", 1), ("ggn", 0)) for seed in range(6)
+    ]  # fmt: skip
+    rows[0]["degeneracy"] += 0.001
+    rows[0]["origin"] *= 1.01
+    found = verdicts_of(rank_degeneracy, rows)
+    assert [verdict for claim, verdict in found.items() if "the Hessian" in claim] == [expected] * 2
 
 
 def test_bounds_are_the_papers_for_chains_and_none_with_shortcuts():

@@ -8,7 +8,7 @@ from lambdahat.experiments import papers
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import SCALES
 from lambdahat.experiments.registry import PLACES, every, find
-from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN
+from lambdahat.experiments.reproduction import VERDICTS
 from lambdahat.experiments.sweeps import sweep
 
 
@@ -20,7 +20,7 @@ def test_the_smoke_scale_runs(name, tmp_path):
     rows = store.rows()
     verdicts = judge(experiment.claims(rows))
     assert verdicts
-    assert {verdict.verdict for verdict in verdicts} <= {HOLDS, FAILS, OPEN}
+    assert {verdict.verdict for verdict in verdicts} <= set(VERDICTS)
     for table in experiment.tables(rows):
         assert table.rows
         assert all(len(row) == len(table.header) for row in table.rows), table.title

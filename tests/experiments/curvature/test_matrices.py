@@ -17,6 +17,7 @@ from lambdahat.experiments.curvature.matrices import (
     law_matrix,
     unit_start,
 )
+from lambdahat.experiments.reproduction import UNTESTED
 from tests.experiments.curvature.verdicts import BOTH, SEEDS, jitter, verdicts_of
 
 
@@ -98,8 +99,15 @@ def theorem_rows(right):
 @pytest.mark.parametrize(("right", "expected"), BOTH)
 def test_claims_on_lanczos_follow_from_rows(right, expected):
     found = verdicts_of(theorems, theorem_rows(right))
-    assert len(found) == 17
+    assert len(found) == 19
     assert set(found.values()) == {expected}
+
+
+def test_theorem_8_is_not_asked_of_a_spectrum_that_does_not_meet_its_condition():
+    rows = [{**row, "condition": False} if row.get("spectrum") == "one large" else row for row in theorem_rows(True)]
+    found = {claim: verdict for claim, verdict in verdicts_of(theorems, rows).items() if verdict == UNTESTED}
+    assert len(found) == 2
+    assert all(claim.startswith("one large eigenvalue: ") for claim in found)
 
 
 def test_a_spectrum_has_no_distance_to_itself_and_c_to_itself_moved_by_c():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lambdahat.experiments.curvature import bulk_outliers, suite, suite_claims
+from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.flatness.runs import curvature_problem
 from lambdahat.experiments.image_sets import images, network
 from lambdahat.krylov import lanczos, random_vector
@@ -13,7 +14,7 @@ from lambdahat.operators import operator
 from lambdahat.operators.curvature import fisher, ggn, hessian
 from lambdahat.randommatrix import TracyWidom
 from lambdahat.results import Spectrum
-from tests.experiments.curvature.verdicts import BOTH, SEEDS, jitter, verdicts_of
+from tests.experiments.curvature.verdicts import BOTH, SEEDS, SUBJECT, jitter, verdicts_of
 
 CELL = {"data": "digits", "training": 60, "held_out": 60, "seed": 1, "batch": 16, "samples": 60, "depth": 30, "side": 4}
 
@@ -154,5 +155,11 @@ def test_claims_on_bulks_follow_from_rows(right, expected):
 def test_outliers_are_several_and_no_more_than_classes(number, several, few):
     rows = [{**row, "outliers": number + jitter(row["seed"])} for row in bulk_rows(True)]
     found = verdicts_of(bulk_outliers, rows)
-    assert found["network: several outliers stand apart from the bulk (their number)"] == several
-    assert found["network: no more outliers than classes, 10"] == few
+    assert found["several outliers stand apart from the bulk (their number)"] == several
+    assert found["no more outliers than classes, 10"] == few
+
+
+def test_the_tracy_widom_mean_is_not_the_thesis_claim():
+    (own,) = [claim for claim in bulk_outliers.claims(Rows({**SUBJECT, **row} for row in bulk_rows(True))) if claim.own]
+    assert "Tracy–Widom" in own.sentence
+    assert own.bound == pytest.approx(-1.2065, abs=1e-3)  # of the orthogonal ensemble

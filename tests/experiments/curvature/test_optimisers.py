@@ -18,8 +18,9 @@ from lambdahat.experiments.curvature import (
 from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.flatness.runs import curvature_problem
 from lambdahat.experiments.image_sets import images, network
+from lambdahat.experiments.reproduction import FAILS, HOLDS, UNTESTED
 from lambdahat.operators.curvature import hessian
-from tests.experiments.curvature.verdicts import BOTH, SEEDS, jitter, verdicts_of
+from tests.experiments.curvature.verdicts import BOTH, SEEDS, SUBJECT, jitter, verdicts_of
 
 CELL = {"data": "digits", "network": "MLP-6", "training": 100, "held_out": 60, "seed": 1, "batch": 25, "samples": 100,
         "epochs": 4, "schedule": "flat", "side": 4, "decay": 0.0, "curvature": "ggn", "pairs": 4}  # fmt: skip
@@ -151,6 +152,45 @@ def test_claims_on_damping_follow_from_rows(right, expected):
     assert {claim: verdict for claim, verdict in found.items() if verdict != expected} == {}
 
 
+SHARPNESS = "λ₁, by more than"
+
+
+def test_settings_that_fit_every_training_image_are_compared_neither_in_training_error_nor_in_sharpness():
+    """With one image of one run misjudged λ₁ and training errors are compared again; validation errors always are."""
+    rows = [{**row, "training error": 0.0} for row in adaptive_rows(True)]
+    found = verdicts_of(adaptive_claims, rows)
+    assert {claim for claim, verdict in found.items() if verdict == UNTESTED} == {
+        claim for claim in found if SHARPNESS in claim or "training error" in claim
+    }
+    assert [verdict for claim, verdict in found.items() if "validation error rises by" in claim] == [HOLDS, HOLDS]
+    next(row for row in rows if row["damping"] == adaptive_claims.DEFAULT[2])["training error"] = 0.1
+    again = verdicts_of(adaptive_claims, rows)
+    assert [again[claim] for claim in again if SHARPNESS in claim] == [HOLDS, *[UNTESTED] * 3]
+
+
+@pytest.mark.parametrize(("excess", "expected"), [(0.1, HOLDS), (0.2, HOLDS), (0.4, FAILS), (1.0, FAILS)])
+def test_to_match_sgd_is_to_err_on_less_than_a_quarter_of_a_point_more(excess, expected):
+    rows = adaptive_rows(True)
+    for row in rows:
+        if row["optimizer"] == "SGD" or (row["optimizer"], row["rate"], row["damping"]) in adaptive_claims.LARGE:
+            row["error"] = 30 + jitter(row["seed"]) + (0 if row["optimizer"] == "SGD" else excess)
+    (found,) = [verdict for claim, verdict in verdicts_of(adaptive_claims, rows).items() if "matches or beats" in claim]
+    assert found == expected
+
+
+def test_a_change_below_a_tenth_of_the_printed_one_is_none():
+    """62.18 to 56.04 % is printed: 0.3 points do not count, 0.7 do."""
+    least = adaptive_claims.LOWERED[-1]
+    for rise, expected in ((0.3, FAILS), (0.7, HOLDS)):
+        rows = adaptive_rows(True)
+        for row in rows:
+            if (row["optimizer"], row["rate"], row["damping"]) == least:
+                row["error"] = 100 - 62.18 + rise + jitter(row["seed"])
+        found = verdicts_of(adaptive_claims, rows)
+        (claim,) = [claim for claim in found if "δ = 0.001 to 0.0001: the validation error rises by more" in claim]
+        assert found[claim] == expected
+
+
 def decoupled_rows(right):
     return [
         {"kind": "end", "optimizer": one.optimizer, "rate": one.rate, "damping": one.damping, "decay": one.decay,
@@ -165,6 +205,20 @@ def test_claims_with_batch_norm_follow_from_rows(right, expected):
     found = verdicts_of(decoupled_claims, decoupled_rows(right))
     assert len(found) == 6
     assert {claim: verdict for claim, verdict in found.items() if verdict != expected} == {}
+
+
+def test_training_errors_of_nothing_are_not_compared_with_batch_norm_either():
+    found = verdicts_of(decoupled_claims, [{**row, "training error": 0.0} for row in decoupled_rows(True)])
+    assert {claim for claim, verdict in found.items() if verdict == UNTESTED} == {
+        claim for claim in found if "training error" in claim
+    }
+
+
+def test_the_rate_chosen_after_the_results_is_our_own_comparison():
+    whole = Rows({**SUBJECT, **row} for row in second_order_rows(True))
+    own = [claim.sentence for claim in second_order.claims(whole) if claim.own]
+    assert len(own) == 2
+    assert all("chosen after the results" in sentence for sentence in own)
 
 
 def test_rates_of_known_optimisers():

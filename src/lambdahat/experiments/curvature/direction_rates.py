@@ -13,6 +13,7 @@ from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.experiments.charts import Chart, Series, short
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.flatness.preconditions import subject
 from lambdahat.experiments.flatness.runs import curvature_problem
 from lambdahat.experiments.image_sets import Images, images, network
 from lambdahat.experiments.papers import SPECTRAL
@@ -107,25 +108,25 @@ def claims(rows: Rows) -> list[Claim]:
     told = rows.where(optimizer="Lanczos")
     misses = [math.log10(row["ratio"] / (1 + row["largest"] / row["setting"])) for row in told]
     worst = max(abs(miss) for miss in misses)
-    least = rows.where(optimizer="Padam", setting=POWERS[0])
+    least, what = rows.where(optimizer="Padam", setting=POWERS[0]), subject(rows)
     found = [
-        Claim("SGD: the rate along flat and sharp directions is one", "§6.3.1", "1",
+        Claim(f"{what}: SGD: the rate along flat and sharp directions is one", "§6.3.1", "1",
               mean_of(rows.where(optimizer="SGD").values("ratio")), "within", 1.0, 0.01),
-        Claim("Lanczos: the rate of flat over sharp directions is 1 + λ₁/δ (log₁₀ of measured over told, at worst)",
-              "§6.3.1",
+        Claim(f"{what}: Lanczos: the rate of flat over sharp directions is 1 + λ₁/δ (log₁₀ of measured over told, at"
+              " worst)", "§6.3.1",
               "1 + (λ₁ − λ_P)/δ", Reading(worst, 0.0), "below", CLOSE, unit=" decades"),
-        Claim("Adam, δ = 10⁻⁸: flat directions move faster than sharp ones", "§6.3.1", "larger",
+        Claim(f"{what}: Adam, δ = 10⁻⁸: flat directions move faster than sharp ones", "§6.3.1", "larger",
               mean_of(list(logs(least, "ratio").values())), unit=" decades"),
     ]  # fmt: skip
     for name, low, high in (("Adam", DAMPINGS[0], DAMPINGS[-1]), ("KFAC", SECOND_ORDER[0], SECOND_ORDER[-1]),
                             ("Lanczos", SECOND_ORDER[0], SECOND_ORDER[-1])):  # fmt: skip
         part = rows.where(optimizer=name)
-        found.append(Claim(f"{name}: damping lowers the rate of flat over sharp directions (δ = {low:g} to {high:g})",
-                           "§6.3.1, Eq. 6.1",
+        found.append(Claim(f"{what}: {name}: damping lowers the rate of flat over sharp directions (δ = {low:g} to"
+                           f" {high:g})", "§6.3.1, Eq. 6.1",
                            "it controls it", decades(part.where(setting=low), part.where(setting=high), "ratio"),
                            unit=" decades"))  # fmt: skip
     quarter = rows.where(optimizer="Padam", setting=POWERS[2])
-    found.append(Claim("Padam: p = 1/8 has a lower rate of flat over sharp directions than p = 1/2",
+    found.append(Claim(f"{what}: Padam: p = 1/8 has a lower rate of flat over sharp directions than p = 1/2",
                        "§6.6", "increases sharp movement",
                        paired_difference(logs(least, "ratio"), logs(quarter, "ratio")), unit=" decades"))  # fmt: skip
     return found
@@ -168,7 +169,7 @@ def _series(rows: Rows, name: str) -> Series:
 
 EXPERIMENT = Experiment(
     "direction-rates",
-    "Damping and partial adaptivity move an optimiser's steps from flat to sharp directions",
+    "Rates along flat and sharp directions under damping and partial adaptivity",
     SPECTRAL,
     "§§6.3 and 6.6",
     {

@@ -13,6 +13,7 @@ from lambdahat.data.augmentation import augment
 from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.flatness.preconditions import subject
 from lambdahat.experiments.image_sets import images, network
 from lambdahat.experiments.papers import SPECTRAL
 from lambdahat.experiments.readings import curve, gap, over_seeds
@@ -104,15 +105,20 @@ def _rows(history: Run, epochs: int, guess: float) -> list[Row]:
 
 def claims(rows: Rows) -> list[Claim]:
     """The Nesterov variant beside the baseline, the other behind it, and its falling rate."""
-    last = {name: rows.where(method=name, last=True) for name in METHODS}
+    last, what = {name: rows.where(method=name, last=True) for name in METHODS}, subject(rows)
+    theirs = "(PreResNet-110, CIFAR-100)"
     return [
-        Claim(f"SSGDMN performs well against SWA (error of the average, within {WELL:g} points)", "Figure 4.2a",
-              "performs well", gap(last["SSGDMN"], last["SWA"], "average error"), "within", 0.0, WELL, " points"),
-        Claim("SSGDM does not perform as well as SSGDMN (error of the average)", "§4.3.2", "not as well",
+        Claim(f"{what}: SSGDMN performs well against SWA (error of the average, within {WELL:g} points)", "Figure 4.2a",
+              f"performs well {theirs}", gap(last["SSGDMN"], last["SWA"], "average error"), "within", 0.0, WELL,
+              " points"),
+        Claim(f"{what}: SSGDM does not perform as well as SSGDMN (error of the average)", "§4.3.2",
+              f"not as well {theirs}",
               gap(last["SSGDM"], last["SSGDMN"], "average error"), unit=" points"),
-        Claim("SSGDM does not perform as well as SWA (error of the average)", "§4.3.2", "not as well",
+        Claim(f"{what}: SSGDM does not perform as well as SWA (error of the average)", "§4.3.2",
+              f"not as well {theirs}",
               gap(last["SSGDM"], last["SWA"], "average error"), unit=" points"),
-        Claim("SSGDM learns to lower the rate (decades over the training)", "§4.3.2", "drops at regular intervals",
+        Claim(f"{what}: SSGDM learns to lower the rate (decades over the training)", "§4.3.2",
+              f"drops at regular intervals {theirs}",
               mean_of(_slopes(rows.where(method="SSGDM"))), "below", unit=" decades"),
     ]  # fmt: skip
 

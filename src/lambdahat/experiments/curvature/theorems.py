@@ -150,13 +150,18 @@ def _table_claims(rows: Rows) -> list[Claim]:
     ratios = sorted(PRINTED, reverse=True)
     loss = [edges[wide, depth] - edges[narrow, depth] for depth in DEPTHS
             for wide, narrow in pairwise(ratios)]  # fmt: skip
-    terms = "the terms L and R of Theorems 4 and 5, R with the exponent 2(m − 1), are those printed (at worst)"
-    printed_as = "R with Theorem 5's own exponent 2m − 1 is that printed (at worst)"
+    terms = (
+        ("the terms L of Theorem 4 are those printed (at worst)", "Theorem 4, Table 4.5", "L"),
+        ("the terms R of Theorem 5 are those printed (at worst)", "Theorem 5, Table 4.5", "R of Theorem 5"),
+        (
+            "the terms R with the exponent 2(m − 1) for Theorem 5's 2m − 1 are those printed (at worst)",
+            "Table 4.5",
+            "R",
+        ),
+    )
     return [
-        Claim(terms, "Table 4.5", "24 numbers", _exact(max(_misses(rows, ("L", "R")))), "below", DIGITS,
-              unit=" decades"),
-        Claim(printed_as, "Theorem 5, Table 4.5", "12 numbers", _exact(max(_misses(rows, ("R of Theorem 5",)))),
-              "below", DIGITS, unit=" decades"),
+        *(Claim(sentence, source, "12 numbers", _exact(max(_misses(rows, name))), "below", DIGITS, unit=" decades",
+                own=name == "R") for sentence, source, name in terms),
         Claim("the bound of Lanczos is always below that of power iteration (least log₁₀ R/L)", "Table 4.5", "always",
               _exact(min(edges.values()))),
         Claim("the edge of the Lanczos bound grows with m (least growth of log₁₀ R/L)",
@@ -170,9 +175,9 @@ def _exact(value: float) -> Reading:
     return Reading(value, 0.0)
 
 
-def _misses(rows: Rows, names: tuple[str, ...]) -> list[float]:
+def _misses(rows: Rows, name: str) -> list[float]:
     """Distances of our terms to the printed ones, in decades."""
-    return [abs(math.log10(row[name] / row[f"{name[0]} printed"])) for row in rows for name in names]
+    return [abs(math.log10(row[name] / row[f"{name[0]} printed"])) for row in rows]
 
 
 def _measured_claims(rows: Rows) -> list[Claim]:
@@ -209,21 +214,26 @@ def _shift_claims(rows: Rows) -> list[Claim]:
 
 def _top_claims(rows: Rows) -> list[Claim]:
     known, doubtful = (rows.where(spectrum=name) for name in SPECTRA)
-    depth = known[0]["m"]
     return [
-        Claim(f"m = {depth} Ritz values are not the m largest eigenvalues: the smallest lies below λ_m, in widths of"
-              " the spectrum", "Theorem 8", "they are not", over_seeds(known, "below")),
-        Claim(f"the m = {depth} largest eigenvalues are not all found (number found)",
-              "Theorem 8", "not even approximately",
-              over_seeds(known, "found"), "below", depth),
+        *_theorem_claims(known, "spectrum like a network's"),
         Claim("the smallest Ritz value is near the smallest eigenvalue λ_P, in widths of the spectrum",
               "§4.4.4, Figure 4.3c",
               "captured", over_seeds(known, "low end"), "below", 0.05),
         Claim("where Σ_{i≤m} λ_i < Σ_{i>m} λ_i the shifted trace is negative (P − 5, and P − 1 near 1; m = 2)",
               "proof of Theorem 8", "negative", over_seeds(doubtful, "shifted trace"), "below"),
-        Claim("where Σ_{i≤m} λ_i < Σ_{i>m} λ_i too, the Ritz values are not the m largest: the smallest lies below λ_m",
-              "Theorem 8",
-              "they are not", over_seeds(doubtful, "below")),
+        *_theorem_claims(doubtful, "one large eigenvalue"),
+    ]  # fmt: skip
+
+
+def _theorem_claims(rows: Rows, what: str) -> list[Claim]:
+    """Theorem 8: exactly, and to the share of the width at which an eigenvalue counts as found."""
+    depth, met = rows[0]["m"], all(rows.values("condition"))
+    unmet = "" if met else "Σ_{i≤m} λ_i is not below Σ_{i>m} λ_i"
+    return [
+        Claim(f"{what}: m = {depth} Ritz values are not the m largest eigenvalues: the smallest lies below λ_m, in"
+              " widths of the spectrum", "Theorem 8", "they are not", over_seeds(rows, "below"), unmet=unmet),
+        Claim(f"{what}: the m = {depth} largest eigenvalues are not all found to {FOUND:g} of the width (number found)",
+              "§4.4.4", "cannot approximately match", over_seeds(rows, "found"), "below", depth - 0.5, unmet=unmet),
     ]  # fmt: skip
 
 
@@ -282,7 +292,7 @@ def charts(rows: Rows) -> list[Chart]:
 
 EXPERIMENT = Experiment(
     "lanczos-theorems",
-    "Lanczos beats power iteration; its Ritz values are not the top m",
+    "Lanczos against power iteration, and Ritz values beside the largest eigenvalues",
     SPECTRAL,
     "§4.4, Table 4.5",
     {"smoke": Config(200, 20, 3), "cpu": Config(1000, 30, 20), "paper": Config(1000, 30, 100)},
@@ -296,5 +306,6 @@ EXPERIMENT = Experiment(
         "Both methods have the same m vectors v, Hv, …, Hᵐ⁻¹v, and one product more for the quotient.",
         "A spectrum like a network's: 47 % on [0, 15], 2 % on [0, 60], 1 % on [−10, 0], the rest at 0 (§4.5.2).",
         f"An eigenvalue is found if a Ritz value is within {FOUND:g} of the spectrum's width.",
+        "One large eigenvalue: P − 5, and P − 1 near 1, at m = 2; that its two are found was asked after the runs.",
     ),
 )

@@ -1,1 +1,1 @@
-""" "Flatness is a false friend": sharper and better, rank degeneracy, the deep linear toy."""
+""" "Flatness is a false friend": sharpness beside accuracy, rank degeneracy, the deep linear toy."""

@@ -7,36 +7,45 @@ from dataclasses import dataclass
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT, least, least_decades, subject
 from lambdahat.experiments.flatness.runs import curvature_problem, descend, ends, measured, titled
 from lambdahat.experiments.image_sets import images, modes_of, network
+from lambdahat.experiments.joint_claims import jointly
 from lambdahat.experiments.papers import FLATNESS
 from lambdahat.experiments.readings import decades, errors, gap, logs, over_seeds, stems
 from lambdahat.experiments.reproduction import Table
-from lambdahat.experiments.statistics import Reading, paired_difference
+from lambdahat.experiments.statistics import paired_difference
 
 NAMES = {
     "accuracy": "validation accuracy, %",
     "training accuracy": "training accuracy, %",
+    "loss": "training loss",
     "norm": "weight norm",
     "largest": "λ₁",
     "frobenius": "mean squared eigenvalue tr(H²)/P",
 }
 SHARPNESS = ("largest", "frobenius")
-FIGURES = {"All-CNN": "Figure 4", "LeNet-5": "Figure 4", "PreResNet": "Figure 5", "WideResNet": "Figures 6 and 7"}
-# Printed for CIFAR-100, by the first word of the network's name, quantity and mode of the batch norm
-PUBLISHED = {
-    ("All-CNN", "frobenius", "eval"): "0.01 to 0.02",
-    ("LeNet-5", "frobenius", "eval"): "0.01 to 0.02",
-    ("All-CNN", "excess", "eval"): "1.89 to 1.57",
-    ("LeNet-5", "excess", "eval"): "1.89 to 1.57",
-    ("PreResNet", "accuracy", ""): "73.12 to 77.36",
-    ("PreResNet", "frobenius", "train"): "5e-5 to 3e-3",
-    ("WideResNet", "accuracy", ""): "more than 5 points",
-    ("WideResNet", "largest", "train"): "almost 30×",
-    ("WideResNet", "frobenius", "train"): "2.3e-7 to 1e-4",
-    ("WideResNet", "largest", "eval"): "nearly 1000×",
-    ("WideResNet", "frobenius", "eval"): "9.8e-12 to 4.9e-5",
+# The paper's network that one of ours stands for, by the first word of its name; all on CIFAR-100
+NINE_LAYERS = "nine layers, CIFAR-100"
+PAPERS = {
+    "All-CNN": (NINE_LAYERS, "Figure 4"),
+    "LeNet-5": (NINE_LAYERS, "Figure 4"),
+    "PreResNet": ("PreResNet-164, CIFAR-100", "Figure 5"),
+    "WideResNet": ("WideResNet-28×10, CIFAR-100", "Figures 6 and 7"),
 }
+# Printed there, by quantity and mode of the batch norm: without and with weight decay, or by how much more
+PUBLISHED = {
+    (NINE_LAYERS, "frobenius", "eval"): (0.01, 0.02),
+    (NINE_LAYERS, "excess", "eval"): (1.89, 1.57),
+    ("PreResNet-164, CIFAR-100", "accuracy", ""): (73.12, 77.36),
+    ("PreResNet-164, CIFAR-100", "frobenius", "train"): (5e-5, 3e-3),
+    ("WideResNet-28×10, CIFAR-100", "accuracy", ""): (0, 5),
+    ("WideResNet-28×10, CIFAR-100", "largest", "train"): (1, 30),
+    ("WideResNet-28×10, CIFAR-100", "frobenius", "train"): (2.3e-7, 1e-4),
+    ("WideResNet-28×10, CIFAR-100", "largest", "eval"): (1, 1000),
+    ("WideResNet-28×10, CIFAR-100", "frobenius", "eval"): (9.8e-12, 4.9e-5),
+}
+ONE_NUMBER: dict[float, str] = {5: "more than 5 points", 30: "almost 30×", 1000: "nearly 1000×"}
 
 
 @dataclass(frozen=True)
@@ -79,30 +88,27 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """For each network: better and sharper with weight decay; with batch norm also which mode shows it more."""
+    """For each network: better and sharper with weight decay, at once and apart; which mode shows it more."""
     found = []
     for name in rows.distinct("network"):
         part = rows.where(network=name)
-        found += _rises(name, part)
+        found += _rises(part)
         if len(part.distinct("mode")) > 1:
-            found += _magnified(name, part)
+            found += _magnified(part)
     return found
 
 
-def _rises(name: str, rows: Rows) -> list[Claim]:
-    without, decayed = _pair(rows)
-    better = gap(decayed, without, "accuracy")
-    found = [_claim(name, "validation accuracy rises with weight decay", "accuracy", "", better, unit=" points")]
-    for mode in rows.distinct("mode"):
-        tail = f" (batch norm in {mode} mode)" if len(rows.distinct("mode")) > 1 else ""
-        for column in SHARPNESS:
-            reading = decades(decayed.where(mode=mode), without.where(mode=mode), column)
-            found.append(_claim(name, f"{NAMES[column]} rises with weight decay{tail}", column, mode, reading,
-                                unit=" decades"))  # fmt: skip
-    if len(rows.distinct("mode")) == 1:
-        found.append(_claim(name, "validation less training loss falls with weight decay", "excess", "eval",
-                            gap(decayed, without, "excess"), "below"))  # fmt: skip
-    return found
+def _rises(rows: Rows) -> list[Claim]:
+    modes = rows.distinct("mode")
+    better = _change(rows, "accuracy", "")
+    sharper = {(column, mode): _change(rows, column, mode) for mode in modes for column in SHARPNESS}
+    norms = {f"λ₁ in {mode} mode" if len(modes) > 1 else "λ₁": sharper["largest", mode] for mode in modes}
+    paper, figure = _paper(rows)
+    both = jointly(f"{subject(rows)}: validation accuracy and {' and '.join(norms)} rise together with weight decay",
+                   f"§4, {figure}", f"sharper, despite generalising better ({paper})",
+                   {"validation accuracy": better, **norms})  # fmt: skip
+    excess = [_change(rows, "excess", "eval", "below")] if len(modes) == 1 else []
+    return [both, better, *sharper.values(), *excess]
 
 
 def _pair(rows: Rows) -> tuple[Rows, Rows]:
@@ -111,26 +117,44 @@ def _pair(rows: Rows) -> tuple[Rows, Rows]:
     return rows.where(decay=low), rows.where(decay=high)
 
 
-def _magnified(name: str, rows: Rows) -> list[Claim]:
+def _paper(rows: Rows) -> tuple[str, str]:
+    """The paper's network and figure."""
+    name = rows[0]["network"]
+    return PAPERS[name if name in PAPERS else name.split("-")[0]]
+
+
+def _change(rows: Rows, column: str, mode: str, direction: str = "above") -> Claim:
+    """What weight decay does to a quantity: sharpness in decades."""
+    without, decayed = _pair(rows.where(mode=mode) if mode else rows)
+    sharp = column in SHARPNESS
+    reading = (decades if sharp else gap)(decayed, without, column)
+    paper, figure = _paper(rows)
+    unit = {"accuracy": " points", "excess": ""}.get(column, " decades")
+    bound, least_told, printed = 0.0, "", "it does"
+    if (paper, column, mode) in PUBLISHED:
+        low, high = PUBLISHED[paper, column, mode]
+        bound, printed = (least_decades if sharp else least)(low, high), ONE_NUMBER.get(high, f"{low:g} to {high:g}")
+        least_told = f", by more than {abs(bound):.2g}{unit}"
+    words = "validation less training loss" if column == "excess" else NAMES[column].removesuffix(", %")
+    tail = f" (batch norm in {mode} mode)" if len(rows.distinct("mode")) > 1 and mode else ""
+    change = "rises" if direction == "above" else "falls"
+    return Claim(f"{subject(rows)}: {words} {change} with weight decay{least_told}{tail}", f"§4, {figure}",
+                 f"{printed} ({paper})", reading, direction, bound, unit=unit)  # fmt: skip
+
+
+def _magnified(rows: Rows) -> list[Claim]:
     """The ratio of decayed to plain in evaluation mode over that in training mode."""
     found = []
+    paper, figure = _paper(rows)
     for column in SHARPNESS:
         rises = {}
         for mode in ("eval", "train"):
             without, decayed = (logs(part.where(mode=mode), column) for part in _pair(rows))
             rises[mode] = {seed: decayed[seed] - without[seed] for seed in decayed if seed in without}
         reading = paired_difference(rises["eval"], rises["train"])
-        sentence = f"{NAMES[column]} rises more in evaluation than in training mode"
-        found.append(_claim(name, sentence, "mode", "", reading, unit=" decades"))
+        sentence = f"{subject(rows)}: {NAMES[column]} rises more in evaluation than in training mode"
+        found.append(Claim(sentence, f"§4, {figure}", f"massively magnified ({paper})", reading, unit=" decades"))
     return found
-
-
-def _claim(
-    name: str, sentence: str, column: str, mode: str, reading: Reading, direction: str = "above", unit: str = ""
-) -> Claim:
-    family = name if name in FIGURES else name.split("-")[0]
-    printed = PUBLISHED.get((family, column, mode), "massively magnified" if column == "mode" else "it does")
-    return Claim(f"{name}: {sentence}", f"§4, {FIGURES[family]}", printed, reading, direction, unit=unit)
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -164,9 +188,8 @@ def charts(rows: Rows) -> list[Chart]:
         for mode in rows.where(network=name).distinct("mode"):
             part = rows.where(network=name, mode=mode, seed=0)
             spectra = tuple(stems(f"decay {row['decay']:g}", row) for row in part)
-            family = name if name in FIGURES else name.split("-")[0]
             out.append(Chart(f"Spectrum, {name}, {mode} mode", "eigenvalue", "weight", spectra, y_log=True,
-                             source=FIGURES[family]))  # fmt: skip
+                             source=_paper(part)[1]))  # fmt: skip
     return out
 
 
@@ -179,7 +202,7 @@ def _bars(rows: Rows, column: str, decay: float) -> Series:
 
 EXPERIMENT = Experiment(
     "cnn-decay",
-    "Weight decay makes convolutional networks sharper and better",
+    "Sharpness and accuracy of convolutional networks with and without weight decay",
     FLATNESS,
     "§4, Figures 4–7",
     {
@@ -203,5 +226,6 @@ EXPERIMENT = Experiment(
         "Learning rate 0.1 for residual networks, of the paper's grid; it states 0.03 for the nine-layer one alone.",
         "The Hessian is that of the first training images, not cropped or flipped; in training mode in their batches.",
         "The paper's Frobenius norm is read as tr(H²)/P.",
+        LEAST_EFFECT,
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Softmax regression on MNIST with weight decay: sharper and better (Figure 2 of the flatness paper).
+"""Softmax regression on MNIST with weight decay: sharpness and accuracy (Figure 2 of the flatness paper).
 
 Seeds and weight decays are trained together: a step is two batched products for all of them.
 """
@@ -22,6 +22,8 @@ from lambdahat.estimators.traces import trace
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT, least
+from lambdahat.experiments.joint_claims import jointly
 from lambdahat.experiments.papers import FLATNESS
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
@@ -150,20 +152,34 @@ def _accuracy(model: nn.Module, pair: Pair) -> float:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """λ₁ within ten per cent at each decay, and three quantities that rise with it."""
+    """Sharper and better at once; λ₁ within ten per cent at each decay; and three quantities that rise with it."""
     main = rows.where(variant=MAIN)
-    found = []
+    found = [_both(main)]
     for decay in DECAYS:
         published = PUBLISHED["largest"][decay]
         reading = mean_of(list(main.where(decay=decay).paired("largest").values()))
-        found.append(Claim(f"λ₁ with weight decay {decay:g}", "§4, Figure 2", f"{published:g}", reading, "within",
-                           published, 0.1 * published))  # fmt: skip
+        sentence = f"λ₁ with weight decay {decay:g}, within 10 %"
+        found.append(Claim(sentence, "§4, Figure 2", f"{published:g}", reading, "within", published, 0.1 * published))
     for name, words in NAMES.items():
         for low, high in pairwise(DECAYS):
-            gap = paired_difference(main.where(decay=high).paired(name), main.where(decay=low).paired(name))
-            printed = f"{PUBLISHED[name][low]:g} to {PUBLISHED[name][high]:g}"
-            found.append(Claim(f"{words} rises from decay {low:g} to {high:g}", "§4, Figure 2", printed, gap))
+            found.append(_rise(main, name, words, low, high))
     return found
+
+
+def _rise(rows: Rows, name: str, words: str, low: float, high: float) -> Claim:
+    gap = paired_difference(rows.where(decay=high).paired(name), rows.where(decay=low).paired(name))
+    printed = f"{PUBLISHED[name][low]:g} to {PUBLISHED[name][high]:g}"
+    bound = least(PUBLISHED[name][low], PUBLISHED[name][high])
+    return Claim(f"{words} rises from decay {low:g} to {high:g} (by more than {bound:.2g})", "§4, Figure 2", printed,
+                 gap, bound=bound)  # fmt: skip
+
+
+def _both(rows: Rows) -> Claim:
+    """All three, from no weight decay to the largest."""
+    first, *_, last = DECAYS
+    parts = {words: _rise(rows, name, words, first, last) for name, words in NAMES.items()}
+    return jointly(f"from decay {first:g} to {last:g} validation accuracy, λ₁ and mean eigenvalue all rise",
+                   "§4, Figure 2", "sharper and better", parts)  # fmt: skip
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -219,7 +235,7 @@ VARIANTS = (
 
 EXPERIMENT = Experiment(
     "softmax-decay",
-    "Weight decay makes softmax regression sharper and better",
+    "Sharpness and accuracy of softmax regression over weight decay",
     FLATNESS,
     "§4, Figure 2",
     {
@@ -239,5 +255,6 @@ EXPERIMENT = Experiment(
         "MNIST's last 5,000 training images are easier: a variant validates on them, as the paper may have done.",
         "The mean eigenvalue is exact; one Lanczos run alone, as in the paper, has the scattering vᵀHv of one vector.",
         "Eq. 12's schedule over all epochs; its T = 50 in the appendix is taken for a slip, the text having 1,000.",
+        LEAST_EFFECT,
     ),
 )
