@@ -15,6 +15,7 @@ from scipy import stats
 from lambdahat import maxent
 from lambdahat.estimators.spectra import moments, spectrum
 from lambdahat.maxent.bases import chebyshev_table, legendre_in_chebyshev
+from lambdahat.maxent.dense import least_squares, product
 from lambdahat.operators import operator
 from lambdahat.report.figures import plot
 from lambdahat.results import Density, Result, Status
@@ -210,6 +211,24 @@ def test_sensitivity_is_the_derivative():
         step = np.eye(6)[k] * 1e-5
         up, down = (maxent.fit(values + sign * step, tol=1e-12).expectation(np.exp) for sign in (1, -1))
         assert slope[k - 1] == pytest.approx((up - down) / 2e-5, rel=1e-3, abs=1e-6)
+
+
+def test_least_squares_share_what_columns_have_in_common():
+    """Of all solutions the shortest: a column given twice has half of its coefficient in each place."""
+    column, other = RNG.standard_normal((2, 40))
+    rows = np.stack([column, other, column * (1 + 1e-15)], axis=1)
+    assert least_squares(rows, 3 * column - other, 1e-13) == pytest.approx([1.5, -1, 1.5], abs=1e-12)
+
+
+def test_products_take_arrays_as_numpy_does():
+    """Read-only, reversed or of single precision: torch by itself warns of the first and refuses the others."""
+    matrix, vector = RNG.standard_normal((6, 4)), np.arange(4.0)
+    fixed = matrix.copy()
+    fixed.flags.writeable = False
+    expected = pytest.approx((matrix * vector).sum(axis=1), abs=1e-14)
+    assert product(fixed, vector) == expected
+    assert product(matrix[:, ::-1], vector[::-1]) == expected
+    assert product(matrix, vector.astype(np.float32)) == expected
 
 
 def test_moments_of_a_matrix_give_its_density():

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.cluster.hierarchy import leaves_list, linkage
-from scipy.linalg import qr, solve_triangular
 from scipy.spatial.distance import squareform
 
 from lambdahat._check import require
@@ -16,7 +15,8 @@ from lambdahat._progress import report
 from lambdahat.graphs.spectra import TOLERANCE, GraphSpectrum, spectrum
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import MaxentDensity, fit
-from lambdahat.maxent.bases import to_unit
+from lambdahat.maxent.bases import polynomials, to_unit
+from lambdahat.maxent.dense import product, solve_triangle, triangle
 from lambdahat.maxent.fitting import SHARE
 from lambdahat.results import Array
 from lambdahat.storage import Result, Status
@@ -129,12 +129,12 @@ class Response:
         """By QR, so that C is not formed."""
         density = spectrum.density
         count, penalty = len(density.coefficients) - 1, density.penalty + SMALLEST
-        features = np.polynomial.chebyshev.chebvander(to_unit(density.grid, density.bounds), count)[:, 1:]
+        features = polynomials("chebyshev", to_unit(density.grid, density.bounds), count)[:, 1:]
         mass = density.weights * density.values
-        rows = np.sqrt(mass)[:, None] * (features - mass @ features)
-        (factor,) = qr(np.vstack([rows, math.sqrt(penalty) * np.eye(count)]), mode="r", check_finite=False)
-        half = solve_triangular(factor[:count], np.eye(count))
-        inverse = half @ half.T
+        rows = np.sqrt(mass)[:, None] * (features - product(mass, features))
+        factor = triangle(np.vstack([rows, math.sqrt(penalty) * np.eye(count)]))
+        half = solve_triangle(factor, np.eye(count))
+        inverse = product(half, half.T)
         return cls(density, inverse, np.eye(count) - penalty * inverse, spectrum.moments.covariance[1:, 1:])
 
     def error(self, other: MaxentDensity) -> float:
@@ -156,7 +156,7 @@ def _noise(first: Response, second: Response) -> tuple[float, float]:
     """
     if len(first.noise) != len(second.noise):
         return 0.0, 0.0
-    parts = [one.inverse @ one.kept @ one.noise for one in (first, second)]
+    parts = [product(product(one.inverse, one.kept), one.noise) for one in (first, second)]
     together = parts[0] + parts[1]
     return float(np.trace(together)) / 2, math.sqrt(max(0.0, float((together * together.T).sum()) / 2))
 

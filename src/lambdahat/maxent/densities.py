@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from lambdahat._check import require, require_choice, require_count
 from lambdahat.maxent.bases import BASES, Array, polynomials, to_unit
+from lambdahat.maxent.dense import least_squares, product
 from lambdahat.maxent.grids import running_mass
 from lambdahat.storage import Result, Status
 
@@ -64,7 +65,7 @@ class Density(Result):
         require_choice(basis, "basis", BASES)
         plain = bounds is None and basis == "power"
         x = self.grid if plain else to_unit(self.grid, self.support if bounds is None else bounds)
-        return np.asarray(self._masses() @ polynomials(basis, x, count))
+        return product(self._masses(), polynomials(basis, x, count))
 
     def entropy(self) -> float:
         """The differential entropy −∫ p log p dλ."""
@@ -192,9 +193,9 @@ class MaxentDensity(Density):
         features = polynomials("chebyshev", to_unit(self.grid, self.bounds), count)[:, 1:]
         readings = np.asarray(function(self.grid), dtype=np.float64)
         root = np.sqrt(mass)
-        centred, rest = features - mass @ features, readings - mass @ readings
+        centred, rest = features - product(mass, features), readings - mass @ readings
         rows = np.vstack([root[:, None] * centred, np.sqrt(self.penalty) * np.eye(count)])
-        return np.asarray(np.linalg.lstsq(rows, np.append(root * rest, np.zeros(count)), rcond=1e-13)[0])
+        return least_squares(rows, np.append(root * rest, np.zeros(count)), 1e-13)
 
     def _comparable(self, other: Density) -> bool:
         """Whether two densities share bounds and prior, so that only their coefficients differ."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import qr, solve_triangular
 
 from lambdahat.maxent.bases import Array
+from lambdahat.maxent.dense import product, solve_triangle, triangle
 from lambdahat.maxent.grids import Grid
 
 STEPS = 25
@@ -33,7 +33,7 @@ class Solution:
 
 def masses(grid: Grid, coefficients: Array) -> tuple[Array, float]:
     """The mass of p_α at every node (N,), summing to 1, and log Z."""
-    exponent = grid.log_base - grid.features @ coefficients
+    exponent = grid.log_base - product(grid.features, coefficients)
     top = float(exponent.max())
     mass = np.exp(exponent - top)
     total = float(mass.sum())
@@ -47,11 +47,9 @@ def hessian_factor(grid: Grid, mass: Array, penalty: float) -> Array:
     as a formed matrix would have it.
     """
     there = mass > NEGLIGIBLE
-    centred = grid.features[there] - mass @ grid.features
-    rows = np.vstack([np.sqrt(mass[there])[:, None] * centred, np.sqrt(penalty + NEGLIGIBLE) * np.eye(grid.count)])
-    scale = np.sqrt((rows**2).sum(axis=0))
-    (factor,) = qr(rows / scale, mode="r", check_finite=False)
-    return np.asarray(factor[: grid.count] * scale)
+    centred = grid.features[there] - product(mass, grid.features)
+    ridge = np.sqrt(penalty + NEGLIGIBLE) * np.eye(grid.count)
+    return triangle(np.vstack([np.sqrt(mass[there])[:, None] * centred, ridge]))
 
 
 def solve(grid: Grid, target: Array, tol: float, enough: Array, penalty: float | None = None) -> Solution:
@@ -118,12 +116,12 @@ def _newton(grid: Grid, target: Array, alpha: Array, penalty: float, tol: Array)
 
     value, mass = objective(alpha)
     for step in range(STEPS):
-        slope = target - mass @ grid.features + penalty * alpha
+        slope = target - product(mass, grid.features) + penalty * alpha
         if bool((np.abs(slope) <= tol).all()):
             return alpha, step
         factor = hessian_factor(grid, mass, penalty)
-        half = solve_triangular(factor, slope, trans="T", check_finite=False)
-        move, decrement = -solve_triangular(factor, half, check_finite=False), float(half @ half)
+        half = solve_triangle(factor, slope, transposed=True)
+        move, decrement = -solve_triangle(factor, half), float(half @ half)
         if not np.isfinite(decrement):
             return None, step
         length = 1.0 if decrement < 1 else 2.0 / (1.0 + decrement**0.5)

@@ -7,10 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.linalg import solve_triangular
 
 from lambdahat._check import require, require_choice, require_interval, require_positive
 from lambdahat.maxent.bases import BASES, Array, chebyshev_table
+from lambdahat.maxent.dense import product, solve_triangle
 from lambdahat.maxent.densities import Density, MaxentDensity
 from lambdahat.maxent.dual import Solution, hessian_factor, masses, solve
 from lambdahat.maxent.feasibility import require_feasible
@@ -98,7 +98,7 @@ def in_chebyshev(
         require(fine, "stderr", f"be {values.size} numbers of at least 0", given)
         covariance = np.diag(given**2)
     table = chebyshev_table(basis, values.size - 1)
-    return table @ values, table @ covariance @ table.T, bounds, HINT if basis == "power" else ""
+    return table @ values, product(product(table, covariance), table.T), bounds, HINT if basis == "power" else ""
 
 
 def _numbers(values: ArrayLike, name: str) -> Array:
@@ -150,15 +150,15 @@ def density_of(
     """The solution on x in [−1, 1] as a density of λ, with the error that the moments' errors give it."""
     half = (bounds[1] - bounds[0]) / 2
     mass, log_z = masses(grid, solution.coefficients)
-    density, means = mass / grid.weights / half, mass @ grid.features
+    density, means = mass / grid.weights / half, product(mass, grid.features)
     residuals = np.append(values[0] - 1.0, values[1:] - means)
     errors = np.sqrt(np.diag(covariance).clip(0.0))
     relative = np.zeros_like(density)
     if errors.any():
         factor = hessian_factor(grid, mass, solution.penalty)
-        inverse = solve_triangular(factor, np.eye(grid.count))
-        change = (grid.features - means) @ inverse @ inverse.T
-        relative = np.sqrt(((change @ covariance[1:, 1:]) * change).sum(axis=1).clip(0.0))
+        inverse = solve_triangle(factor, np.eye(grid.count))
+        change = product(product(grid.features - means, inverse), inverse.T)
+        relative = np.sqrt((product(change, covariance[1:, 1:]) * change).sum(axis=1).clip(0.0))
     shift = log_z + np.log(half) if not with_prior else log_z
     alpha = np.append(shift - 1.0, solution.coefficients)
     matched = bool((np.abs(residuals) <= np.maximum(10 * tol, errors)).all())
