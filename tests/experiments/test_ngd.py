@@ -9,7 +9,8 @@ import torch
 from lambdahat.experiments import registry
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import Rows
-from lambdahat.experiments.ngd.claims import FORMS, PLOTTED, form_claim, survival
+from lambdahat.experiments.ngd.claims import FORMS, PLOTTED, form_claim, log_ratio, survival
+from lambdahat.experiments.ngd.preconditions import CHANCE, LEARNT, unmet
 from lambdahat.experiments.ngd.training import (
     Point,
     Way,
@@ -20,7 +21,7 @@ from lambdahat.experiments.ngd.training import (
     trained,
 )
 from lambdahat.experiments.ngd.vs_sgd import TINY
-from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN
+from lambdahat.experiments.reproduction import FAILS, HOLDS, UNTESTED
 from lambdahat.report.chart_figures import draw
 
 EXPERIMENTS = [name for name in registry.PLACES if name.startswith("ngd-")]
@@ -55,6 +56,7 @@ def test_smoke_runs_and_reads(name):
     for chart in experiment.charts(Rows(rows)):
         draw(chart)
         assert (PLOTTED in chart.caption) == bool(chart.source)  # the paper prints no numbers
+        assert chart.title[0].isupper()
     assert all(experiment.grid(scale) for scale in ("cpu", "paper"))
 
 
@@ -143,8 +145,43 @@ def test_pairs_with_a_point_that_is_no_minimum_are_left_out():
     assert (with_all.reading.count, minima.reading.count) == (5, 4)
     assert minima.reading.value == pytest.approx(-5.0, abs=0.1)
     assert with_all.reading.value < -100
+    assert (with_all.unmet, minima.unmet, with_all.own, minima.own) == ("", "", False, True)
     spoilt = Rows({**row, "below_centre": True} for row in rows)
-    assert judge([form_claim(spoilt, FORMS[2])])[0].verdict == OPEN
+    found = [form_claim(spoilt, form) for form in FORMS[:4]]
+    assert [verdict.verdict for verdict in judge(found)] == [HOLDS, UNTESTED, UNTESTED, HOLDS]
+    assert found[1].unmet == "SGD is NOT_A_MINIMUM in 5 of 5; NGD is NOT_A_MINIMUM in 5 of 5"
+    assert found[2].unmet == "0 of 5 pairs are minima"
+
+
+def test_a_network_that_has_not_learnt_decides_nothing():
+    """From half of the runs on; the same runs with a lower loss are judged."""
+    rows = Rows([*pairs(GAPS, "end", loss=0.1), *pairs(GAPS, "equal loss", loss=0.1)])
+
+    def verdicts(high):
+        changed = [{**row, "loss": 2.2} if row["optimizer"] == "ngd" and row["seed"] < high else row for row in rows]
+        return [found.verdict for found in judge(registry.find("ngd-vs-sgd").claims(Rows(changed)))]
+
+    assert verdicts(2) == verdicts(0)
+    assert UNTESTED not in verdicts(0)
+    assert set(verdicts(3)) == {UNTESTED}
+
+
+def test_the_condition_is_about_losses_and_minima():
+    rows = Rows({"loss": loss, "below_centre": flag} for loss, flag in ((0.1, True), (LEARNT + 0.01, False)))
+    assert CHANCE == pytest.approx(-math.log(0.1))
+    assert unmet({"A": rows[:1]}) == unmet({"A": rows[:1]}, "llc_batch") == unmet({}) == ""
+    assert unmet({"A": rows[:1]}, "llc") == "A is NOT_A_MINIMUM in 1 of 1"
+    assert unmet({"A": rows[1:], "B": rows[:1]}) == "A has not learnt (training loss 1.16, chance 2.30)"
+    assert unmet({"A": Rows([{"loss": math.nan}])}).startswith("A has not learnt")
+
+
+def test_changes_are_log_ratios_to_the_other_run():
+    """Halving and doubling are as far from 1, and a λ̂ that is not positive has none."""
+    base = {"data": "mnist", "network": "ffnn", "layers": 1, "width": 64}
+    low, high = (Rows({**base, "seed": seed, "llc": value * (seed + 1)} for seed in range(3)) for value in (2.0, 8.0))
+    assert log_ratio(high, low, "llc").value == pytest.approx(math.log(4)) == -log_ratio(low, high, "llc").value
+    negative = Rows([*low[1:], {**low[0], "llc": -1.0}])
+    assert log_ratio(high, negative, "llc").count == 2
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -156,7 +193,8 @@ def test_widths(sign):
                 rows += pairs(dict.fromkeys(GAPS, 5.0 * sign), at, layers=layers, width=width)
     found = judge(registry.find("ngd-widths").claims(Rows(rows)))
     assert {verdict.verdict for verdict in found} == {HOLDS if sign > 0 else FAILS}
-    assert sum("of 16" in verdict.claim for verdict in found) == 2
+    assert sum("of 16" in verdict.claim for verdict in found) == 2 * len(FORMS)
+    assert {claim.reading.count for claim in registry.find("ngd-widths").claims(Rows(rows))} == {5}  # seeds
 
 
 def on_the_way(value, parts):
@@ -215,39 +253,46 @@ def switched(values):
             flat = {"llc": 10.0 * wobble, "llc_batch": 10.0 * wobble, "validation_loss": 1.0, "update_norm": 1.0}
             rows.append({**base, "branch": "split", "at": "split", "part": 0, **flat})
             for branch, value in values.items():
-                columns = {"llc": value * wobble, "llc_batch": value * wobble, "update_norm": value / 10 * wobble,
-                           "validation_loss": (0.5 if values["SGD ×100"] < 12 else 2.0) * wobble}  # fmt: skip
-                end = {**base, "branch": branch, **columns}
+                raised = 0.5 if values["SGD ×100"] < 12 else 2.0
+                columns = {"llc": value * wobble, "llc_batch": value * wobble, "update_norm": value / 10 * wobble**2,
+                           "validation_loss": raised if branch == "SGD ×100" else wobble}  # fmt: skip
+                end = {**base, "branch": branch, "optimizer": branch[:3].lower(), **columns}
                 rows += [{**end, "at": "on the way", "part": 1}, {**end, "at": "equal loss"}]
     return Rows(rows)
 
 
 def test_switch():
     claims = registry.find("ngd-switch").claims
-    held = switched({"SGD ×1": 9.0, "NGD ×1": 11.0, "NGD ×10": 15.0, "NGD ×100": 20.0, "SGD ×100": 10.0})
+    held = switched({"SGD ×1": 9.5, "NGD ×1": 11.0, "NGD ×10": 15.0, "NGD ×100": 20.0, "SGD ×100": 10.0})
     assert {verdict.verdict for verdict in judge(claims(held))} == {HOLDS}
-    failed = switched({"SGD ×1": 30.0, "NGD ×1": 25.0, "NGD ×10": 15.0, "NGD ×100": 20.0, "SGD ×100": 40.0})
+    failed = switched({"SGD ×1": 30.0, "NGD ×1": 20.5, "NGD ×10": 15.0, "NGD ×100": 20.0, "SGD ×100": 40.0})
     assert {verdict.verdict for verdict in judge(claims(failed))} == {FAILS}
+    early = Rows({**row, "loss": 1.6} if row["branch"] == "split" and row["figure"] != "4" else row for row in held)
+    kinds = {(found.own, "Figure 4" in found.source): found.verdict for found in judge(claims(early))}
+    assert kinds == {(False, True): HOLDS, (False, False): UNTESTED, (True, False): HOLDS}
+
+
+NAMES = ("llc", "llc_batch", "trace", "wbic", "g_n")
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_overfitting(sign):
-    """The validation loss falls to part 3 and rises; the quantities rise or fall all the way, or at random before."""
+    """Quantities that go as the validation loss to the power ±2 once it rises, and at random before."""
 
     def course(optimizer, part):
-        return {"validation_loss": 1.0 + 0.1 * abs(part - 3)} | dict.fromkeys(
-            ("llc", "llc_batch", "trace", "wbic", "g_n"), 100.0 + sign * (part if part >= 3 else 50.0)
-        )
+        loss = 1.0 + 0.1 * abs(part - 3)
+        return {"validation_loss": loss, **dict.fromkeys(NAMES, loss ** (2.0 * sign) if part >= 3 else 50.0)}
 
-    found = registry.find("ngd-overfitting").claims(on_the_way(course, 8))
-    assert {claim.reading.value for claim in found} == {1.0 * sign}
+    rows = on_the_way(course, 8)
+    found = registry.find("ngd-overfitting").claims(rows)
+    assert [claim.reading.value for claim in found] == pytest.approx([2.0 * sign] * len(found))
     assert {verdict.verdict for verdict in judge(found)} == {HOLDS if sign > 0 else FAILS}
+    assert [claim.own for claim in found] == [False] * 6 + [True, False, True, True]  # WBIC of SGD, and G_n
 
 
 def test_without_overfitting_nothing_is_said():
-    names = ("llc", "llc_batch", "trace", "wbic", "g_n")
-    rows = on_the_way(lambda optimizer, part: {"validation_loss": 1 / part, **dict.fromkeys(names, float(part))}, 6)
-    assert {verdict.verdict for verdict in judge(registry.find("ngd-overfitting").claims(rows))} == {OPEN}
+    rows = on_the_way(lambda optimizer, part: {"validation_loss": 1 / part, **dict.fromkeys(NAMES, float(part))}, 6)
+    assert {verdict.verdict for verdict in judge(registry.find("ngd-overfitting").claims(rows))} == {UNTESTED}
 
 
 def test_a_cell_is_a_function_of_its_settings():

@@ -44,9 +44,13 @@ def test_too_few_products_do_not_match(power):
     assert judge(POWER.claims(rows))[0].verdict == "does not hold"
 
 
-def test_mnist_that_is_not_at_hand_is_replaced_by_digits(monkeypatch):
-    monkeypatch.setattr("lambdahat.experiments.regularization.power_check.locate", lambda name: None)
-    assert {cell["data"] for cell in POWER.grid("paper")} == {"digits"}
+def test_mnist_that_is_not_at_hand_raises_and_the_grid_stays(monkeypatch, tmp_path):
+    before = POWER.grid("cpu")
+    monkeypatch.delenv("LAMBDAHAT_DATA", raising=False)
+    monkeypatch.setattr("lambdahat.data.files.cache", lambda: tmp_path)
+    assert POWER.grid("cpu") == before
+    with pytest.raises(FileNotFoundError, match="run `lambdahat data fetch mnist`"):
+        run_power(before[0], "cpu")
 
 
 def test_the_metric_of_a_linear_path_has_its_closed_form(fields):

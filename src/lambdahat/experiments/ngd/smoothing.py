@@ -10,9 +10,11 @@ from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
+    HERE,
     QUANTITIES,
     RUN,
     SMALLER,
+    TITLES,
     beside_plots,
     curve,
     grouped,
@@ -21,6 +23,7 @@ from lambdahat.experiments.ngd.claims import (
     points_table,
 )
 from lambdahat.experiments.ngd.measuring import compared
+from lambdahat.experiments.ngd.preconditions import unmet
 from lambdahat.experiments.ngd.training import Net, Setting, grid, subject_of, trained
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
 from lambdahat.experiments.papers import NGD
@@ -62,18 +65,24 @@ def claims(rows: Rows) -> list[Claim]:
     """λ̂ falls as α or ε grows, and ends at that of SGD; also at equal training loss."""
     found = []
     for sweep, (letter, source) in SWEEPS.items():
-        part = rows.where(sweep=sweep)
+        end, equal = (rows.where(sweep=sweep, at=at) for at in ("end", "equal loss"))
         for column in ("llc_batch", "llc"):
-            fall = falls(part.where(at="end"), column)
-            found.append(Claim(f"{QUANTITIES[column]} falls as {letter} grows, per decade", source, "falls", fall,
-                               "below"))  # fmt: skip
-            reached = approach(part.where(at="end"), column)
-            words = f"{QUANTITIES[column]} at the largest {letter} is SGD's, within {NEAR:.0%}"
-            found.append(Claim(words, "§3.2", "approaches λ_SGD", reached, "within", 0.0, NEAR))
-            equal = falls(part.where(at="equal loss"), column)
-            found.append(Claim(f"{QUANTITIES[column]} falls as {letter} grows, per decade, at equal training loss",
-                               "not in the paper", "not compared", equal, "below"))  # fmt: skip
+            words = f"{QUANTITIES[column]} falls as {letter} grows, per decade"
+            found.append(Claim(words, source, "falls", falls(end, column), "below",
+                               unmet=unmet(grouped(end.where(optimizer="ngd"), _named), column)))  # fmt: skip
+            most = f"{QUANTITIES[column]} at the largest {letter} is SGD's, within {NEAR:.0%}"
+            found.append(Claim(most, "§3.2", "approaches λ_SGD", approach(end, column), "within", 0.0, NEAR,
+                               unmet=unmet(grouped(_ends(end), _named), column)))  # fmt: skip
+            found.append(Claim(f"{words}, at equal training loss", HERE, "not compared", falls(equal, column), "below",
+                               unmet=unmet(grouped(equal.where(optimizer="ngd"), _named), column),
+                               own=True))  # fmt: skip
     return found
+
+
+def _ends(rows: Rows) -> Rows:
+    """SGD, and NGD at the largest value."""
+    most = max(rows.values("value"), default=math.nan)
+    return Rows([*rows.where(optimizer="sgd"), *rows.where(value=most)])
 
 
 def falls(rows: Rows, column: str) -> Reading:
@@ -86,8 +95,7 @@ def falls(rows: Rows, column: str) -> Reading:
 
 def approach(rows: Rows, column: str) -> Reading:
     """The mean over runs of (NGD at the largest value − SGD)/|SGD|."""
-    most = max(rows.values("value"), default=math.nan)
-    upper, lower = keyed(rows.where(value=most), column), keyed(rows.where(optimizer="sgd"), column)
+    upper, lower = (keyed(_ends(rows).where(optimizer=name), column) for name in ("ngd", "sgd"))
     return mean_of([(upper[key] - lower[key]) / abs(lower[key]) for key in upper])
 
 
@@ -117,7 +125,7 @@ def _chart(rows: Rows, sweep: str, column: str) -> Chart:
         for at, words in (("end", "the end"), ("equal loss", "equal loss"))
     )
     mark = mean_of(rows.where(optimizer="sgd", at="end").values(column)).value
-    return Chart(f"{QUANTITIES[column]} against {letter}", letter, QUANTITIES[column], series, x_log=True,
+    return Chart(f"{TITLES[column]} against {letter}", letter, QUANTITIES[column], series, x_log=True,
                  source=source if column != "trace" else "", lines=(("SGD at the end", mark),))  # fmt: skip
 
 
@@ -137,5 +145,6 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    (*ASSUMED, SMALLER, "The values of α and ε in Figure 3 are not in the text; ε is swept at α = 0.1."),
+    (*ASSUMED, SMALLER, "The values of α and ε in Figure 3 are not in the text; ε is swept at α = 0.1.",
+     "At cpu scale λ̂ at nβ = n/ln n falling with ε is decided only since two claims are left out as not testable."),
 )  # fmt: skip

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from lambdahat.experiments.charts import Chart, Series
-from lambdahat.experiments.experiment import Rows
-from lambdahat.experiments.regularization.learning_rules import RULES
+from lambdahat.experiments.experiment import Row, Rows
+from lambdahat.experiments.regularization.learning_rules import DROPOUT, RULES
 from lambdahat.experiments.regularization.published import PUBLISHED, quantities_of, score_of
 from lambdahat.experiments.regularization.tables import mean_and_deviation
 
@@ -21,6 +21,10 @@ FIGURES = {
     "synthetic": {"tanh": "Figures 5.23–5.25", "relu": "Figures 5.26–5.28"},
     "cifar10": {"tanh": "Figures 5.29–5.31", "relu": "Figures 5.32–5.34"},
 }
+VECTORS = {  # of which the thesis has a panel for each rule
+    "xor": {"tanh": "Figure 5.5", "relu": "Figure 5.8"},
+    "xord": {"tanh": "Figure 5.12", "relu": "Figure 5.16"},
+}
 EIGENVALUES = {"xor": "Figure 5.35", "mnist": "Figure 5.36", "synthetic": "Figure 5.37", "cifar10": "Figure 5.38"}
 
 
@@ -29,11 +33,13 @@ def charts_of(task: str, rows: Rows) -> list[Chart]:
     out = []
     for activation in rows.distinct("activation"):
         part, source = rows.where(activation=activation), FIGURES[task][activation]
-        out += [_curves(part, name, activation, source) for name in quantities_of(task)]
+        out += [_curves(part.where(rule=RULES), name, activation, source) for name in quantities_of(task)]
+        if DROPOUT in part.distinct("rule"):  # which the thesis has not, so that it stands apart
+            beside = part.where(rule=["SGD Large", DROPOUT])
+            out += [_curves(beside, name, f"{activation}, with dropout", "") for name in quantities_of(task)]
         out.append(_bars(task, part, activation))
-        out.append(_eigenvalues(part, activation, EIGENVALUES.get(task, "")))
-        if part.values("weights"):
-            out.append(_vectors(part, activation, source))
+        out.append(_eigenvalues(part.where(rule=RULES), activation, EIGENVALUES.get(task, "")))
+        out += [_vectors(row, activation, VECTORS[task][activation]) for row in part if row.get("weights")]
     return [*out, *([_norms(task, rows)] if task != "xor" else [])]
 
 
@@ -87,14 +93,16 @@ def _eigenvalues(rows: Rows, activation: str, source: str) -> Chart:
                  source=source, caption="Of the loss alone, at the end; bars of 2 standard deviations.")  # fmt: skip
 
 
-def _vectors(rows: Rows, activation: str, source: str) -> Chart:
-    series = []
-    for row in rows:
-        if row.get("weights"):
-            first, second = zip(*row["weights"], strict=True)
-            series.append(Series(row["rule"], first, second, style="points"))
-    return Chart(f"First-layer weights, {activation}", "weight of the first input", "weight of the second",
-                 tuple(series), source=source, caption="The tips of all vectors of seed 0, rule by rule.")  # fmt: skip
+def _vectors(row: Row, activation: str, source: str) -> Chart:
+    """The first-layer weights of one rule as strokes from the origin, as a panel of the thesis has them."""
+    x = [part for first, _ in row["weights"] for part in (0.0, first, first)]
+    y: list[float | None] = []
+    for _, second in row["weights"]:
+        y += [0.0, second, None]  # None ends the stroke
+    caption = f"Every vector of seed 0. Of {len(row['weights'])}, {row['vectors']:.1f} count: (Σ‖w‖²)²/Σ‖w‖⁴."
+    return Chart(f"First-layer weights, {activation}, {row['rule']}", "weight of the first input",
+                 "weight of the second", (Series(row["rule"], x, y),),
+                 source=source if row["rule"] in RULES else "", caption=caption)  # fmt: skip
 
 
 def _norms(task: str, rows: Rows) -> Chart:

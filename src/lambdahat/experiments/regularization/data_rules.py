@@ -7,7 +7,6 @@ L2 over SGD Large at the end, and SGD Large itself is σ√P.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
 from lambdahat._rng import generator
-from lambdahat.data.loading import load, locate
+from lambdahat.data.loading import load
 from lambdahat.data.synthetic import synthetic_regression
 from lambdahat.experiments.experiment import Cell, Experiment
 from lambdahat.experiments.papers import REGULARIZATION
 from lambdahat.experiments.regularization.charts import charts_of
-from lambdahat.experiments.regularization.claims import claims_of
+from lambdahat.experiments.regularization.claims import READ, claims_of
 from lambdahat.experiments.regularization.learning_rules import SETTINGS
+from lambdahat.experiments.regularization.preconditions import RULE
 from lambdahat.experiments.regularization.runs import (
     Config,
     Pair,
@@ -39,13 +39,6 @@ from lambdahat.models.perceptrons import ACTIVATIONS, mlp
 from lambdahat.models.xor import draw_weights
 
 SIDES = {"mnist": (1, 28), "digits": (1, 8), "cifar10": (3, 32)}
-INSTEAD = "digits"  # where the images of the thesis are not at hand
-
-
-def cells_with_data(config: Config) -> list[Cell]:
-    """The grid; with the bundled digits, which every row then names, where the data set is not on this machine."""
-    at_hand = config.data in (INSTEAD, "synthetic") or locate(config.data) is not None
-    return cells_of(config if at_hand else replace(config, data=INSTEAD, training=1000, test=300, shrink=1))
 
 
 def _perceptron(name: str, cell: Cell, regime: str, dropout: float, seed: int) -> nn.Module:
@@ -92,7 +85,7 @@ def _images(cell: Cell) -> tuple[Pair, Pair]:
     """Pixels in [0, 1] as rows, the same images for every seed: the first of an order drawn once."""
     name = cell["data"]
     # CIFAR-10 may be unpacked into other batches than the published archive's
-    split = load(name) if name == INSTEAD else load(name, verify=name != "cifar10", normalization="unit")
+    split = load(name) if name == "digits" else load(name, verify=name != "cifar10", normalization="unit")
     scale, seeds, parts = float(split.train[0].max()), len(cell["seeds"]), []
     for part, (x, y) in zip(("training", "test"), split, strict=True):
         kept = torch.randperm(len(x), generator=generator(0, "images", part))[: cell[part]]
@@ -138,9 +131,9 @@ def _experiment(
     task: Task, title: str, part: str, scales: dict[str, Config], assumptions: tuple[str, ...]
 ) -> Experiment:
     return Experiment(
-        f"rules-{task.name}", title, REGULARIZATION, part, scales, cells_with_data, partial(run_rules, task),
+        f"rules-{task.name}", title, REGULARIZATION, part, scales, cells_of, partial(run_rules, task),
         partial(claims_of, task.name), partial(tables_of, task.name), partial(charts_of, task.name),
-        (*assumptions, SHORT, SILENT[0], *SILENT[2:]),
+        (*assumptions, SHORT, SILENT[0], *SILENT[2:], RULE, *READ),
     )  # fmt: skip
 
 

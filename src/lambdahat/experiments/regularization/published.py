@@ -9,6 +9,8 @@ from lambdahat.experiments.regularization.learning_rules import RULES
 ACCURACY, TEST_ACCURACY, TRAIN, TEST, NORM = (
     "training accuracy", "test accuracy", "training error", "test error", "norm",
 )  # fmt: skip
+EARLY_ACCURACY, EARLY_ERROR = "early training accuracy", "early training error"
+EARLY = {EARLY_ACCURACY: ACCURACY, EARLY_ERROR: TRAIN}  # how fast a rule trains: read off the curve of the other
 
 
 def _table(quantities: Sequence[str], *columns: Sequence[float]) -> dict[str, dict[str, float]]:
