@@ -7,7 +7,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 # The theme prints a notice at every build otherwise.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test check docs bench bench-check bench-page dist-check clean
+.PHONY: demo test check docs bench bench-check bench-page cluster-check dist-check clean
 
 demo: .venv/.dev
 	$(BIN)/lambdahat demo --out demo-output
@@ -40,6 +40,10 @@ bench-page: .venv/.dev
 	$(BIN)/python benchmarks/bench_page.py
 	$(BIN)/python benchmarks/speed_figures.py
 
+# The same rows on loky, a local dask cluster and a local ray. Stays in benchmarks/results/clusters.txt.
+cluster-check: .venv/.cluster
+	$(BIN)/python benchmarks/cluster_check.py
+
 # The wheel and the sdist install beside torch in a fresh environment, and measure a trace there.
 dist-check: .venv/.dev
 	$(BIN)/python tests/distribution.py
@@ -52,6 +56,10 @@ clean:
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(PIP) -e ".[dev]"
+	@touch $@
+
+.venv/.cluster: .venv/.dev
+	$(PIP) -e ".[dev,dask,ray]"
 	@touch $@
 
 .venv/.bench: .venv/.dev

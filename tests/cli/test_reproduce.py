@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -37,6 +38,8 @@ def test_tables_claims_and_assumptions_are_printed():
     assert "holds" in result.stdout
     assert "Assumed where the text is silent:\n- nothing" in result.stdout
     assert "say nothing about the paper" not in result.stdout
+    assert "All 8 cells have finished." in result.stdout
+    assert Path("reproductions/toy-cpu.txt").read_text().startswith("All 8 cells have finished.\n")
 
 
 def test_the_smoke_scale_says_what_it_is_worth():
@@ -69,6 +72,7 @@ def test_json_is_all_there_is_on_standard_output():
     assert document["claims"][0]["claim"] == "the fast rate is above one"
     assert document["tables"][0]["rows"][0]["rate"] == "0.5"
     assert document["about"]["torch"]
+    assert document["cells"] == {"finished": 4, "all": 4}
 
 
 def test_quiet_prints_nothing():
@@ -92,6 +96,58 @@ def test_a_cell_that_raises_is_said_and_the_rest_is_kept(monkeypatch):
     assert len(Store("reproductions", "toy", "smoke").rows()) == 6
 
 
+def choosy():
+    """A toy whose claims need both rates."""
+
+    def claims(rows):
+        return toy().claims(rows) if min(len(rows.where(rate=rate)) for rate in (0.5, 2.0)) else [][0]
+
+    return dataclasses.replace(toy(), claims=claims)
+
+
+def test_cells_too_few_for_the_claims_are_counted(monkeypatch):
+    use(monkeypatch, choosy())
+    result = call("reproduce", "toy", "--scale", "smoke", "--only", "seed=1 rate=2", "--out", "run")
+    expected = "1 of 4 cells have finished; the claims need some of the others."
+    assert (result.exit_code, result.stderr.strip()) == (0, f"toy: {expected}")
+    assert expected in result.stdout
+    assert "Values" in result.stdout
+    assert "Claims" not in result.stdout
+    for name in ("report.html", "toy-smoke.txt"):
+        assert expected in Path("run", name).read_text()
+    assert call("report", "run").exit_code == 0
+    assert "All 4 cells" in call("reproduce", "toy", "--scale", "smoke", "--out", "run").stdout
+
+
+def test_claims_that_all_cells_do_not_suffice_for_are_an_error_inside(monkeypatch):
+    use(monkeypatch, dataclasses.replace(toy(), claims=lambda rows: [][0]))
+    result = call("reproduce", "toy", "--scale", "smoke")
+    assert result.exit_code == 3
+    assert "toy: The claims could not be made from these rows: IndexError" in result.stderr
+
+
+def test_a_broken_store_is_one_line():
+    call("reproduce", "toy", "--scale", "smoke", "--out", "run", "--quiet")
+    Path("run/toy-smoke.sqlite").write_bytes(b"no database, but long enough " * 50)
+    for command in (["reproduce", "toy", "--scale", "smoke", "--out", "run"], ["report", "run"]):
+        result = call(*command)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(
+            "error: run/toy-smoke.sqlite must be a whole store that can be opened, got: file"
+        )
+    assert call("reproduce", "toy", "--scale", "smoke", "--out", "run", "--fresh").exit_code == 0
+
+
+def test_a_device_that_is_not_there_is_one_line(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = call("reproduce", "toy", "--scale", "smoke", "--device", "cuda", "--out", "run")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        "error: device must be one that is there, got 'cuda', and torch sees 0 CUDA devices"
+    )
+    assert not Path("run").exists()
+
+
 def test_report_builds_the_page_from_the_store_alone(tmp_path, monkeypatch):
     experiment = toy()
     use(monkeypatch, experiment)
@@ -110,10 +166,16 @@ def test_report_builds_the_page_from_the_store_alone(tmp_path, monkeypatch):
         (["reproduce", "toy", "--all"], "EXPERIMENTS must be some names or --all, got both; --list describes them"),
         (["reproduce", "toy", "--scale", "big"], "scale must be one of 'smoke', 'cpu', 'paper', got 'big'"),
         (["reproduce", "toy", "--only", "x=1"], "only must match a cell, got 'x=1'; cells read like"),
+        (
+            ["reproduce", "toy", "--scale", "smoke", "--out", "file"],
+            "the folder of the store must be one that can be made, got file (File exists); name another",
+        ),
+        (["report", ".", "--out", "."], "--out must be a page to write, got the folder '.'"),
         (["report", "nowhere"], "FOLDERS must be folders with stored rows or results, got 'nowhere'"),
     ],
 )
 def test_misuse_is_one_line(arguments, message):
+    Path("file").touch()
     result = call(*arguments)
     assert result.exit_code == 2
     assert result.stderr.strip().startswith(f"error: {message}")

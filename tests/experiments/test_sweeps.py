@@ -12,14 +12,16 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from lambdahat.experiments import clusters
+import lambdahat
+from lambdahat.experiments import clusters, provenance
 from lambdahat.experiments.clusters import BACKENDS
 from lambdahat.experiments.experiment import Rows, key_of
 from lambdahat.experiments.registry import find
 from lambdahat.experiments.store import Store, stores_in
 from lambdahat.experiments.sweeps import matches, sweep
-from tests.experiments.toys import Config, toy
+from tests.experiments.toys import Config, toy, watched
 
 
 def records(store: Store) -> list[dict]:
@@ -38,6 +40,7 @@ def test_two_workers_give_the_rows_of_one(tmp_path):
     alone = sweep(toy(), tmp_path / "one", scale="cpu")
     together = sweep(toy(), tmp_path / "two", scale="cpu", jobs=2)
     assert records(alone) == records(together)
+    assert [facts["threads"] for facts in made(together)] == ["1"] * 8
     assert not multiprocessing.active_children()
 
 
@@ -61,9 +64,110 @@ def test_a_finished_cell_is_not_run_again(tmp_path):
 def test_only_runs_the_cells_that_match(tmp_path):
     store = sweep(toy(), tmp_path, scale="smoke", only="rate=0.5 seed=1")
     assert {(row["rate"], row["seed"]) for row in store.rows()} == {(0.5, 1)}
-    assert matches({"seed": 11}, "seed=1")  # a part of a word is enough
     with pytest.raises(ValueError, match="only must match a cell"):
         sweep(toy(), tmp_path, scale="smoke", only="rate=7")
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [
+        ("seed=1", True),
+        ("seed=11", False),
+        ("seed=1 rate=0.0001", True),
+        ("rate=1e-4", True),
+        ("rate=1e-4 seed=2", False),
+        ("seed", False),
+        ("ed=1", False),
+        ("seed=1 width=3", False),
+        ("run=SGD, flat  seed=1", True),
+        ("run=SGD", False),
+        ("norm layers=with batch norm exact=True", True),
+        ("exact=1", False),
+        ("rule=L2", True),
+        ("rules=['SGD', 'L2']", True),
+        ("rule=L", False),
+    ],
+)
+def test_only_takes_whole_settings(only, expected):
+    cell = {"seed": 1, "rate": 1e-4, "run": "SGD, flat", "norm layers": "with batch norm", "exact": True}
+    assert matches(cell | {"rules": ["SGD", "L2"]}, only) == expected
+
+
+def test_a_seed_is_found_among_seeds_that_run_together():
+    assert [matches({"seeds": seeds}, "seed=3") for seeds in ([2, 3], (3,), [13], [])] == [True, True, False, False]
+
+
+def test_cells_that_left_the_grid_are_not_read(tmp_path):
+    wide = sweep(toy(smoke=Config(3, rates=(0.5, 2.0))), tmp_path, scale="smoke")
+    narrow = toy(smoke=Config(2, rates=(2.0,), broken=1))
+    store = sweep(narrow, tmp_path, scale="smoke")
+    assert {(row["rate"], row["seed"]) for row in store.rows()} == {(2.0, 0)}
+    assert (len(store.finished()), len(store.errors())) == (1, 1)
+    with sqlite3.connect(store.path) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM records").fetchone() == (3,)
+    back = toy(smoke=Config(3))
+    object.__setattr__(back, "run", lambda cell, device: pytest.fail("all of it has run"))
+    assert len(sweep(back, tmp_path, scale="smoke").rows()) == 18
+    assert wide.errors() == []
+
+
+def test_a_store_of_an_early_version_is_read_and_continued(tmp_path):
+    """Before there was a table of what each cell was made with."""
+    store = sweep(toy(), tmp_path, scale="smoke", only="rate=2.0", command="first")
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("DROP TABLE made")
+        connection.execute("UPDATE about SET value = '1.0' WHERE name = 'torch'")
+    assert (len(store.rows()), len(store.finished()), store.about()["torch"]) == (6, 2, "1.0")
+    sweep(toy(), tmp_path, scale="smoke", command="second")
+    assert len(store.rows()) == 12
+    assert store.about()["torch"] == f"{torch.__version__}, 1.0"
+    assert store.about()["command"] == "second"
+
+
+def test_nothing_is_written_where_nothing_runs(tmp_path):
+    store = sweep(toy(), tmp_path, scale="smoke", command="lambdahat reproduce toy")
+    before = store.path.read_bytes()
+    sweep(toy(), tmp_path, scale="smoke", command="lambdahat reproduce toy --jobs 2")
+    assert store.path.read_bytes() == before
+
+
+def made(store: Store) -> list[dict]:
+    with sqlite3.connect(store.path) as connection:
+        return [json.loads(facts) for (facts,) in connection.execute("SELECT facts FROM made")]
+
+
+def test_each_cell_says_what_it_was_made_with(tmp_path):
+    store = sweep(toy(), tmp_path, scale="smoke")
+    found = made(store)
+    assert len(found) == 4
+    for facts in found:
+        assert facts["lambdahat"] == lambdahat.__version__
+        assert facts["torch"] == torch.__version__
+        assert facts["threads"] == str(torch.get_num_threads())
+        assert facts["processor"]
+        assert "gpu" not in facts
+    assert not any(str(Path.home()) in text or str(tmp_path) in text for text in store.about().values())
+    assert store.about()["threads"] == found[0]["threads"]
+
+
+def test_the_commit_is_that_of_our_own_checkout_only(tmp_path, monkeypatch):
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words], cwd=tmp_path, check=True,
+                       capture_output=True)  # fmt: skip
+
+    place = tmp_path / "provenance.py"
+    place.touch()
+    monkeypatch.setattr(provenance, "__file__", str(place))
+    commit = provenance._commit.__wrapped__
+    assert commit() == ""  # no checkout
+    git("init")
+    git("commit", "--allow-empty", "-m", "theirs")
+    assert commit() == ""  # installed inside another project
+    git("add", "provenance.py")
+    git("commit", "-m", "ours")
+    assert len(commit()) == 12
+    place.write_text("changed")
+    assert commit().endswith("-dirty")
 
 
 def test_a_cell_that_raises_is_noted_and_tried_again(tmp_path):
@@ -124,6 +228,8 @@ def test_rows_select_and_pair():
         ({"jobs": 0}, "jobs must be an integer of at least 1"),
         ({"backend": "spark"}, "backend must be one of 'loky', 'dask', 'ray'"),
         ({"address": "tcp://x"}, "address must be left out with the loky backend"),
+        ({"device": "gpu"}, 'device must be "cpu" or "cuda", got \'gpu\''),
+        ({"device": "cuda:99"}, "device must be one that is there, got 'cuda:99', and torch sees"),
     ],
 )
 def test_misuse_is_named(tmp_path, settings, message):
@@ -136,33 +242,84 @@ def test_a_store_that_is_not_there_is_named(tmp_path):
         Store(tmp_path, "toy", "cpu").rows()
 
 
-SCRIPT = """
-import sys
-sys.path.insert(0, {here!r})
-from tests.experiments.toys import Config, toy
+@pytest.mark.parametrize("damage", ["half", "other"])
+def test_a_broken_store_is_named(tmp_path, damage):
+    store = sweep(toy(), tmp_path, scale="smoke")
+    data = store.path.read_bytes()
+    store.path.write_bytes(data[: len(data) // 2] if damage == "half" else b"no database, but long enough " * 50)
+    for read in (store.rows, store.about, lambda: sweep(toy(), tmp_path, scale="smoke")):
+        with pytest.raises(ValueError, match=r"toy-smoke\.sqlite must be a whole store .* delete it and run"):
+            read()
+    assert len(sweep(toy(), tmp_path, scale="smoke", resume=False).rows()) == 12
+
+
+def test_a_store_killed_before_its_first_write_has_no_rows(tmp_path):
+    store = Store(tmp_path, "toy", "smoke")
+    store.path.touch()
+    assert (len(store.rows()), store.seconds(), store.about()) == (0, 0.0, {})
+    assert len(sweep(toy(), tmp_path, scale="smoke").rows()) == 12
+
+
+@pytest.mark.parametrize("below", ["", "run"])
+def test_a_folder_that_is_a_file_is_named(tmp_path, below):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"the folder of the store must be one that can be made, got .*file"):
+        sweep(toy(), tmp_path / "file" / below, scale="smoke")
+
+
+STARTER = """
+import os, sys
+from tests.experiments.toys import Config, toy, watched
 from lambdahat.experiments.sweeps import sweep
-sweep(toy(cpu=Config(10, pause=0.05)), {folder!r}, scale="cpu", jobs=2)
+folder, seeds, jobs = sys.argv[1:]
+for _ in sys.stdin:  # a line for each sweep, in a process group of its own
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        experiment = watched(toy(cpu=Config(int(seeds))), folder + "/log", pause=0.05)
+        sweep(experiment, folder, scale="cpu", jobs=int(jobs))
+        os._exit(0)
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    print("ended", flush=True)
 """
 
 
-@pytest.mark.slow
-def test_twenty_kills_lose_nothing(tmp_path):
-    """Kill the sweep at random moments: the store ends complete, nothing twice, no row other than uninterrupted."""
-    script = SCRIPT.format(here=str(Path(__file__).parents[2]), folder=str(tmp_path / "killed"))
-    moments = random.Random(0)
-    kills = 0
-    for _ in range(20):
-        run = subprocess.Popen([sys.executable, "-c", script], start_new_session=True, stderr=subprocess.DEVNULL)
-        time.sleep(moments.uniform(1.5, 4.0))
-        if run.poll() is None:
-            os.killpg(run.pid, signal.SIGKILL)
-            kills += 1
-        run.wait()
-    assert kills >= 3
-    experiment = toy(cpu=Config(10, pause=0.05))
-    finished = sweep(experiment, tmp_path / "killed", scale="cpu")
-    whole = sweep(experiment, tmp_path / "whole", scale="cpu")
-    assert records(finished) == records(whole)
+@pytest.mark.parametrize(
+    ("jobs", "kills", "seeds"),
+    [(1, 20, 100), (2, 2, 40), pytest.param(2, 20, 150, marks=pytest.mark.slow)],
+)
+def test_kills_lose_nothing(tmp_path, jobs, kills, seeds):
+    """Kill the sweep at random moments: the store ends complete, nothing twice, no row other than uninterrupted.
+
+    A process that has imported everything forks one for each sweep: with one job a kill costs what its cells take.
+    """
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    log, store, moments = folder / "log", Store(folder, "toy", "cpu"), random.Random(0)
+    before = []  # at each kill: the finished cells, and how many have begun
+    command = [sys.executable, "-c", STARTER, str(folder), str(seeds), str(jobs)]
+    root = str(Path(__file__).parents[2])
+    with subprocess.Popen(command, cwd=root, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
+        for _ in range(kills):
+            known = len(store.finished()) if store.path.is_file() else 0
+            print(file=starter.stdin, flush=True)
+            child = int(starter.stdout.readline())
+            while not store.path.is_file() or len(store.finished()) == known:
+                time.sleep(0.005)
+            time.sleep(moments.uniform(0, 0.3))
+            os.killpg(child, signal.SIGKILL)
+            assert starter.stdout.readline() == "ended\n"
+            before.append((store.finished(), len(log.read_text().split())))
+        starter.stdin.close()
+    experiment = toy(cpu=Config(seeds))
+    finished = sweep(watched(experiment, str(log), pause=0.0), folder, scale="cpu")
+    begun = log.read_text().split()
+    assert len(before) == kills
+    assert all(0 < len(done) < 2 * seeds for done, _ in before)
+    assert all(done.isdisjoint(begun[count:]) for done, count in before)
+    assert len(begun) > len(set(begun)) == 2 * seeds  # a cell that was running at a kill ran again
+    assert records(finished) == records(sweep(experiment, tmp_path / "whole", scale="cpu"))
 
 
 RAY = pytest.param("ray", marks=pytest.mark.slow)  # dask comes with the development tools, ray does not

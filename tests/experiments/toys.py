@@ -1,10 +1,10 @@
 """A small experiment whose rows are known: functions inside a function, so that workers get them by value."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Experiment, Rows
+from lambdahat.experiments.experiment import Experiment, Rows, key_of
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import mean_of
 
@@ -53,3 +53,18 @@ def toy(**scales: Config) -> Experiment:
 
     every = {"smoke": Config(2), "cpu": Config(4), "paper": Config(8)} | scales
     return Experiment("toy", "A toy", "no paper", "Table 1", every, cells, run, claims, tables, charts, ("nothing",))
+
+
+def watched(experiment: Experiment, log: str, pause: float) -> Experiment:
+    """The same, but a cell writes its key to the end of a file when it begins, and takes a while."""
+    inner = experiment.run
+
+    def run(cell, device):
+        import time
+
+        with open(log, "a") as file:
+            file.write(key_of(cell) + "\n")
+        time.sleep(pause)
+        return inner(cell, device)
+
+    return replace(experiment, run=run)

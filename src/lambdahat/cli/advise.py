@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lambdahat.report.style import value_text
 from lambdahat.results import Estimate, write_atomically
 
 MEASURED = ("measured", "value ± error", "of")
+NEAR = 0.25  # of the samples taken, above which a batch is not small beside them
 ADVISED = ("advice", "batch", "value ± error", "95 % interval")
 
 
@@ -27,6 +29,8 @@ def run_advise(
     problem = load_problem(factory, choices)
     with bars(quiet):
         found = advise(problem, **question)
+    if choices.samples is not None:
+        found = replace(found, cautions=(*found.cautions, *mind_samples(found)))
     if out is not None:
         _write(found, out)
     if as_json:
@@ -43,6 +47,22 @@ def run_advise(
     return code_of([found.status])
 
 
+def mind_samples(found: Advice) -> list[str]:
+    """Where batches are not far smaller than the samples that --samples drew, which all formulas take for all data."""
+    total, cautions = found.levels.population, []
+    for size in (view.batch_size for view in found.levels.views if view.batch_size > NEAR * total):
+        less = (
+            f"{1 / (1 - size / total):.2g} times the noise seen here"
+            if size < total
+            else "noise, and none is seen here"
+        )
+        cautions.append(
+            f"a batch of {size:,} is {size / total:.0%} of the {total:,} samples taken, which count as all data in "
+            f"b = B/(1 − B/N): with far more data it has {less}; take more --samples"
+        )
+    return cautions
+
+
 def headline(found: Advice) -> str:
     """One line on what was measured."""
     levels = found.levels
@@ -55,7 +75,7 @@ def measured(found: Advice) -> list[tuple[str, str, str]]:
     if isinstance(levels, NoiseLevels):
         rows = [
             ("λ₁", value_text(levels.largest), f"the {levels.operator} of all data"),
-            ("λ_P", value_text(levels.smallest), f"the {levels.operator} of all data"),
+            _low_end(levels),
             ("σ²", value_text(levels.variance), "an element, over samples"),
             ("τ²", value_text(levels.tau2), "the sharpest direction, over samples"),
         ]
@@ -66,6 +86,15 @@ def measured(found: Advice) -> list[tuple[str, str, str]]:
             rows.append(("|φ̂₁ᵀφ₁|²", value_text(view.overlap), f"{size}, with all data"))
         rows += [("λ₁", value_text(each), f"{size}, predicted, {model}") for model, each in view.predicted.items()]
     return rows
+
+
+def _low_end(levels: NoiseLevels) -> tuple[str, str, str]:
+    """λ_P; of a Gauss–Newton matrix, which has no eigenvalue below 0, the mean of all eigenvalues."""
+    if levels.operator != "ggn":
+        return "λ_P", value_text(levels.smallest), f"the {levels.operator} of all data"
+    order = levels.parameters
+    mean = Estimate(float(levels.trace) / order, float(levels.trace.stderr) / order)
+    return "mean λ", value_text(mean), "the ggn of all data, tr/P; none is below 0"
 
 
 def advised(found: Advice) -> list[tuple[str, ...]]:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from lambdahat.cli.measurements import bars
-from lambdahat.cli.reproduce import claims_table, say_errors, show, write_tables
+from lambdahat.cli.reproduce import say_errors, say_notes, show, write_tables
 from lambdahat.experiments.experiment import Experiment
+from lambdahat.experiments.findings import findings
 from lambdahat.experiments.ngd.digits import EXPERIMENT
 from lambdahat.experiments.sweeps import sweep
 from lambdahat.report.chart_figures import draw
@@ -27,17 +28,17 @@ def run_demo(out: Path, seed: int, quiet: bool) -> int:
     with bars(quiet), one_thread():
         store = sweep(experiment, out, scale=SCALE, resume=False, command=f"lambdahat demo --seed {seed}")
     code = say_errors(store)
-    rows = store.rows()
-    if len(rows) == 0:
+    if len(store.rows()) == 0:
         return code
-    tables = [*experiment.tables(rows), claims_table(experiment, store)]
-    write_tables(experiment, tables, out / "table")
-    for number, chart in enumerate(experiment.charts(rows), 1):
+    found = findings(experiment, store)
+    code = max(code, say_notes(store, found))
+    write_tables(experiment, found, out / "table")
+    for number, chart in enumerate(found.charts, 1):
         axes: Any = draw(chart)
         axes.figure.savefig(out / f"figure-{number:02d}.png", dpi=110)
     page = page_of_stores(out, out / "report.html", title="Demonstration")
     if not quiet:
-        show(experiment, SCALE, tables)
+        show(experiment, SCALE, found)
         print(f"rows, tables and figures are in {out}; open {page}")
     return code
 

@@ -8,12 +8,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, say
+from lambdahat.cli.exits import FAILED, NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
 from lambdahat.experiments import registry
-from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import SCALES, Experiment, label_of
+from lambdahat.experiments.findings import Findings, findings
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.store import Store, stores_in
 from lambdahat.experiments.sweeps import sweep
@@ -62,7 +62,8 @@ def list_experiments() -> None:
 def run_reproduce(names: list[str], choices: Choices, as_json: bool, quiet: bool) -> int:
     """Run experiments, print and write; 0 whatever the verdicts, for a claim that does not hold is a finding.
 
-    1 where a cell raised: its error is in the store, and the next run tries it again.
+    1 where a cell raised: its error is in the store, and the next run tries it again. 3 where all cells are there and
+    their rows cannot be read.
     """
     experiments = [_found(name) for name in names]
     documents, code = [], OK
@@ -76,11 +77,12 @@ def run_reproduce(names: list[str], choices: Choices, as_json: bool, quiet: bool
         code = max(code, say_errors(store))
         if len(store.rows()) == 0:
             continue
-        tables = [*experiment.tables(store.rows()), claims_table(experiment, store)]
-        write_tables(experiment, tables, choices.out / f"{experiment.name}-{choices.scale}")
-        documents.append(document(experiment, store, tables))
+        found = findings(experiment, store)
+        code = max(code, say_notes(store, found))
+        write_tables(experiment, found, choices.out / f"{experiment.name}-{choices.scale}")
+        documents.append(document(experiment, store, found))
         if not (as_json or quiet):
-            show(experiment, choices.scale, tables)
+            show(experiment, choices.scale, found)
     if any(len(store.rows()) for store in stores_in(choices.out)):
         page = page_of_stores(choices.out, choices.out / "report.html")
         if not (as_json or quiet):
@@ -95,6 +97,8 @@ def run_report(folders: list[Path], out: Path, quiet: bool) -> int:
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"FOLDERS must be folders with stored rows or results, got {str(folder)!r}")
+    if out.is_dir():
+        raise InputError(f"--out must be a page to write, got the folder {str(out)!r}")
     page = page_of_folders(folders, out)
     if not quiet:
         print(f"written to {page}")
@@ -117,11 +121,17 @@ def say_errors(store: Store) -> int:
     return NOT_CONVERGED if errors else OK
 
 
-def claims_table(experiment: Experiment, store: Store) -> Table:
-    """The verdicts as a table."""
-    verdicts = judge(experiment.claims(store.rows()))
-    rows = tuple((v.verdict, v.claim, v.source, v.published, v.evidence) for v in verdicts)
-    return Table("Claims", CLAIMS_HEADER, rows)
+def say_notes(store: Store, found: Findings) -> int:
+    """What the rows lack, on standard error, and the exit code."""
+    for note in found.notes:
+        say(f"{store.experiment}: {note}")
+    return FAILED if found.faulty else OK
+
+
+def tables_of(found: Findings) -> list[Table]:
+    """The experiment's own tables, and the verdicts as one."""
+    rows = tuple((v.verdict, v.claim, v.source, v.published, v.evidence) for v in found.verdicts)
+    return [*found.tables, *([Table("Claims", CLAIMS_HEADER, rows)] if rows else [])]
 
 
 def assumed(experiment: Experiment) -> str:
@@ -129,28 +139,35 @@ def assumed(experiment: Experiment) -> str:
     return "\n".join(["Assumed where the text is silent:", *(f"- {text}" for text in experiment.assumptions)])
 
 
-def show(experiment: Experiment, scale: str, tables: list[Table]) -> None:
+def show(experiment: Experiment, scale: str, found: Findings) -> None:
     """Tables and assumptions on standard output."""
-    print(f"{experiment.title} ({experiment.paper}, {experiment.part})\n")
+    print(f"{experiment.title} ({experiment.paper}, {experiment.part})\n\n{found.progress}\n")
     if scale == "smoke":
         print("The scale smoke shows that all of it runs; its verdicts say nothing about the paper.\n")
-    for table in tables:
+    for table in tables_of(found):
         print_table(table.header, table.rows, table.title)
         print()
     print(assumed(experiment), end="\n\n")
 
 
-def write_tables(experiment: Experiment, tables: list[Table], path: Path) -> None:
+def write_tables(experiment: Experiment, found: Findings, path: Path) -> None:
     """The same as text and as Markdown."""
+    tables = tables_of(found)
     texts = [text_table(table.header, table.rows, table.title) for table in tables]
     marked = [f"**{table.title}**\n\n{markdown_table(table.header, table.rows)}" for table in tables]
     for suffix, parts in ((".txt", texts), (".md", marked)):
-        text = "\n\n".join([*parts, assumed(experiment)]) + "\n"
+        text = "\n\n".join([found.progress, *parts, assumed(experiment)]) + "\n"
         write_atomically(path.with_name(path.name + suffix), text.encode())
 
 
-def document(experiment: Experiment, store: Store, tables: list[Table]) -> dict[str, Any]:
+def document(experiment: Experiment, store: Store, found: Findings) -> dict[str, Any]:
     """The same for --json."""
-    named = [{"title": t.title, "rows": [dict(zip(t.header, row, strict=True)) for row in t.rows]} for t in tables]
-    return {"experiment": experiment.name, "scale": store.scale, "about": store.about(), "tables": named[:-1],
-            "claims": named[-1]["rows"], "assumptions": list(experiment.assumptions)}  # fmt: skip
+    named = [{"title": t.title, "rows": _records(t)} for t in found.tables]
+    claims = [record for table in tables_of(found)[len(found.tables) :] for record in _records(table)]
+    return {"experiment": experiment.name, "scale": store.scale, "about": store.about(),
+            "cells": {"finished": found.done, "all": found.total}, "notes": list(found.notes), "tables": named,
+            "claims": claims, "assumptions": list(experiment.assumptions)}  # fmt: skip
+
+
+def _records(table: Table) -> list[dict[str, str]]:
+    return [dict(zip(table.header, row, strict=True)) for row in table.rows]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,9 @@ from lambdahat.singular.temperatures import TemperatureRegression
 
 HEADER = ("quantity", "value ± error", "products", "status")
 SAMPLED = LearningCoefficient, BayesCriteria, TemperatureRegression  # whose cost counts gradients
+NUMBER = re.compile(r"\s*(at (least|most) )?[-+−±<>≤≥≈~]?\s*(\.?\d|(nan|inf)\b)")
+WORD = re.compile(r"[^\W\d_]{2,}")
+NOTHING = ("", "-", "–", "—")  # an empty cell
 NOTE = "± is one standard error; for eigenvalues, a bound: an eigenvalue lies that near."
 
 
@@ -61,8 +66,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left")
-    for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i in (0, len(header) - 1) else "right", overflow="fold")
+    for name, right in zip(header, _numeric(header, rows), strict=True):
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     console = Console(file=sys.stdout)
@@ -71,25 +76,35 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:
     """Plain text, columns aligned."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    rule = ["-" * width for width in widths]
-    lines = [_aligned(row, widths) for row in (header, rule, *rows)]
+    widths = [max(_width(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    rights = _numeric(header, rows)
+    lines = []
+    for row in (header, ["-" * width for width in widths], *rows):
+        spaces = [" " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
+        parts = zip(row, spaces, rights, strict=True)
+        lines.append("  ".join(space + cell if right else cell + space for cell, space, right in parts).rstrip())
     return "\n".join([title, *lines] if title else lines)
 
 
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
-    first, *middle, last = row
-    cells = [
-        first.ljust(widths[0]),
-        *(cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)),
-        last,
-    ]
-    return "  ".join(cells)
+def _width(text: str) -> int:
+    """Letters as they are seen: the hat of λ̂ takes no place."""
+    return sum(not unicodedata.combining(letter) for letter in text)
+
+
+def _numeric(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Which columns stand to the right: those of numbers, after the first, which names the rows."""
+    return [i > 0 and _all_numbers([row[i] for row in rows]) for i in range(len(header))]
+
+
+def _all_numbers(cells: Sequence[str]) -> bool:
+    """Whether a column holds numbers, with a word or two at most: "12.3 ± 0.4", "3 of 4", "1,200 gradients"."""
+    written = [cell for cell in cells if cell.strip() not in NOTHING]
+    return len(written) > 0 and all(NUMBER.match(cell) and len(WORD.findall(cell)) <= 2 for cell in written)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
-    marks = [":--" if i in (0, len(header) - 1) else "--:" for i in range(len(header))]
+    marks = ["--:" if right else ":--" for right in _numeric(header, rows)]
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, marks, *rows)) + "\n"
 
 

@@ -41,14 +41,12 @@ class Rows(Sequence[Row]):
 
     def where(self, **settings: Any) -> Rows:
         """The rows with these settings; a list, tuple or set stands for any of its members."""
-        kept = []
-        for row in self._records:
-            wanted = (
-                row.get(name) in value if isinstance(value, list | tuple | set | frozenset) else row.get(name) == value
-                for name, value in settings.items()
-            )
-            if all(wanted):
-                kept.append(row)
+        kept = self._records
+        for name, value in settings.items():
+            if isinstance(value, list | tuple | set | frozenset):
+                kept = [row for row in kept if row.get(name) in value]
+            else:
+                kept = [row for row in kept if row.get(name) == value]
         return Rows(kept)
 
     def values(self, name: str) -> list[Any]:

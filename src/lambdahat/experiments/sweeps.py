@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,17 +17,19 @@ from lambdahat._check import require, require_choice, require_count
 from lambdahat._progress import report
 from lambdahat.experiments.clusters import BACKENDS
 from lambdahat.experiments.experiment import Cell, Experiment, Row, key_of, label_of
+from lambdahat.experiments.provenance import made_with
 from lambdahat.experiments.store import Store
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one cell: its rows, or the error it raised."""
+    """What came of one cell: its rows, or the error it raised; and what it was made with."""
 
     cell: Cell
     rows: list[Row] | None
     seconds: float
     error: str = ""
+    made: dict[str, str] = field(default_factory=dict)
 
 
 def sweep(
@@ -43,13 +47,15 @@ def sweep(
 ) -> Store:
     """Run the cells of an experiment that its store does not have yet, and return the store.
 
-    ``only`` keeps the cells whose settings, as "alpha=0.1 seed=3", contain every word of it. A cell that raises is
+    ``only`` keeps the cells that have all settings of it, as "alpha=0.1 seed=3" (``matches``). A cell that raises is
     noted and the others go on; a killed sweep loses the cells that were running. With ``resume=False`` it starts anew.
     """
     require_count(jobs, "jobs")
     require_choice(backend, "backend", BACKENDS)
     require(address is None or backend != "loky", "address", "be left out with the loky backend", repr(address),
             "pass --backend dask or ray")  # fmt: skip
+    if address is None:  # else the workers may have what this machine lacks
+        _require_device(device)
     cells = experiment.grid(scale)
     chosen = [cell for cell in cells if matches(cell, only)]
     require(bool(chosen), "only", "match a cell", repr(only), f"cells read like {label_of(cells[0])!r}")
@@ -63,16 +69,53 @@ def sweep(
         if outcome.rows is None:
             store.fail(outcome.cell, outcome.error)
         else:
-            store.add(outcome.cell, outcome.rows, outcome.seconds)
+            store.add(outcome.cell, outcome.rows, outcome.seconds, outcome.made)
         finished += 1
         report(task, finished, len(chosen), label_of(outcome.cell))
     return store
 
 
 def matches(cell: Cell, only: str | None) -> bool:
-    """Whether every word of ``only`` is part of the cell's settings."""
-    words = label_of(cell).split()
-    return only is None or all(any(word in setting for setting in words) for word in only.split())
+    """Whether a cell has all settings of ``only``: whole words name=value, in any order.
+
+    "seed=3" is also a setting of a cell that has "seeds=[2, 3]": such a cell runs its seeds together.
+
+    >>> [matches({"rate": 0.5, "seed": seed}, "seed=1 rate=0.5") for seed in (1, 11)]
+    [True, False]
+    """
+    if only is None:
+        return True
+    values = {name: [value] for name, value in cell.items()}
+    for name, value in cell.items():
+        if isinstance(value, list | tuple) and name.endswith("s"):
+            values.setdefault(name[:-1], []).extend(value)
+    names = "|".join(re.escape(name) for name in sorted(values, key=len, reverse=True))
+    before, *asked = re.split(rf"(?:^|\s)({names})=", only)  # by names, since a value may have spaces
+    pairs = zip(asked[::2], asked[1::2], strict=True)
+    return not before.strip() and all(
+        any(_reads(value, text.strip()) for value in values[name]) for name, text in pairs
+    )
+
+
+def _reads(value: Any, text: str) -> bool:
+    """Whether a setting is written so; a number in any way."""
+    if str(value) == text:
+        return True
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and float(text) == value
+    except ValueError:
+        return False
+
+
+def _require_device(device: str) -> None:
+    """One error before the sweep instead of one for each cell."""
+    kind, _, index = device.partition(":")
+    require(kind in ("cpu", "cuda"), "device", 'be "cpu" or "cuda"', repr(device))
+    if kind == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        there = index.isdigit() and int(index) < count if index else count > 0
+        require(there, "device", "be one that is there", f"{device!r}, and torch sees {count} CUDA devices",
+                'pass "cpu", or install torch for CUDA')  # fmt: skip
 
 
 def run_cell(cell: Cell, experiment: Experiment, device: str, threads: int | None) -> Outcome:
@@ -82,9 +125,10 @@ def run_cell(cell: Cell, experiment: Experiment, device: str, threads: int | Non
     start = time.perf_counter()
     try:
         rows = experiment.run(cell, device)
+        seconds, made = time.perf_counter() - start, made_with(device)
     except Exception:
         return Outcome(cell, None, time.perf_counter() - start, traceback.format_exc(limit=-4))
-    return Outcome(cell, rows, time.perf_counter() - start)
+    return Outcome(cell, rows, seconds, made=made)
 
 
 def _outcomes(

@@ -1,0 +1,19 @@
+"""The stored runs are of today's grids: a cell that has run would not run again, whatever data this machine has."""
+
+from lambdahat.experiments.experiment import key_of
+from lambdahat.experiments.registry import find
+from lambdahat.experiments.store import stores_in
+from tests.documents import ROOT
+
+STORES = ROOT / "benchmarks" / "results" / "reproductions"
+
+
+def test_stored_cells_are_in_the_grid(monkeypatch, tmp_path):
+    monkeypatch.delenv("LAMBDAHAT_DATA", raising=False)
+    monkeypatch.setattr("lambdahat.data.files.cache", lambda: tmp_path)
+    strangers = {}
+    for store in stores_in(STORES):
+        grid = {key_of(cell) for cell in find(store.experiment).grid(store.scale)}
+        strangers[store.path.name] = len(store.finished() - grid)
+    assert strangers
+    assert {name: count for name, count in strangers.items() if count} == {}
