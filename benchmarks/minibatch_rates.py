@@ -79,7 +79,10 @@ def markdown(results: Sequence[Piece]) -> str:
     out = []
     for found in results:
         # of a file that an earlier version wrote the verdicts may be judged otherwise
-        rows = tuple((v.verdict, v.claim, v.source, v.published, v.evidence) for v in found.judged())
+        rows = tuple(
+            (v.verdict, f"{v.claim} (ours)" if v.own else v.claim, v.source, v.published, v.evidence)
+            for v in found.judged()
+        )
         measured = find(found.name).tables(Rows(found.rows()))
         tables = (Table(f"Claims: {found.name}", CLAIMS_HEADER, rows), *measured)
         out += [f"**{table.title}**\n\n{markdown_table(table.header, table.rows)}" for table in tables]

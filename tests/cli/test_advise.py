@@ -8,6 +8,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+import lambdahat as lh
 from lambdahat.cli.app import app
 from lambdahat.randommatrix import Advice, advise
 
@@ -26,6 +27,12 @@ def make_problem(sign=1.0):
 def normed():
     net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)).double()
     return Problem(net, "cross_entropy", (rows(), (rows()[:, 0] > 0).long()), norm="train", batch_size=10)
+
+def classifier():
+    net = torch.nn.Linear(3, 2).double()
+    torch.nn.init.zeros_(net.weight)
+    torch.nn.init.zeros_(net.bias)
+    return Problem(net, "cross_entropy", (rows(), (rows()[:, 0] > 0).long()))
 
 def a_maximum():
     return make_problem(-1.0)
@@ -80,6 +87,33 @@ def test_options_reach_the_advice(project):
     assert document["about"]["samples"] == 20
     assert [row["name"] for row in document["advice"]][-1] == "stable rate by training"
     assert document["measured"]["tau2"]["stderr"] > 0
+
+
+@pytest.mark.parametrize(("size", "samples", "share", "told"), [
+    (4, 40, "", ""), (4, 20, "", ""), (8, 20, "40%", "1.7 times the noise seen here"),
+    (20, 20, "100%", "noise, and none is seen here"),
+])  # fmt: skip
+def test_a_batch_that_is_large_beside_the_samples_taken_is_minded(project, size, samples, share, told):
+    """1/(1 − 8/20) = 1.7. Without --samples all data are all data, whatever the batch."""
+    arguments = (f"{project}:make_problem", "--batch-size", size, "--json")
+    found = json.loads(call(*arguments, "--samples", samples).stdout)["cautions"]
+    words = f"a batch of {size} is {share} of the {samples} samples taken, which count as all data in b = B/(1 − B/N): "
+    expected = [f"{words}with far more data it has {told}; take more --samples"] if told else []
+    assert [caution for caution in found if "samples taken" in caution] == expected
+    assert not any("samples taken" in caution for caution in json.loads(call(*arguments).stdout)["cautions"])
+
+
+def test_of_a_gauss_newton_matrix_the_mean_eigenvalue_is_told(project):
+    """Its smallest is only known not to be below 0."""
+    result = call(f"{project}:classifier", "--optimizer", "kfac", "--batch-size", 8, "--batches", 3)
+    assert result.exit_code == 0, result.output
+    sys.path.insert(0, os.getcwd())
+    problem = __import__(project).classifier()
+    (row,) = [line for line in result.stdout.splitlines() if line.startswith("mean λ")]
+    assert row.endswith("the ggn of all data, tr/P; none is below 0")
+    expected = float(lh.ggn(problem).dense().trace()) / problem.num_parameters
+    assert float(row.split()[2]) == pytest.approx(expected, rel=0.1)
+    assert "λ_P" not in result.stdout
 
 
 def test_everything_is_written(project, tmp_path):

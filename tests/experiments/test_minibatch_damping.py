@@ -141,7 +141,7 @@ def test_eq_5_36_is_judged_by_itself():
     sizes, here = torch.tensor(SIZES, dtype=torch.float64), rule(told={"additive": 0.32, "directional": 30.0})
     for level, expected in ((16, ["holds", "does not hold"]), (0.16, ["does not hold", "holds"])):
         made = claims_of([frontier(level / sizes)], [here], [])[1:]
-        assert [claim.source for claim in made] == ["after Eq. 5.36", "Eq. 5.36"]
+        assert [(claim.source, claim.own) for claim in made] == [("after Eq. 5.36", True), ("Eq. 5.36", False)]
         assert [verdict.verdict for verdict in judge(made)] == expected
 
 
@@ -189,6 +189,8 @@ def test_charts_come_from_rows(found):
         "Adam's ε", "KFAC's δ", "Eq. 5.36, Pσ²", "τ² for Pσ²", "by batches, adam", "by batches, kfac",
     ]  # fmt: skip
     assert dampings.series[4].y == pytest.approx(expected_damping(rules_of(found)[0], "adam").tolist())
-    assert len(scaled) == 4
+    assert [chart.source for chart in scaled] == [
+        "Figure 5.12", "not in the thesis", "Figure 5.11", "Figure 5.14", "not in the thesis", "Figure 5.13",
+    ]  # fmt: skip
     for chart in (dampings, *scaled):
         draw(chart)

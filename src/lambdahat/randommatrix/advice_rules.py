@@ -254,7 +254,7 @@ def _about_end(levels: NoiseLevels, slowest: _Direction) -> str:
     if slowest.name != SHARPEST:
         return (
             f"without momentum it is near {near:.3g} along {slowest.name}, noisier than the sharpest direction; along "
-            f"that it were τ²/λ₁² = {told:.3g}, or {isotropic}"
+            f"that it would be τ²/λ₁² = {told:.3g}, or {isotropic}"
         )
     if slowest.rival is not None:
         return f"without momentum it is near {near:.3g} by the batches, τ²/λ₁² = {told:.3g} by samples, or {isotropic}"

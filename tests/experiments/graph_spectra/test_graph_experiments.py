@@ -23,7 +23,7 @@ from lambdahat.experiments.graph_spectra.counting import (
     lanczos_spectra,
     plain_moments,
 )
-from lambdahat.experiments.reproduction import FAILS, HOLDS
+from lambdahat.experiments.reproduction import FAILS, HOLDS, UNTESTED
 from lambdahat.graphs import graph
 from lambdahat.graphs.block_moments import eigenvalues
 from lambdahat.maxent import fit
@@ -179,8 +179,13 @@ def pair_rows(within, outside):
 
 
 def test_kinds_are_apart_where_the_divergences_say_so():
-    assert {v.verdict for v in judge(likeness.claims(pair_rows(0.1, 5.0)))} == {HOLDS}
-    assert {v.verdict for v in judge(likeness.claims(pair_rows(5.0, 0.1)))} == {FAILS}
+    """Of the graphs at hand, which is a claim of ours; that of the thesis's needs its gene networks."""
+    for within, outside, verdict in ((0.1, 5.0, HOLDS), (5.0, 0.1, FAILS)):
+        found = judge(likeness.claims(pair_rows(within, outside)))
+        assert {v.verdict for v in found if v.own} == {verdict}
+        assert [v.verdict for v in found if not v.own] == [UNTESTED] * 3
+        assert all("its gene networks are not at hand" in v.evidence for v in found if not v.own)
+        assert all("over estimates of these graphs (n = 3)" in v.evidence for v in found)
 
 
 def test_stored_divergences_make_a_result_again():
@@ -190,19 +195,53 @@ def test_stored_divergences_make_a_result_again():
     np.testing.assert_array_equal(found.divergences, found.divergences.T)
 
 
-def test_a_count_that_settles_is_told_from_one_that_does_not():
-    def rows(last):
-        return Rows(
-            {"graph": name, "method": FIRST, "seed": seed, "moments": m, "found": n + 0.1 * seed, "data": "made"}
-            for name in communities.PRINTED
-            for seed in range(4)
-            for m, n in ((40, 500.0), (70, 100.0), (100, last))
-        )
+def settling_rows(last, data):
+    return Rows(
+        {"graph": name, "method": FIRST, "seed": seed, "moments": m, "found": n + 0.1 * seed, "data": data(name)}
+        for name in communities.PRINTED
+        for seed in range(4)
+        for m, n in ((40, 500.0), (70, 100.0), (100, last))
+    )
 
-    settled = {v.claim.partition(" ")[0]: v.verdict for v in judge(communities.claims(rows(101.0)))}
-    moving = {v.claim.partition(" ")[0]: v.verdict for v in judge(communities.claims(rows(150.0)))}
-    assert settled == {"DBLP": HOLDS, "Amazon": HOLDS, "YouTube": FAILS}
-    assert moving == {"DBLP": FAILS, "Amazon": FAILS, "YouTube": HOLDS}
+
+def test_a_count_that_settles_is_told_from_one_that_does_not():
+    def verdicts(last):
+        rows = settling_rows(last, lambda name: subjects.SUBJECTS[name].files[0])
+        return {v.claim.partition(":")[0]: v.verdict for v in judge(communities.claims(rows))}
+
+    assert verdicts(101.0) == {"DBLP": HOLDS, "Amazon": HOLDS, "YouTube": FAILS}
+    assert verdicts(150.0) == {"DBLP": FAILS, "Amazon": FAILS, "YouTube": HOLDS}
+
+
+@pytest.mark.parametrize("last", [101.0, 150.0])
+def test_a_named_graph_is_not_judged_on_another(last):
+    """Whatever the count does; of the graph that was counted the same is a claim of ours."""
+    found = judge(communities.claims(settling_rows(last, lambda name: f"like {name}")))
+    assert [v.verdict for v in found if not v.own] == [UNTESTED] * 3
+    assert all(f"measured on another graph, like {v.claim.partition(':')[0]}" in v.evidence
+               for v in found if not v.own)  # fmt: skip
+    ours = {v.claim.partition(":")[0]: v.verdict for v in found if v.own}
+    assert ours == dict.fromkeys((f"like {name}" for name in communities.PRINTED), HOLDS if last == 101.0 else FAILS)
+
+
+def type_rows(youtube):
+    """Divergences of two large graphs from the three models, the third nearest."""
+    data = {models.LARGE_BA: "drawn", models.YOUTUBE: youtube}
+    return Rows(
+        {"kind": "type", "graph": graph, "data": data[graph], "model": model, "seed": seed,
+         "divergence": (1.0 if model == models.BA else 5.0) * (1 + 0.01 * seed * (model == models.BA))}
+        for graph in data
+        for model in models.PRINTED
+        for seed in range(4)
+    )  # fmt: skip
+
+
+def test_the_model_nearest_to_youtube_is_judged_on_youtube_alone():
+    found = judge(models.claims(type_rows("com-youtube.ungraph")))
+    assert [(v.verdict, v.own) for v in found] == [(HOLDS, False)] * 4
+    found = judge(models.claims(type_rows("another")))
+    assert [(v.verdict, v.own) for v in found] == [(HOLDS, False)] * 2 + [(UNTESTED, False)] * 2 + [(HOLDS, True)] * 2
+    assert found[-1].claim == "another: Barabási–Albert is nearer than Watts–Strogatz"
 
 
 def planted_rows(errors):
@@ -221,6 +260,50 @@ def test_errors_as_in_table_3_2_hold():
     assert {v.verdict for v in verdicts} == {HOLDS}
     swapped = {EGS: printed[LANCZOS], LANCZOS: printed[EGS], OURS: lambda count: 0.1}
     assert {v.verdict for v in judge(clusters._table_claims(planted_rows(swapped)))} == {FAILS}
+
+
+def test_errors_over_sizes_count_seeds():
+    """Slopes of seeds: the same errors but for a factor, so that all are alike, and n is 4, not 16."""
+    printed = {method: clusters.PRINTED[method].__getitem__ for method in (EGS, LANCZOS)}
+    made = clusters._table_claims(planted_rows({**printed, OURS: lambda count: 1e-5}))
+    falls = next(claim for claim in made if claim.sentence == "the error of EGS falls as graphs grow")
+    assert falls.reading.count == 4
+    assert falls.reading.value == pytest.approx(clusters._printed_slope(EGS))
+    assert [claim.own for claim in made] == [False, True] * 4 + [False, False]
+
+
+def curve_rows(name, truth, data):
+    return Rows(
+        {"kind": "curve", "graph": name, "truth": truth, "size": 5000, "data": data, "moments": order, "seed": seed,
+         "method": method, "error": (0.1 if method == EGS else 0.5) * (1 + 0.01 * seed) / order}
+        for order in (20, 40, 60)
+        for seed in range(3)
+        for method in (EGS, LANCZOS)
+    )  # fmt: skip
+
+
+def test_a_mixed_graph_is_named_by_the_size_that_was_run():
+    tenth, whole = (clusters._curve_claims(curve_rows("mixed 305", truth, "made"))[0] for truth in (30, 305))
+    assert tenth.sentence.startswith("30 mixed clusters, 5,000 nodes (305 in the thesis): EGS errs less")
+    assert whole.sentence.startswith("305 mixed clusters, 5,000 nodes: EGS errs less")
+    assert tenth.unit == " decades"
+
+
+def test_a_real_graph_is_one_graph_however_often_it_is_counted():
+    ours, other = (clusters._curve_claims(curve_rows("NetScience", 396, data))[0] for data in ("netscience", "made"))
+    assert (ours.unit, ours.unmet) == (" decades over estimates of this graph", "")
+    assert other.unmet == "measured on another graph, made"
+
+
+def test_email_s_eigenvalues_are_counted_below_each_seed_s_own_minimum():
+    """Cuts at 0.1 and 0.3 of eigenvalues 0, …, 0 (20 of them), 0.21 and more: 20 and 21."""
+    near = {"kind": "eigenvalues", "graph": "Email", "data": "email-Eu-core", "order": 100,
+            "smallest": [0.0] * 20 + [0.21, 0.4]}  # fmt: skip
+    curve = {"kind": "curve", "graph": "Email", "method": FIRST, "moments": 100, "found": 19.0}
+    counted = [{**curve, "seed": seed, "cut": cut} for seed, cut in enumerate((0.1, 0.3))]
+    below, area = clusters._email_claims(Rows([near, *counted]))
+    assert (below.reading.value, below.reading.count) == (20.5, 2)
+    assert (area.reading.value, area.reading.count) == (19.0, 2)
 
 
 def test_a_fitted_parameter_is_compared_with_the_true_one():

@@ -58,6 +58,11 @@ def real_graph(name: str, nodes: int = 0) -> tuple[Graph, str]:
     return made, f"made {subject.kind} graph"
 
 
+def stand_in(name: str, data: str) -> str:
+    """Why what was measured says nothing of a graph of ``SUBJECTS``: it is another. Empty where it is the graph."""
+    return "" if data == SUBJECTS[name].files[0] else f"measured on another graph, {data}"
+
+
 def largest_component(whole: Graph, name: str, part: int | None) -> tuple[Graph, str]:
     """The largest component, or one of three ``part``s of it by the distance from one of its nodes; and its name."""
     largest = np.bincount(whole.components).argmax()

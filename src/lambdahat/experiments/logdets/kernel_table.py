@@ -35,6 +35,7 @@ CHEBYSHEV, LANCZOS = "Chebyshev", "Lanczos"
 OURS = {method: f"{method}, preconditioned" for method in ("maxent", "chebyshev", "slq")}
 METHODS = (MEME, GRIDDED, CHEBYSHEV, LANCZOS, *OURS.values())
 TABLE = "Table 2.1"
+LEAST = 0.5  # of the printed decades between two methods, which ours are to reach
 
 
 @dataclass(frozen=True)
@@ -192,23 +193,24 @@ def claims(rows: Rows) -> list[Claim]:
             continue
         found += [_ordering(part, printed, other) for other in (CHEBYSHEV, LANCZOS)]
     last = rows.where(condition=max(rows.values("condition")))
-    found.append(Claim("MEMe errs less than a tenth of Chebyshev at the largest κ", TABLE, "1.5 decades",
+    found.append(Claim("MEMe errs less than a tenth of Chebyshev at the largest κ", "§2.6.1", "orders of magnitude",
                        decades(last.where(method=CHEBYSHEV), last.where(method=MEME), "error"), bound=1.0,
                        unit=" decades"))  # fmt: skip
     worst = max(rows.where(method=OURS["maxent"]).values("error"))
     found.append(Claim("maximum entropy with a preconditioner errs by less than 2 % everywhere (largest error)",
-                       "not in the thesis", "MEMe alone: 5.2 %", Reading(worst, 0.0), "below", 0.02))  # fmt: skip
+                       "this work", "MEMe alone: 5.2 %", Reading(worst, 0.0), "below", 0.02, own=True))  # fmt: skip
     return found
 
 
 def _ordering(rows: Rows, printed: Printed, other: str) -> Claim:
-    """Which of MEMe and another method errs less, as the table has it."""
+    """Which of MEMe and another method errs less, as the table has it, by at least half the decades that it prints."""
     mine, theirs = printed.errors[MEME], printed.errors[other]
-    better = mine < theirs
+    told = math.log10(theirs / mine)
     reading = decades(rows.where(method=other), rows.where(method=MEME), "error")
-    words = f"MEMe errs {'less' if better else 'more'} than {other} at κ = {printed.condition:.1e}"
-    return Claim(words, TABLE, f"{mine:g} against {theirs:g}", reading, "above" if better else "below",
-                 unit=" decades")  # fmt: skip
+    better, least = told > 0, LEAST * told
+    sentence = f"MEMe errs {'less' if better else 'more'} than {other} at κ = {printed.condition:.1e}"
+    return Claim(f"{sentence}, by {abs(least):.2f} decades or more", TABLE, f"{mine:g} against {theirs:g}", reading,
+                 "above" if better else "below", least, unit=" decades (above 0: MEMe errs less)")  # fmt: skip
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -281,6 +283,7 @@ EXPERIMENT = Experiment(
         "The scale of the inputs is not given: they are N(0, 0.2²), and the length scale is chosen for the row's κ.",
         "MEMe is Algorithm 3: moments on [0, λ_u], λ_u the largest absolute row sum, 50 probes of ±1, matched to 1e-8.",
         "On 10⁴ points the same is solved on a grid, as the thesis did.",
+        f"One method errs less than another if by {LEAST:g} of the printed decades or more: set after the results.",
         "Chebyshev has degree 30 and Lanczos 30 steps, each with 50 probes and without a preconditioner.",
     ),
 )

@@ -57,5 +57,5 @@ def charts(rows: Rows) -> list[Chart]:
         ]
         series = (*(edge_series(frontier, NAMES[frontier.optimizer]) for frontier in mine), *told)
         out.append(Chart(f"{network}: the least damping at α = 1", "batch size B", "damping", series, x_log=True,
-                         y_log=True, source="Figures 5.11–5.14"))  # fmt: skip
+                         y_log=True, source="Eq. 5.36"))  # fmt: skip
     return out + scaling_charts(scaling_of(rows))

@@ -65,7 +65,7 @@ EXPERIMENT = Experiment(
     "stable-rates",
     "The largest stable learning rate over batch sizes, and what comes of scaling it",
     SPECTRAL,
-    "§§5.7 and 5.8.1, Figures 5.7, 5.8, 5.15 and 5.16",
+    "§§5.7 and 5.8.1, Figures 5.7a, 5.7b, 5.8a, 5.15 and 5.16",
     {scale: Config(subjects) for scale, subjects in SCALES.items()},
     cells,
     run,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.minibatch.frontiers import Frontier
@@ -14,6 +16,14 @@ from lambdahat.experiments.minibatch.rate_rules import HELD, RateRule
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of
+
+ABSENT = "not in the thesis"
+FIGURES = {  # of validation error, error over distance, and training, by optimiser and what is scaled
+    ("momentum", "rate"): ("Figure 5.7a", "Figure 5.8a", ABSENT),
+    ("adam", "rate"): ("Figure 5.16", ABSENT, "Figure 5.15"),
+    ("adam", "ε"): ("Figure 5.12", ABSENT, "Figure 5.11"),
+    ("kfac", "δ"): ("Figure 5.14", ABSENT, "Figure 5.13"),
+}
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -88,7 +98,7 @@ def charts(rows: Rows) -> list[Chart]:
             if rule.network == network
         ]
         out.append(Chart(f"{network}: the largest stable rate", "batch size B", "learning rate", (*edges, *allowed),
-                         x_log=True, y_log=True, source="§5.7, Figure 5.15",
+                         x_log=True, y_log=True, source="§§5.7, 5.8.1",
                          caption="Rules from λ₁ of single batches, at the start and after some training."))  # fmt: skip
     return out + scaling_charts(scaling_of(rows))
 
@@ -101,23 +111,35 @@ def edge_series(frontier: Frontier, name: str) -> Series:
 
 
 def scaling_charts(scaling: Sequence[ScalingRuns]) -> list[Chart]:
-    """Validation error over batch sizes under each rule, and over the distance from the start (Figures 5.7–5.16)."""
+    """Over batch sizes under each rule validation error and training loss, and the error over the distance."""
     out = []
     for runs in scaling:
-        series, clouds = [], []
+        figures = FIGURES[runs.optimizer, runs.scaled]
+        title = f"{runs.network}, {runs.optimizer}: {runs.scaled} scaled from B = {runs.reference}"
+        words, after = "batch size B", f"After {runs.epochs} epochs at every size."
+        out.append(Chart(title, words, "validation error, %", _over_sizes(runs, 100 * runs.validation_error),
+                         x_log=True, source=figures[0], caption=after))  # fmt: skip
+        clouds = []
         for place, rule in enumerate(runs.rules):
-            readings = [mean_of(values.tolist()) for values in 100 * runs.validation_error[place]]
-            series.append(Series(rule, runs.batch_sizes, _known([r.value for r in readings]),
-                                 _known([r.stderr for r in readings])))  # fmt: skip
             far, wrong = runs.distance[place].flatten(), 100 * runs.validation_error[place].flatten()
             fine = far.isfinite() & wrong.isfinite()
             clouds.append(Series(rule, far[fine].tolist(), wrong[fine].tolist(), style="points"))
-        title = f"{runs.network}, {runs.optimizer}: {runs.scaled} scaled from B = {runs.reference}"
-        out.append(Chart(title, "batch size B", "validation error, %", tuple(series), x_log=True,
-                         source="Figures 5.7–5.16", caption=f"After {runs.epochs} epochs at every size."))  # fmt: skip
         out.append(Chart(f"{runs.network}, {runs.optimizer}: error and distance", "distance from the start",
-                         "validation error, %", tuple(clouds), x_log=True, source="Figure 5.8"))  # fmt: skip
+                         "validation error, %", tuple(clouds), x_log=True, source=figures[1]))  # fmt: skip
+        out.append(Chart(f"{title}, training", words, "training loss", _over_sizes(runs, runs.training_loss),
+                         x_log=True, y_log=True, source=figures[2],
+                         caption=f"{after} The thesis shows the training error."))  # fmt: skip
     return out
+
+
+def _over_sizes(runs: ScalingRuns, values: Tensor) -> tuple[Series, ...]:
+    """Means over the seeds of values (rules, sizes, S), a curve for each rule."""
+    series = []
+    for rule, row in zip(runs.rules, values, strict=True):
+        readings = [mean_of(each.tolist()) for each in row]
+        series.append(Series(rule, runs.batch_sizes, _known([r.value for r in readings]),
+                             _known([r.stderr for r in readings])))  # fmt: skip
+    return tuple(series)
 
 
 def _known(values: Sequence[float]) -> list[float | None]:

@@ -1,6 +1,6 @@
 """Training for a fixed number of epochs at several batch sizes, the rate or the damping scaled by a rule.
 
-Figures 5.7–5.16 of the spectral thesis.
+Figures 5.7a, 5.8a and 5.11–5.16 of the spectral thesis.
 """
 
 from __future__ import annotations
