@@ -18,14 +18,14 @@ from pathlib import Path
 from lambdahat.cli.reproduce import CLAIMS_HEADER
 from lambdahat.cli.tables import markdown_table
 from lambdahat.experiments import registry
-from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import SCALES, Experiment
-from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, Verdict
+from lambdahat.experiments.findings import findings
+from lambdahat.experiments.reproduction import VERDICTS, Verdict
 from lambdahat.experiments.store import Store, stores_in
+from lambdahat.report.configurations import in_short
 from lambdahat.report.style import sentence
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
-KINDS = (HOLDS, FAILS, OPEN)
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,12 @@ class Run:
     experiment: Experiment
     store: Store
     verdicts: tuple[Verdict, ...]
+    done: int
+    total: int
 
-    def counts(self) -> list[int]:
-        """How many claims hold, do not hold, are undecided."""
-        return [sum(verdict.verdict == kind for verdict in self.verdicts) for kind in KINDS]
+    def counts(self, own: bool = False) -> list[int]:
+        """How many claims of the paper, or of our own, have each verdict."""
+        return [sum(found.verdict == kind and found.own == own for found in self.verdicts) for kind in VERDICTS]
 
     @property
     def place(self) -> str:
@@ -58,7 +60,8 @@ def runs_in(folder: Path) -> list[Run]:
             store = found.get((name, scale))
             if store is not None and len(store.rows()):
                 experiment = registry.find(name)
-                out.append(Run(experiment, store, tuple(judge(experiment.claims(store.rows())))))
+                said = findings(experiment, store)
+                out.append(Run(experiment, store, said.verdicts, said.done, said.total))
     return out
 
 
@@ -79,29 +82,41 @@ def summary(runs: Sequence[Run]) -> str:
         for run in own:
             link = f"[`{run.experiment.name}`](#{run.place.replace(' ', '-')})"
             counts = (str(count) for count in run.counts())
-            lines.append((link, run.store.scale, *counts, run.experiment.part, run.experiment.title))
+            ours = _ours(run.counts(own=True))
+            lines.append((link, run.store.scale, *counts, ours, run.experiment.part, run.experiment.title))
     lines.append(_total("**all**", runs))
     missing = [f"`{name}`" for name in registry.PLACES if name not in {run.experiment.name for run in runs}]
-    table = markdown_table(("experiment", "scale", *KINDS, "in the paper", "what"), lines).rstrip()
-    table = table.replace("--: | :-- |", ":-- | :-- |", 1)  # the part of a paper is no number
+    table = markdown_table(("experiment", "scale", *VERDICTS, "ours", "in the paper", "what"), lines).rstrip()
     return table + (f"\n\nNot run beyond `smoke`, and so without a verdict: {', '.join(missing)}." if missing else "")
 
 
 def _total(name: str, runs: Sequence[Run]) -> tuple[str, ...]:
-    sums = (sum(run.counts()[place] for run in runs) for place in range(len(KINDS)))
-    return (name, "", *(f"**{count}**" for count in sums), "", "")
+    """The sums over experiments, each at its largest scale."""
+    largest = {run.experiment.name: run for run in runs}.values()
+    sums = [
+        [sum(counts) for counts in zip(*(run.counts(own) for run in largest), strict=True)] for own in (False, True)
+    ]
+    return (name, "", *(f"**{count}**" for count in sums[0]), _ours(sums[1]), "", "")
+
+
+def _ours(counts: Sequence[int]) -> str:
+    """The verdicts on claims of our own, in the order of the columns before."""
+    return " / ".join(map(str, counts)) if any(counts) else ""
 
 
 def section(run: Run) -> str:
     """One run: what was done, and a line for each claim."""
-    about, done, whole = run.store.about(), len(run.store.finished()), len(run.experiment.grid(run.store.scale))
+    about = run.store.about()
     command = about.get("command") or f"lambdahat reproduce {run.experiment.name} --scale {run.store.scale}"
-    cells = f"{done} cells" if done == whole else f"**{done} of {whole} cells so far**"
+    cells = f"{run.done} cells" if run.done == run.total else f"**{run.done} of {run.total} cells so far**"
     title = f"{run.experiment.title} ({run.experiment.part})"
-    head = f"#### {run.place}\n\n{title}. `{command}`: {cells}, torch {about['torch']}."
-    rows = [(v.verdict, sentence(v.claim), v.source, v.published, v.evidence) for v in run.verdicts]
+    ran = f"`{command}`: {cells}, torch {about['torch']}. {in_short(run.experiment.scales[run.store.scale])}".rstrip()
+    assumed = "\n".join(f"- {text}" for text in run.experiment.assumptions)
+    more = f"\n\n<details markdown><summary>What was assumed</summary>\n\n{assumed}\n\n</details>" if assumed else ""
+    head = f"#### {run.place}\n\n{title}. {ran}{more}"
+    rows = [(v.verdict, sentence(v.claim), v.cited, v.published, v.evidence) for v in run.verdicts]
     marked = [tuple(cell.replace("|", "\\|") for cell in row) for row in rows]
-    words = markdown_table(CLAIMS_HEADER, marked).replace("--:", ":--", len(CLAIMS_HEADER))  # no column of numbers
+    words = markdown_table(CLAIMS_HEADER, marked)
     return f"{head}\n\n{words}".rstrip()
 
 

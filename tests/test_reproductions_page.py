@@ -2,10 +2,12 @@
 
 import importlib.util
 import re
+from dataclasses import replace
 
 import pytest
 
 from lambdahat.experiments import registry
+from lambdahat.experiments.reproduction import Verdict
 from lambdahat.experiments.sweeps import sweep
 from tests.documents import DOCS, ROOT
 from tests.experiments.toys import Config, toy
@@ -38,10 +40,11 @@ def test_a_line_and_a_section_for_each_run(script, one_toy, tmp_path):
     assert page.startswith(f"above\n\n{script.BEGIN}\n\n")
     assert page.endswith(f"{script.END}\n\nbelow\n")
     assert "before" not in page
-    assert "| experiment | scale | holds | does not hold | undecided | in the paper | what |" in page
+    head = "| experiment | scale | holds | does not hold | undecided | not testable here | ours | in the paper | what |"
+    assert head in page
     for name in ("no paper", "all"):
-        assert f"| **{name}** |  | **1** | **0** | **0** |  |  |" in page
-    assert "| [`toy`](#toy-cpu) | cpu | 1 | 0 | 0 | Table 1 | A toy |" in page
+        assert f"| **{name}** |  | **1** | **0** | **0** | **0** |  |  |  |" in page
+    assert "| [`toy`](#toy-cpu) | cpu | 1 | 0 | 0 | 0 |  | Table 1 | A toy |" in page
     assert "without a verdict: `other`." in page
     assert page.index("### no paper\n") < page.index("#### toy cpu\n")
     assert "`lambdahat reproduce toy --scale cpu`: 8 cells" in page
@@ -51,16 +54,26 @@ def test_a_line_and_a_section_for_each_run(script, one_toy, tmp_path):
     assert script.written(page, tmp_path) == page
 
 
+def test_totals_count_an_experiment_once_and_our_own_claims_apart(script, one_toy, tmp_path):
+    for scale in ("cpu", "paper"):
+        sweep(one_toy, tmp_path, scale=scale)
+    ours = Verdict("one of ours", "Table 1", "undecided", "0 ± 1", own=True)
+    runs = [replace(run, verdicts=(*run.verdicts, ours)) for run in script.runs_in(tmp_path)]
+    assert len(runs) == 2
+    assert "| **all** |  | **1** | **0** | **0** | **0** | 0 / 0 / 1 / 0 |  |  |" in script.summary(runs)
+    assert "| undecided | One of ours | Table 1, ours |" in script.section(runs[0])
+
+
 def test_a_run_that_has_not_ended_says_so(script, one_toy, tmp_path):
     sweep(one_toy, tmp_path, scale="cpu", only="rate=2.0")
     assert "**4 of 8 cells so far**" in script.tables(script.runs_in(tmp_path))
 
 
 def test_bars_in_words_do_not_part_columns(script, one_toy, tmp_path):
-    store = sweep(toy(cpu=Config(3)), tmp_path, scale="cpu")
+    sweep(toy(cpu=Config(3)), tmp_path, scale="cpu")
     verdicts = script.runs_in(tmp_path)[0].verdicts
     changed = type(verdicts[0])("a | b", *(getattr(verdicts[0], name) for name in ("source", "verdict", "evidence")))
-    run = script.Run(one_toy, store, (changed,))
+    run = replace(script.runs_in(tmp_path)[0], verdicts=(changed,))
     assert "| a \\| b |" in script.section(run)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import json
 import math
@@ -12,11 +13,21 @@ from typing import Any
 import numpy as np
 
 from lambdahat.experiments.charts import Chart, Heat, Series
-from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, Table, Verdict
+from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED, Table, Verdict
 from lambdahat.report.sections import Card, Section
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;"
 EMPTY = {"meta", "link", "br", "img", "input", "hr"}
+
+
+def with_own_claims() -> list[Section]:
+    """An experiment at two scales with a claim of ours, and another one."""
+    own = Verdict("ours is faster", "", UNTESTED, "1 ± 2; not testable: nothing has learnt", own=True)
+    small = dataclasses.replace(an_experiment(1, FAILS), experiment="one", size=1)
+    small = dataclasses.replace(small, verdicts=(*small.verdicts, own))
+    large = dataclasses.replace(an_experiment(2), experiment="one", size=2, setting="paper scale")
+    large = dataclasses.replace(large, verdicts=(*large.verdicts, own, dataclasses.replace(own, verdict=HOLDS)))
+    return [large, small, dataclasses.replace(an_experiment(3, UNTESTED), experiment="two", size=1)]
 
 
 def an_experiment(number: int, verdict: str = HOLDS, paper: str = "A paper") -> Section:
@@ -38,7 +49,7 @@ def an_experiment(number: int, verdict: str = HOLDS, paper: str = "A paper") -> 
         assumptions=("One batch size is not given.",), notes=("3 of 4 cells have finished.",),
         facts={"torch": "2.6", "seeds": "0 to 3"}, command="lambdahat reproduce one --scale cpu",
         rows=[{"seed": 0, "loss": 0.5, "name": 'a,"b"\nc'}, {"seed": 1, "loss": math.nan, "extra": [1, 2.5, math.inf]}],
-        setting="cpu scale", name=f"experiment-{number}-cpu", part="§2",
+        setting="cpu scale", name=f"experiment-{number}-cpu", part="§2", ran="data: digits · epochs: 3",
     )  # fmt: skip
 
 

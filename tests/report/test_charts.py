@@ -8,7 +8,7 @@ import pytest
 
 from lambdahat.experiments.charts import Chart, Heat, Series
 from lambdahat.report.chart_figures import draw
-from lambdahat.report.plotly_charts import described, figure_of, table_of
+from lambdahat.report.plotly_charts import COLOURS, described, figure_of
 
 NAN = math.nan
 LINES = Chart(
@@ -90,12 +90,33 @@ def test_names_are_no_markup():
     assert found["layout"]["xaxis"]["title"]["text"] == "&lt;b&gt;x&lt;/b&gt;"
 
 
-def test_tables_and_words_hold_the_numbers():
-    table = table_of(LINES)
-    assert table["header"] == ["series", "epoch", "loss", "±"]
-    assert table["rows"][0] == ["SGD", 1, 4, 0.5]
-    assert table["rows"][2] == ["SGD", 3, 2, None]
-    assert table_of(CELLS) == {"header": ["ε \\ α", "0.1", "1", "10"], "rows": [["low", 1, 2, 3], ["high", 4, None, 6]]}
+@pytest.mark.parametrize("style", ["line", "points", "bars"])
+def test_no_two_of_many_series_look_alike(style):
+    many = Chart("", "x", "y", tuple(Series(f"s{i}", [1, 2], [i, i], style=style) for i in range(4 * COLOURS)))
+    looks = [json.dumps([trace["marker"], trace.get("line")]) for trace in traces(many).values()]
+    assert len(set(looks)) == 4 * COLOURS
+    marks = [json.dumps(trace["marker"]) for trace in traces(many).values()]
+    assert len(set(marks)) == 4 * COLOURS  # without lines, too
+
+
+def test_what_is_published_of_many_series_has_their_marks():
+    ours = [Series(f"series {i:02}", [1], [1.0], style="points") for i in range(COLOURS + 1)]
+    told = [Series(f"series {i:02}, paper", [1], [1.0], style="points", published=True) for i in (0, COLOURS)]
+    found = traces(Chart("", "x", "y", (*ours, *told)))
+    assert [found[one.name]["marker"] for one in told] == [
+        {"color": "@s0", "size": 9, "symbol": "diamond-open"},
+        {"color": "@s0", "size": 9, "symbol": "square-open"},
+    ]
+
+
+@pytest.mark.parametrize("style", ["line", "points"])
+def test_matplotlib_draws_no_two_of_many_alike(style):
+    many = Chart("", "x", "y", tuple(Series(f"s{i}", [1, 2], [i, i], style=style) for i in range(20)))
+    lines = [line for line in draw(many).get_lines() if line.get_marker() != "None" and len(line.get_xdata()) == 2]
+    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 20
+
+
+def test_words_hold_the_numbers():
     words = described(LINES)
     assert words.startswith("loss over epoch. SGD: 4 at 1 to 1 at 4, between 1 and 4; NGD: 3 at 1 to 1.5 at 2")
     assert words.endswith("a line at 2.3 marks chance.")

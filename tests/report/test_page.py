@@ -8,7 +8,7 @@ import re
 import pytest
 
 from lambdahat.experiments.charts import Chart, Series
-from lambdahat.experiments.reproduction import Table, Verdict
+from lambdahat.experiments.reproduction import VERDICTS, Table, Verdict
 from lambdahat.experiments.sweeps import sweep
 from lambdahat.measurements import Measurement
 from lambdahat.report.page import page, page_of_stores, write_page
@@ -18,7 +18,7 @@ from lambdahat.report.sections import Card, Section, section_of_store
 from lambdahat.report.style import sentence
 from lambdahat.results import Estimate
 from tests.experiments.toys import Config, toy
-from tests.report.pages import HOSTILE, Reader, an_experiment, experiments
+from tests.report.pages import HOSTILE, Reader, an_experiment, experiments, with_own_claims
 from tests.report.test_figures import RESULTS
 
 
@@ -87,13 +87,44 @@ def test_the_overview_has_every_claim_with_its_paper_and_verdict(seen):
         "holds", "undecided", "does not hold", "undecided", "holds", "undecided",
     ]  # fmt: skip
     assert [row["data-paper"] for row in rows[1:3]] == ["A paper", "Another paper"]
-    assert seen.texts["strong"] == ["2", "1", "3"]
+    assert seen.texts["strong"] == ["2", "1", "3", "0"]
     assert [button["data-only"] for button in seen.all("button") if button.get("class") == "count"] == [
-        "holds", "does not hold", "undecided",
+        "holds", "does not hold", "undecided", "not testable here",
     ]  # fmt: skip
     assert [option["value"] for option in seen.all("option")] == [
         "", "A paper", "Another paper", "", "holds", "does not hold", "undecided",
     ]  # fmt: skip
+
+
+def test_our_own_claims_count_apart_and_an_experiment_at_two_scales_once(tmp_path):
+    text = write_page(with_own_claims(), tmp_path / "page.html", "").read_text(encoding="utf-8")
+    seen = Reader(text)
+    # of the papers: those of the paper scale and of the other experiment; our own: those of the paper scale
+    assert seen.texts["strong"] == ["1", "0", "2", "1", "1", "0", "0", "1"]
+    asked = [(one["data-only"], one["data-whose"]) for one in seen.all("button") if one.get("class") == "count"]
+    assert asked[3] == ("not testable here", "of the papers")
+    assert asked[4] == ("holds", "our own")
+    rows = [row for row in seen.all("tr") if "data-verdict" in row]
+    assert [row["data-whose"] for row in rows] == ["of the papers"] * 2 + ["our own"] * 2 + ["of the papers"] * 2 + [
+        "our own", "of the papers", "of the papers",
+    ]  # fmt: skip
+    assert {row["data-run"] for row in rows[:4]} == {"largest of each experiment"}
+    assert {row["data-run"] for row in rows[4:7]} == {"smaller ones"}
+    assert text.count("counts once in the totals") == 1
+    assert text.count('Ours is faster <span class="own"') == 6  # in the overview and in the sections
+    heading = re.findall(r"<h3>(A paper .*?)</h3>", text)[0]
+    assert re.findall(r"</span> (\d+)<span class=\"hidden\"> ([\w ]+)<|(>ours<)", heading) == [
+        ("1", "holds", ""), ("2", "undecided", ""), ("1", "not testable here", ""), ("", "", ">ours<"),
+        ("1", "holds", ""), ("1", "not testable here", ""),
+    ]  # fmt: skip
+
+
+def test_without_claims_of_our_own_nothing_is_said_of_them(written):
+    text = written.read_text(encoding="utf-8")
+    assert 'class="own"' not in text
+    assert 'data-filter="whose"' not in text
+    assert "counts once" not in text
+    assert all(f"{verdict}: " in text.lower() for verdict in VERDICTS)  # what each means
 
 
 def test_the_overview_and_the_contents_go_paper_by_paper(written):
@@ -138,18 +169,18 @@ def test_the_data_come_back(seen):
     section = an_experiment(2)
     assert found["charts"] == [figure_of(chart) for chart in section.charts]
     assert found["rows"]["columns"] == ["seed", "loss", "name", "extra"]
-    assert found["rows"]["rows"] == [
-        [0, 0.5, 'a,"b"\nc', None],
-        [1, {"number": "nan"}, None, [1, 2.5, {"number": "inf"}]],
-    ]
+    assert found["rows"]["values"] == [
+        [0, 1], [0.5, {"number": "nan"}], ['a,"b"\nc', None], [None, [1, 2.5, {"number": "inf"}]],
+    ]  # fmt: skip
 
 
 def test_hostile_names_are_only_names(tmp_path):
     bad = HOSTILE
     section = Section(
-        bad, bad, bad, (Verdict(bad, bad, bad, bad, bad),), (Card(bad, bad, bad, bad),),
+        bad, bad, bad, (Verdict(bad, bad, bad, bad, bad, True),), (Card(bad, bad, bad, bad),),
         (Chart(bad, bad, bad, (Series(bad, [bad], [1.0]),), source=bad, caption=bad, lines=((bad, 1.0),)),),
-        (Table(bad, (bad, bad), ((bad, bad),)),), (bad,), (bad,), {bad: bad}, bad, [{bad: bad}], bad, bad, bad,
+        (Table(bad, (bad, bad), ((bad, bad),)),), (bad,), (bad,), {bad: bad}, bad, [{bad: bad}], bad,
+        bad, bad, bad, bad, 1,
     )  # fmt: skip
     assert all(getattr(section, field.name) for field in dataclasses.fields(section))
     seen = Reader(write_page([section], tmp_path / "page.html", bad).read_text(encoding="utf-8"))
@@ -160,7 +191,7 @@ def test_hostile_names_are_only_names(tmp_path):
     assert not [name for _, attributes in seen.elements for name in attributes if name.startswith("on")]
     assert next(row["data-paper"] for row in seen.all("tr") if "data-paper" in row) == bad
     (name,) = [key for key in seen.scripts if key.startswith("data-")]
-    assert seen.payload(name.removeprefix("data-"))["rows"] == {"columns": [bad], "rows": [[bad]]}
+    assert seen.payload(name.removeprefix("data-"))["rows"] == {"columns": [bad], "values": [[bad]]}
 
 
 def contrast(one, other):
@@ -188,6 +219,7 @@ def test_colours_can_be_read_in_both_themes():
         for kind in ("good", "bad", "open"):
             assert contrast(theme[f"--{kind}"], theme[f"--{kind}-back"]) >= 4.5
         assert contrast(theme["--bad"], theme["--raised"]) >= 4.5
+        assert ".untested { color: var(--muted); background: var(--paper);" in css
         for number in range(8):
             assert contrast(theme[f"--s{number}"], theme["--paper"]) >= 3.0  # of graphics
 
@@ -204,12 +236,16 @@ def test_the_page_of_stores_comes_from_the_stores_alone(tmp_path):
     assert "no paper · Table 1 · smoke scale" in seen.texts["p"]
     assert seen.texts["code"] == ["lambdahat reproduce toy --scale smoke"]
     rows = seen.payload("a-toy")["rows"]
-    assert [dict(zip(rows["columns"], row, strict=True)) for row in rows["rows"]] == list(store.rows())
+    by_row = zip(*rows["values"], strict=True)
+    assert [dict(zip(rows["columns"], row, strict=True)) for row in by_row] == list(store.rows())
     section = section_of_store(store, find("toy"))
     assert section.verdicts[0].verdict == "holds"
     assert section.facts["seeds"] == "0, 1, 2"
     assert section.facts["cells"] == "6 of 6"
     assert section.facts["config: rates"] == "(0.5, 2.0)"
+    assert (section.experiment, section.size) == ("toy", 0)
+    assert section.ran in seen.texts["p"]
+    assert section.ran.startswith("seeds: 3 · rates: 0.5 / 2")
     assert [note.partition(":")[0] for note in section.notes] == ["Smoke scale"]
 
 
@@ -239,7 +275,7 @@ def test_the_rows_of_an_unknown_experiment_are_kept(tmp_path):
     store = sweep(find("toy"), tmp_path / "runs", scale="smoke")
     store.path.rename(store.path.with_name("later-smoke.sqlite"))
     seen = Reader(page(tmp_path / "runs", tmp_path / "p.html").read_text(encoding="utf-8"))
-    assert len(seen.payload("later")["rows"]["rows"]) == 18
+    assert len(seen.payload("later")["rows"]["values"][0]) == 18
     assert any("does not know the experiment" in text for text in seen.texts["p"])
 
 
@@ -254,7 +290,7 @@ def test_any_results_make_a_page(tmp_path):
     seen = Reader(page(folder, tmp_path / "page.html").read_text(encoding="utf-8"))
     titles = [text for text in seen.texts["h2"] if text != "Overview"]
     assert titles == sorted([*RESULTS, "run/measured"])
-    assert seen.payload("run-measured")["rows"]["rows"][0][:3] == ["trace", 3.0, 0.1]
+    assert [column[0] for column in seen.payload("run-measured")["rows"]["values"]][:3] == ["trace", 3.0, 0.1]
     assert any("spectrum: Ritz values" in text for text in seen.texts["h4"])
 
 

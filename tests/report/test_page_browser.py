@@ -11,7 +11,7 @@ import pytest
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.report.page import page, write_page
 from tests.report.browser import CHROMIUM, Browser
-from tests.report.pages import HOSTILE, an_experiment, experiments
+from tests.report.pages import HOSTILE, an_experiment, experiments, with_own_claims
 from tests.report.test_chains import a_coefficient
 from tests.report.test_figures import RESULTS
 
@@ -242,6 +242,12 @@ def test_the_numbers_of_a_chart_are_a_table(browser, written):
     assert browser.evaluate(f"[...{table}.rows[1].cells].map((cell) => cell.textContent)") == ["SGD", "0", "1", "0.02"]
     assert browser.evaluate(f"{table}.rows.length") == 1 + 50 + 50 + 1
     assert browser.evaluate(f"{table}.rows[0].cells[0].scope + {table}.rows[1].cells[0].scope") == "colrow"
+    assert browser.evaluate(f"{table}.rows[101].cells[0].textContent") == "SGD, paper (published)"
+    browser.evaluate("document.querySelectorAll('details.data')[1].open = true")
+    browser.until("document.querySelectorAll('details.data')[1].querySelector('tbody tr')")
+    table = "document.querySelectorAll('details.data')[1].querySelector('table')"
+    assert browser.evaluate(f"[...{table}.rows].slice(0, 2).map((row) => row.cells[0].textContent)") == ["y \\ x", "-1"]
+    assert browser.evaluate(f"{table}.rows[1].cells[1].textContent") == "2"  # x = y = −1
 
 
 def test_the_keyboard_reaches_the_content_first(browser, written):
@@ -267,13 +273,36 @@ def test_paper_has_every_chart_of_open_sections_in_light_colours(browser, page_n
     drawn = "document.querySelectorAll('.chart .svg-container').length"
     browser.evaluate(
         "addEventListener('beforeprint', () => { window.printed = [document.documentElement.dataset.theme,"
-        f" {drawn}, getComputedStyle(document.body).backgroundColor]; }})"
+        f" {drawn}, getComputedStyle(document.body).backgroundColor, document.getElementById('claims').open]; }})"
     )
+    browser.evaluate("document.getElementById('claims').open = false")
+    before[0] = False
     assert browser.pdf().startswith(b"%PDF")
-    assert browser.evaluate("window.printed") == ["light", count, "rgb(255, 255, 255)"]
+    assert browser.evaluate("window.printed") == ["light", count, "rgb(255, 255, 255)", True]
     assert browser.evaluate("document.documentElement.dataset.theme") is None
     assert opened(browser) == before
     assert browser.complaints() == []
+
+
+def test_paper_says_that_closed_sections_are_not_printed(browser, long):
+    browser.open(long, 1280)
+    said = "getComputedStyle(document.querySelector('.printed')).display"
+    assert browser.evaluate(said) == "none"
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    assert browser.evaluate(said) == "block"
+    browser.evaluate("document.querySelectorAll('main > section > details').forEach((one) => (one.open = true))")
+    assert browser.evaluate(said) == "none"
+    browser.call("Emulation.setEmulatedMedia", media="")
+
+
+def test_a_total_asks_for_the_claims_it_counts(browser, tmp_path):
+    browser.open(write_page(with_own_claims(), tmp_path / "page.html", ""), 1280)
+    buttons = browser.evaluate("document.querySelectorAll('.count').length")
+    assert buttons == 8
+    for number in range(buttons):
+        browser.evaluate(f"document.querySelectorAll('.count')[{number}].click()")
+        count = browser.evaluate(f"document.querySelectorAll('.count strong')[{number}].textContent")
+        assert len(shown(browser)) == int(count)
 
 
 def test_hostile_names_run_nothing(browser, tmp_path):

@@ -130,7 +130,7 @@ def say_notes(store: Store, found: Findings) -> int:
 
 def tables_of(found: Findings) -> list[Table]:
     """The experiment's own tables, and the verdicts as one."""
-    rows = tuple((v.verdict, v.claim, v.source, v.published, v.evidence) for v in found.verdicts)
+    rows = tuple((v.verdict, v.claim, v.cited, v.published, v.evidence) for v in found.verdicts)
     return [*found.tables, *([Table("Claims", CLAIMS_HEADER, rows)] if rows else [])]
 
 

@@ -26,6 +26,11 @@ class Verdict(Result):
     published: str = ""
     own: bool = False
 
+    @property
+    def cited(self) -> str:
+        """The source, in tables that have no other mark for a claim of our own."""
+        return ", ".join(filter(None, [self.source, "ours"])) if self.own else self.source
+
 
 @dataclass(frozen=True)
 class Table(Result):

@@ -10,14 +10,17 @@ import numpy as np
 from lambdahat._check import require_choice
 from lambdahat.experiments.charts import Chart, Heat, Series
 from lambdahat.report.landscapes import COLOURS as SHADES
-from lambdahat.report.plotly_charts import MARKED, STYLES, TEXTED, colour_of, is_field
+from lambdahat.report.plotly_charts import MARKED, STYLES, TEXTED, colour_of, is_field, look_of
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, SKY, VERMILION, new_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PALETTE = (BLUE, VERMILION, GREEN, PURPLE, AMBER, SKY)
+# of those that share a colour
 DASHES = ("-", "--", ":", "-.")
+SYMBOLS = ("o", "s", "^", "X")
+HATCHES = ("", "//", "xx", "..")
 LEGEND = 8  # so many names fit beside the curves
 
 
@@ -48,13 +51,13 @@ def _draw_series(chart: Chart, axes: Axes) -> None:
     bars = [number for number, series in enumerate(chart.series) if series.style == "bars"]
     for number, series in enumerate(chart.series):
         require_choice(series.style, f"the style of series {series.name!r}", STYLES)
-        place = colour_of(chart, number)
-        look = {"color": GREY if place is None else PALETTE[place % len(PALETTE)], "label": series.name}
+        place, turn = look_of(colour_of(chart, number), len(PALETTE))
+        look = {"color": GREY if place is None else PALETTE[place], "label": series.name}
         if series.style == "bars":
-            _draw_bars(series, axes, look, bars.index(number), len(bars))
+            hatched = look | ({"hatch": HATCHES[turn]} if turn else {})
+            _draw_bars(series, axes, hatched, bars.index(number), len(bars))
         else:
-            dash = "--" if series.published else DASHES[(place or 0) // len(PALETTE) % len(DASHES)]
-            _draw_one(series, axes, look, dash)
+            _draw_one(series, axes, look, turn)
     for label, height in chart.lines:
         axes.axhline(height, color=GREY, linewidth=0.9, linestyle="--", label=label)
     named = len(chart.series) + len(chart.lines)
@@ -71,9 +74,12 @@ def _columns(series: Series) -> tuple[Any, Any, Any]:
     return [str(value) for value in series.x] if named else np.array(series.x, float), y, error
 
 
-def _draw_one(series: Series, axes: Axes, look: dict[str, Any], dash: str) -> None:
+def _draw_one(series: Series, axes: Axes, look: dict[str, Any], turn: int) -> None:
+    """``turn`` says which of the dashes and marks."""
     x, y, error = _columns(series)
-    marks: dict[str, Any] = {"marker": "D" if series.published else "o", "markersize": 6 if series.published else 4}
+    hollow = SYMBOLS[turn] if turn else "D"
+    marks: dict[str, Any] = {"marker": hollow if series.published else SYMBOLS[turn]}
+    marks["markersize"] = 6 if series.published else 4
     marks["markerfacecolor"] = "none" if series.published else look["color"]
     loose = series.style in ("points", "stems") or len(y) == 1
     if loose:
@@ -85,6 +91,7 @@ def _draw_one(series: Series, axes: Axes, look: dict[str, Any], dash: str) -> No
     if len(y) > MARKED and not series.published:
         marks = {}
     way: dict[str, Any] = {"drawstyle": "steps-post"} if series.style == "step" else {}
+    dash = "--" if series.published else DASHES[turn]
     axes.plot(x, y, linestyle=dash, linewidth=1.5, **marks, **way, **look)
     if error.any():
         edge: Any = {"step": "post"} if series.style == "step" else {}

@@ -15,7 +15,7 @@ from typing import Any
 from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.reproduction import Table
 from lambdahat.report.page_overview import navigation, overview
-from lambdahat.report.page_tables import badge, grid, tally
+from lambdahat.report.page_tables import badge, claim_of, grid, tally
 from lambdahat.report.plotly_charts import described, figure_of
 from lambdahat.report.sections import Card, Section
 from lambdahat.report.style import counted, sentence
@@ -23,8 +23,9 @@ from lambdahat.report.style import counted, sentence
 ASSETS = Path(__file__).parent / "assets"
 UNFOLD = (
     '<div class="controls"><button type="button" id="unfold">Open all sections</button>'
-    "<p>On paper a closed section is its title alone.</p></div>"
+    "<p>Open sections to print them: on paper a closed one is its title alone.</p></div>"
 )
+PRINTED = '<p class="note printed">Closed sections are here as their titles alone: open sections to print them.</p>'
 OPENED = 4  # sections: where there are more, a reader opens those of interest
 
 
@@ -57,6 +58,7 @@ def document(sections: Sequence[Section], title: str, library: str) -> str:
 <main id="main" tabindex="-1">
 <h1>{escape(title)}</h1>
 <noscript><p class="note">Charts, filters and downloads need JavaScript; texts and tables do not.</p></noscript>
+{PRINTED}
 {overview(places)}
 {UNFOLD if len(places) > 1 else ""}
 {body}
@@ -72,12 +74,17 @@ def document(sections: Sequence[Section], title: str, library: str) -> str:
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rows as JSON holds them: ``columns``, and ``rows`` in their order; NaN and infinities as {"number": "nan"}."""
+    """Rows as JSON holds them: the names of ``columns`` and the ``values`` of each; NaN as {"number": "nan"}.
+
+    Values of one column are alike, and so packed smaller than row by row.
+    """
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    return {"columns": columns, "rows": [[_plain(row.get(column)) for column in columns] for row in rows]}
+    return {"columns": columns, "values": [[_plain(row.get(column)) for row in rows] for column in columns]}
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in (str, int, bool, type(None)):  # most are
+        return value
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
     if isinstance(value, Mapping):
@@ -116,20 +123,21 @@ def slug(text: str) -> str:
 
 def _section(section: Section, name: str, shown: bool) -> str:
     """One section, which its title opens and closes."""
-    verdicts = tally([verdict.verdict for verdict in section.verdicts])
     parts = [
         f'<section id="{name}" aria-labelledby="{name}-h"><details class="part"{" open" if shown else ""}>',
-        f'<summary><h2 id="{name}-h">{escape(section.title)}</h2> {verdicts}</summary>',
+        f'<summary><h2 id="{name}-h">{escape(section.title)}</h2> {tally(section.verdicts)}</summary>',
     ]
     if under := " · ".join(filter(None, (section.paper, section.part, section.setting))):
         parts.append(f'<p class="paper">{escape(under)}</p>')
+    if section.ran:
+        parts.append(f'<p class="ran">{escape(section.ran)}</p>')
     parts += [f"<p>{escape(text)}</p>" for text in section.about.split("\n\n") if text.strip()]
     parts += [f'<p class="note">{escape(note)}</p>' for note in section.notes]
     if section.cards:
         parts.append('<ul class="cards">' + "".join(map(_card, section.cards)) + "</ul>")
     if section.verdicts:
         lines = [
-            (*map(escape, (sentence(one.claim), one.source, one.published, one.evidence)), badge(one.verdict))
+            (claim_of(one), *map(escape, (one.source, one.published, one.evidence)), badge(one.verdict))
             for one in section.verdicts
         ]
         parts.append("<h3>Claims</h3>")

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from lambdahat.experiments.reproduction import Verdict
-from lambdahat.report.page_tables import MARKS, badge, grid, tally
+from lambdahat.experiments.statistics import LEVEL
+from lambdahat.report.page_tables import MARKS, OURS, badge, claim_of, grid, tally
 from lambdahat.report.sections import Section
-from lambdahat.report.style import counted, sentence
+from lambdahat.report.style import counted
 
 Named = tuple[Section, str]  # and the name of its place on the page
 FEW = 30  # claims that are shown without being asked for
 OTHERS = "Results"  # the heading of what belongs to no paper
+PAPERS, OWN = "of the papers", "our own"  # whose a claim is
+LARGEST, SMALLER = "largest of each experiment", "smaller ones"  # which runs
+MEANING = (
+    f'<p class="meaning">Holds: our figures say so, at {100 * LEVEL:.0f} % over all claims of an experiment; does not '
+    "hold: they say the opposite; undecided: they say neither; not testable here: the run is not what the claim is "
+    "about.</p>"
+)
+ONCE = '<p class="meaning">An experiment run at several scales counts once in the totals, at its largest.</p>'
 
 
 def overview(places: Sequence[Named]) -> str:
     """Experiments and claims with their verdicts; where there are none, all numbers; else the names of all parts."""
-    verdicts = [verdict.verdict for section, _ in places for verdict in section.verdicts]
-    if verdicts:
-        body = _totals(verdicts) + "".join(_paper(*group) for group in by_paper(places)) + _claims(places)
+    if any(section.verdicts for section, _ in places):
+        body = _totals(places) + "".join(_paper(*group) for group in by_paper(places)) + _claims(places)
     elif any(section.cards for section, _ in places):
         body = _numbers(places)
     else:
@@ -55,24 +63,46 @@ def _link(place: Named) -> str:
     return f'<a href="#{name}">{escape(section.title)}</a>'
 
 
-def _totals(verdicts: Sequence[str]) -> str:
-    """How many claims hold and do not: each number asks for its claims."""
+def largest(places: Sequence[Named]) -> list[Named]:
+    """Of the runs of one experiment that have verdicts the one of the largest scale; what is no experiment, too."""
+    best: dict[str, Named] = {}
+    for place in places:
+        section, name = place
+        key = section.experiment or f"#{name}"
+        if section.verdicts and (key not in best or section.size > best[key][0].size):
+            best[key] = place
+    return list(best.values())
+
+
+def _totals(places: Sequence[Named]) -> str:
+    """How many claims hold and do not, the papers' and ours apart: each number asks for its claims."""
+    counted_ones = largest(places)
+    verdicts = [verdict for section, _ in counted_ones for verdict in section.verdicts]
+    papers, own = ([one.verdict for one in verdicts if one.own is ours] for ours in (False, True))
+    judged = [section for section, _ in places if section.verdicts]
+    head = '<p class="meaning">Claims of the papers:</p>' if own and papers else ""
+    lines = head + _buttons(papers, PAPERS if own else "") if papers else ""
+    if own:
+        lines += f'<p class="meaning">Our own, which no paper makes {OURS}:</p>' + _buttons(own, OWN, "small")
+    return lines + MEANING + (ONCE if len(judged) > len(counted_ones) else "")
+
+
+def _buttons(verdicts: Sequence[str], whose: str, kind: str = "") -> str:
     items = "".join(
-        f'<li><button type="button" class="count" data-only="{kind}"><strong>{verdicts.count(kind)}</strong> '
-        f"{badge(kind)}</button></li>"
-        for kind in MARKS
+        f'<li><button type="button" class="count" data-only="{verdict}" data-whose="{whose}">'
+        f"<strong>{verdicts.count(verdict)}</strong> {badge(verdict)}</button></li>"
+        for verdict in MARKS
     )
-    return f'<ul class="counts">{items}</ul>'
+    return f'<ul class="counts {kind}">{items}</ul>'
 
 
 def _paper(paper: str, places: Sequence[Named]) -> str:
     """A line for each experiment of a paper."""
-    verdicts = [verdict.verdict for section, _ in places for verdict in section.verdicts]
+    verdicts = [verdict for section, _ in largest(places) for verdict in section.verdicts]
     lines = [
-        (_link((section, name)), escape(section.part), escape(section.setting),
-         tally([verdict.verdict for verdict in section.verdicts]))
+        (_link((section, name)), escape(section.part), escape(section.setting), tally(section.verdicts))
         for section, name in places
-    ]  # fmt: skip
+    ]
     table = grid(f"Experiments: {paper}", ("experiment", "in the paper", "run", "claims"), lines, "blocks experiments")
     return f"<h3>{escape(paper)} {tally(verdicts)}</h3>{table}"
 
@@ -81,18 +111,22 @@ def _claims(places: Sequence[Named]) -> str:
     """All claims in one table that can be sorted and filtered."""
     judged = [(verdict, place) for place in places for verdict in place[0].verdicts]
     lines = [_line(verdict, place) for verdict, place in judged]
-    marks = [
-        f' data-paper="{escape(section.paper)}" data-verdict="{escape(verdict.verdict)}"'
-        for verdict, (section, _) in judged
-    ]
-    papers = list(dict.fromkeys(section.paper for _, (section, _) in judged if section.paper))
-    known = {verdict.verdict for verdict, _ in judged}
+    counting = {name for _, name in largest(places)}
+    told = [
+        {"paper": section.paper, "verdict": verdict.verdict, "whose": OWN if verdict.own else PAPERS,
+         "run": LARGEST if name in counting else SMALLER}
+        for verdict, (section, name) in judged
+    ]  # fmt: skip
+    marks = ["".join(f' data-{name}="{escape(value)}"' for name, value in one.items()) for one in told]
+    papers = list(dict.fromkeys(one["paper"] for one in told if one["paper"]))
     return (
         f'<details class="part" id="claims"{" open" if len(judged) <= FEW else ""}>'
         f"<summary><h3>All claims</h3> {counted(len(judged), 'claim')}, to filter and sort</summary>"
         '<div class="controls" id="filters">'
         + _choice("paper", "Paper", papers)
-        + _choice("verdict", "Verdict", [kind for kind in MARKS if kind in known])
+        + _choice("verdict", "Verdict", _met(told, "verdict", MARKS))
+        + _choice("whose", "Whose", _met(told, "whose", (PAPERS, OWN)))
+        + _choice("run", "Runs", _met(told, "run", (LARGEST, SMALLER)))
         + '<label>Words <input type="search" data-filter="words" autocomplete="off"></label>'
         + f'<p role="status" id="shown">{counted(len(judged), "claim")}</p></div>'
         + grid("Claims and verdicts", ("claim", "experiment", "published", "here", "verdict"), lines, "blocks claims",
@@ -102,12 +136,22 @@ def _claims(places: Sequence[Named]) -> str:
 
 
 def _line(verdict: Verdict, place: Named) -> tuple[str, ...]:
-    setting = f" ({escape(place[0].setting)})" if place[0].setting else ""
+    section, name = place
+    link = f'<a href="#{name}">{escape(section.name or section.title)}</a>'
     figures = map(escape, (verdict.published, verdict.evidence))
-    return (escape(sentence(verdict.claim)), _link(place) + setting, *figures, badge(verdict.verdict))
+    return (claim_of(verdict), link, *figures, badge(verdict.verdict))
+
+
+def _met(told: Sequence[Mapping[str, str]], name: str, options: Iterable[str]) -> list[str]:
+    """Those of the options that there are."""
+    known = {one[name] for one in told}
+    return [option for option in options if option in known]
 
 
 def _choice(name: str, label: str, options: Sequence[str]) -> str:
+    """A filter; none where there is nothing to choose between."""
+    if len(options) < 2 and name in ("whose", "run"):
+        return ""
     items = "".join(f'<option value="{escape(option)}">{escape(option)}</option>' for option in options)
     return f'<label>{label} <select data-filter="{name}"><option value="">all</option>{items}</select></label>'
 

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from html import escape
 from itertools import repeat
 
-from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED
+from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED, Verdict
+from lambdahat.report.style import sentence
 
 MARKS = {  # class and sign of a verdict
     HOLDS: ("holds", "✓"),
     FAILS: ("fails", "✗"),
     OPEN: ("open", "?"),
-    UNTESTED: ("open", "–"),
+    UNTESTED: ("untested", "–"),
 }
+OURS = '<span class="own" title="Our own claim: the paper does not make it">ours</span>'
 
 
 def badge(verdict: str) -> str:
@@ -22,14 +24,25 @@ def badge(verdict: str) -> str:
     return f'<span class="badge {kind}"><span aria-hidden="true">{sign}</span> {escape(verdict)}</span>'
 
 
-def tally(verdicts: Sequence[str]) -> str:
-    """How many there are of each verdict, as coloured numbers; of none, nothing."""
+def claim_of(verdict: Verdict) -> str:
+    """The sentence of a claim, marked where it is ours and not the paper's."""
+    return escape(sentence(verdict.claim)) + (f" {OURS}" if verdict.own else "")
+
+
+def tally(verdicts: Sequence[Verdict]) -> str:
+    """How many there are of each verdict, as coloured numbers, our own claims apart; of none, nothing."""
+    papers, own = ([one.verdict for one in verdicts if one.own is ours] for ours in (False, True))
+    groups = [_counts(papers), [OURS, *_counts(own)] if own else []]
+    return " ".join(f'<span class="tally">{" ".join(parts)}</span>' for parts in groups if parts)
+
+
+def _counts(verdicts: Sequence[str]) -> list[str]:
     parts = []
     for verdict, (kind, sign) in MARKS.items():
-        if count := sum(one == verdict for one in verdicts):
+        if count := verdicts.count(verdict):
             words = f'<span aria-hidden="true">{sign}</span> {count}<span class="hidden"> {verdict}</span>'
             parts.append(f'<span class="badge {kind}" title="{verdict}">{words}</span>')
-    return f'<span class="tally">{" ".join(parts)}</span>' if parts else ""
+    return parts
 
 
 def grid(
@@ -42,14 +55,16 @@ def grid(
 ) -> str:
     """A table whose first column names its rows; the keyboard can scroll it where it is wide.
 
-    Cells are HTML already and carry their column's name, for phones; ``marks`` are attributes of the rows.
+    Cells are HTML already; those of a table that is ``blocks`` on phones carry their column's name for it.
+    ``marks`` are attributes of the rows.
     """
     label = '<button type="button" class="sort">{}</button>' if sortable else "{}"
     head = "".join(f'<th scope="col">{label.format(escape(name))}</th>' for name in header)
     body = []
     for cells, mark in zip(lines, marks or repeat(""), strict=marks is not None):
         first, rest = f'<th scope="row">{cells[0]}</th>', zip(header[1:], cells[1:], strict=True)
-        others = "".join(f'<td data-label="{escape(name)}">{cell}</td>' for name, cell in rest)
+        named = ((f' data-label="{escape(name)}"' if "blocks" in kind else "", cell) for name, cell in rest)
+        others = "".join(f"<td{name}>{cell}</td>" for name, cell in named)
         body.append(f"<tr{mark}>{first}{others}</tr>")
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">'

@@ -12,7 +12,10 @@ from lambdahat.experiments.charts import Chart, Heat, Series
 
 STYLES = ("line", "points", "bars", "step", "stems")
 COLOURS = 8  # of the page's themes: --s0 … --s7
+# beyond COLOURS series the next so many have these: with one colour, dashes, marks and hatching tell them apart
 DASHES = ("solid", "dash", "dot", "dashdot")
+SYMBOLS = ("circle", "square", "triangle-up", "x")
+HATCHES = ("", "/", "x", ".")
 DIGITS = 7
 MARKED = 40  # a line of more points has no marks
 FINE = 8  # a map with at least so many numbers along both sides is a field, drawn as contours
@@ -27,27 +30,12 @@ Trace = dict[str, Any]
 
 
 def figure_of(chart: Chart) -> dict[str, Any]:
-    """``data`` and ``layout`` as ``Plotly.newPlot`` takes them; ``table`` has the numbers."""
+    """``data`` and ``layout`` as ``Plotly.newPlot`` takes them; the page makes the table of numbers from them."""
     if chart.heat is not None:
         data = [_surface(chart.heat) if chart.surface else _map(chart.heat)]
     else:
         data = [trace for number in range(len(chart.series)) for trace in _traces(chart, number)]
-    return {"data": data, "layout": _layout(chart), "table": table_of(chart)}
-
-
-def table_of(chart: Chart) -> dict[str, Any]:
-    """The numbers of a chart: ``header`` and ``rows``."""
-    if chart.heat is not None:
-        heat = chart.heat
-        corner = f"{chart.y_label} \\ {chart.x_label}"
-        rows = [[_number(label), *map(_number, line)] for label, line in zip(heat.y, heat.values, strict=True)]
-        return {"header": [corner, *map(_word, heat.x)], "rows": rows}
-    rows = []
-    for series in chart.series:
-        errors = series.error if series.error is not None else [None] * len(series.x)
-        name = series.name + (" (published)" if series.published else "")
-        rows += [[name, *map(_number, point)] for point in zip(series.x, series.y, errors, strict=True)]
-    return {"header": ["series", chart.x_label, chart.y_label, "±"], "rows": rows}
+    return {"data": data, "layout": _layout(chart)}
 
 
 def described(chart: Chart) -> str:
@@ -112,21 +100,28 @@ def colour_of(chart: Chart, number: int) -> int | None:
     return max(alike, key=lambda place: len(chart.series[ours[place]].name), default=None)
 
 
+def look_of(place: int | None, colours: int) -> tuple[int | None, int]:
+    """Which of the colours, and how often they were used up before: which dash, mark and hatching goes with it."""
+    return (None, 0) if place is None else (place % colours, place // colours % len(DASHES))
+
+
 def _traces(chart: Chart, number: int) -> list[Trace]:
     """A series, and its band below it where it is a line with errors."""
     series = chart.series[number]
     require_choice(series.style, f"the style of series {series.name!r}", STYLES)
-    place = colour_of(chart, number)
-    colour = "@ink" if place is None else f"@s{place % COLOURS}"
+    place, turn = look_of(colour_of(chart, number), COLOURS)
+    colour = "@ink" if place is None else f"@s{place}"
     x, y = _places(series.x), [_number(value) for value in series.y]
     error = None if series.error is None else [_number(value) for value in series.error]
     trace: Trace = {"name": _text(series.name), "x": x, "y": y, "legendgroup": str(number)}
     trace["hovertemplate"] = "%{x}: %{y:.5g}<extra>%{fullData.name}</extra>"
+    if series.published:
+        trace["meta"] = "published"
     if series.style == "bars":
-        trace |= {"type": "bar", "marker": _bar(colour, series.published)}
+        trace |= {"type": "bar", "marker": _bar(colour, turn, series.published)}
     else:
-        trace |= {"type": "scatter", "mode": _mode(series), "marker": _mark(colour, series.published)}
-        trace["line"] = {"color": colour, "width": 2, "dash": _dash(place, series.published)}
+        trace |= {"type": "scatter", "mode": _mode(series), "marker": _mark(colour, turn, series.published)}
+        trace["line"] = {"color": colour, "width": 2, "dash": "dash" if series.published else DASHES[turn]}
     if series.style == "step":
         trace["line"]["shape"] = "hv"
     extra: list[Trace] = []
@@ -148,16 +143,17 @@ def _mode(series: Series) -> str:
     return "lines" if len(series.x) > MARKED and not series.published else "lines+markers"
 
 
-def _mark(colour: str, published: bool) -> dict[str, Any]:
-    return {"color": colour, "size": 9 if published else 6, "symbol": "diamond-open" if published else "circle"}
+def _mark(colour: str, turn: int, published: bool) -> dict[str, Any]:
+    """What is published is hollow."""
+    symbol = f"{SYMBOLS[turn] if turn else 'diamond'}-open" if published else SYMBOLS[turn]
+    return {"color": colour, "size": 9 if published else 8 if turn else 6, "symbol": symbol}
 
 
-def _bar(colour: str, published: bool) -> dict[str, Any]:
-    return {"color": f"{colour}/{0.0 if published else 0.85}", "line": {"color": colour, "width": 1.5}}
-
-
-def _dash(place: int | None, published: bool) -> str:
-    return "dash" if published or place is None else DASHES[place // COLOURS % len(DASHES)]
+def _bar(colour: str, turn: int, published: bool) -> dict[str, Any]:
+    mark: dict[str, Any] = {"color": f"{colour}/{0.0 if published else 0.85}", "line": {"color": colour, "width": 1.5}}
+    if turn:
+        mark["pattern"] = {"shape": HATCHES[turn], "fillmode": "overlay", "fgcolor": "@paper", "size": 6}
+    return mark
 
 
 def _band(trace: Trace, x: list[Any], y: list[Any], error: list[Any], colour: str, log: bool) -> Trace:

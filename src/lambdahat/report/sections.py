@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ from torch import Tensor
 from lambdahat._check import describe, require
 from lambdahat.experiments import registry
 from lambdahat.experiments.charts import Chart
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import Experiment, Row, Rows
+from lambdahat.experiments.experiment import SCALES, Experiment, Row
+from lambdahat.experiments.findings import findings
 from lambdahat.experiments.reproduction import Table, Verdict
 from lambdahat.experiments.store import Store
 from lambdahat.measurements import Measurement
+from lambdahat.report.configurations import in_full, in_short
 from lambdahat.report.figures import estimates_in
 from lambdahat.report.result_charts import charts_of, drawn, fields_table, records_table, tables_of
 from lambdahat.report.style import counted, value_text
@@ -57,6 +58,9 @@ class Section:
     setting: str = ""  # such as the scale, in small letters below the title
     name: str = ""  # of the files that are downloaded
     part: str = ""  # of the paper: sections, tables, figures
+    ran: str = ""  # data, network, epochs and seeds in one line
+    experiment: str = ""  # its short name: of several runs of one experiment the largest counts in the totals
+    size: int = 0  # the place of its scale among all
 
 
 def section_of_store(store: Store, experiment: Experiment | None) -> Section:
@@ -65,48 +69,27 @@ def section_of_store(store: Store, experiment: Experiment | None) -> Section:
     notes = [f"{counted(len(failed), 'cell')} raised; the last error: {failed[-1][1].strip()}"] if failed else []
     if store.scale == "smoke":
         notes.append("Smoke scale: sizes are tiny and show that the code runs; verdicts say nothing about the paper.")
-    done = len(store.finished())
-    total = done if experiment is None else len(experiment.grid(store.scale))
-    if done < total:
-        notes.append(f"{done} of {total} cells have finished: figures and verdicts are those of the rows so far.")
+    found = None if experiment is None else findings(experiment, store)
+    done, total = (len(store.finished()),) * 2 if found is None else (found.done, found.total)
     facts = {"scale": store.scale, **{k: v for k, v in about.items() if k not in ("experiment", "scale", "command")}}
     facts |= {"cells": f"{done:,} of {total:,}", "rows": f"{len(rows):,}", "time of all cells": _time(store.seconds())}
     if seeds := rows.distinct("seed"):
         facts["seeds"] = _listed_seeds(seeds)
     command = about.get("command") or f"lambdahat reproduce {store.experiment} --scale {store.scale}"
     name = f"{store.experiment}-{store.scale}"
-    if experiment is None:
+    if experiment is None or found is None:
         notes.append("This version of lambdahat does not know the experiment: its rows are here, its claims are not.")
         return Section(store.experiment, notes=tuple(notes), facts=facts, command=command, rows=rows, name=name,
                        setting=f"{store.scale} scale")  # fmt: skip
-    facts |= _configuration(experiment.scales.get(store.scale))
-    read, troubles = _readings(experiment, rows)
+    config = experiment.scales.get(store.scale)
+    facts |= in_full(config)
     return Section(
         experiment.title, about=_purpose(experiment), paper=experiment.paper, assumptions=experiment.assumptions,
-        notes=(*notes, *troubles), facts=facts, command=command, rows=rows, name=name,
-        setting=f"{store.scale} scale", part=experiment.part, **read,
+        notes=(*notes, *found.notes), facts=facts, command=command, rows=rows, name=name,
+        setting=f"{store.scale} scale", part=experiment.part, verdicts=found.verdicts, charts=found.charts,
+        tables=found.tables, ran=in_short(config), experiment=store.experiment,
+        size=SCALES.index(store.scale) if store.scale in SCALES else 0,
     )  # fmt: skip
-
-
-def _readings(experiment: Experiment, rows: Rows) -> tuple[dict[str, Any], list[str]]:
-    """Verdicts, charts and tables of the rows, and what could not be read.
-
-    A store can be read while its sweep runs, and rows that lack some cells may be too few for a figure: that must not
-    cost the reader the rest of the page.
-    """
-    parts: dict[str, Callable[[], Iterable[Any]]] = {
-        "verdicts": lambda: judge(experiment.claims(rows)),
-        "charts": lambda: experiment.charts(rows),
-        "tables": lambda: experiment.tables(rows),
-    }
-    found: dict[str, Any] = {}
-    troubles = []
-    for name, read in parts.items():
-        try:
-            found[name] = tuple(read()) if len(rows) else ()
-        except Exception as error:
-            troubles.append(f"The {name} could not be made from these rows: {type(error).__name__}: {error}")
-    return found, troubles
 
 
 def _purpose(experiment: Experiment) -> str:
@@ -118,12 +101,6 @@ def _purpose(experiment: Experiment) -> str:
     name = f"{registry.__package__}.{known[0]}" if known else experiment.run.__module__
     module = sys.modules.get(name)
     return (inspect.getdoc(module) or "").replace("``", "") if module is not None else ""
-
-
-def _configuration(config: Any) -> dict[str, str]:
-    if not dataclasses.is_dataclass(config):
-        return {}
-    return {f"config: {f.name}": str(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 
 def _listed_seeds(seeds: Sequence[Any]) -> str:

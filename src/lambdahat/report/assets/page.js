@@ -44,15 +44,21 @@
     return token ? colour(value) : value;
   }
   // A chart is as much higher as its legend needs beyond one row
-  // A chart too low for its legend is never drawn, so its rows are first guessed from the letters, then measured
-  const ROW = 28, LETTER = 7, SAMPLE = 45, heights = new Map();
+  // A chart too low for its legend is never drawn, so its rows are first guessed from the names, then measured
+  const ROW = 28, SAMPLE = 45, SIDES = 68, heights = new Map();
+  const ruler = document.createElement("canvas").getContext("2d");
   function guessed(place, width) {
     const { data, layout } = figures.get(place);
-    const names = layout.showlegend ? data.filter((trace) => trace.showlegend !== false).map((trace) => trace.name.length) : [];
-    const across = Math.max(1, Math.floor(width / (LETTER * Math.max(0, ...names) + SAMPLE)));
-    return Math.max(0, Math.ceil(names.length / across) - 1) * (ROW + 1);
+    ruler.font = "12px " + getComputedStyle(document.body).fontFamily;
+    const shown = layout.showlegend ? data.filter((trace) => trace.showlegend !== false) : [];
+    const widths = shown.map((trace) => ruler.measureText(trace.name).width + SAMPLE);
+    if (!widths.length) return 0;
+    const inOne = widths.reduce((one, other) => one + other) <= width - SIDES;
+    const across = inOne ? widths.length : Math.max(1, Math.floor((width - SIDES / 2) / Math.max(...widths)));
+    return Math.ceil(widths.length / across) * (ROW + 1) - ROW;
   }
-  const grown = (place) => figures.get(place).layout.height + (heights.get(place) || 0);
+  let part = 1; // of its height: on paper charts are lower
+  const grown = (place) => part * figures.get(place).layout.height + (heights.get(place) || 0);
   function needed(place) {
     const legend = place.querySelector(".legend .bg");
     return legend ? Math.max(0, Math.ceil(legend.getBoundingClientRect().height) - ROW) : 0;
@@ -136,7 +142,9 @@
   retheme();
 
   // Filters and order of the overview
+  const claims = document.getElementById("claims");
   const filters = all("[data-filter]");
+  const RUNS = document.querySelector("[data-filter=run] option:nth-child(2)")?.value; // those that the totals count
   const fits = (row, { dataset: { filter: name }, value }) =>
     !value || (name === "words" ? row.textContent.toLowerCase().includes(value.trim().toLowerCase()) : row.dataset[name] === value);
   function filter() {
@@ -147,9 +155,9 @@
   }
   filters.forEach((one) => one.addEventListener("input", filter));
   all(".count").forEach((one) => one.addEventListener("click", () => {
-    filters.forEach((each) => (each.value = each.dataset.filter === "verdict" ? one.dataset.only : ""));
+    const asked = { verdict: one.dataset.only, whose: one.dataset.whose, run: RUNS };
+    filters.forEach((each) => (each.value = asked[each.dataset.filter] || ""));
     filter();
-    const claims = document.getElementById("claims");
     claims.open = true;
     claims.scrollIntoView();
     claims.querySelector("summary").focus({ preventScroll: true });
@@ -182,7 +190,8 @@
     return JSON.stringify(records, null, 1);
   }
   async function download({ section, kind, file }) {
-    const { rows } = await data(section);
+    const { columns, values } = (await data(section)).rows;
+    const rows = { columns, rows: values[0].map((_, place) => values.map((column) => column[place])) };
     const blob = kind === "csv" ? new Blob([asCsv(rows)], { type: "text/csv" }) : new Blob([asJson(rows)], { type: "application/json" });
     const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: `${file}.${kind}` });
     link.click();
@@ -192,9 +201,23 @@
 
   // The numbers of a chart, made when they are asked for
   const MOST = 400;
+  const plain = (text) => typeof text === "string" ? text.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&") : text;
+  function tableOf({ data: [first, ...more], layout }) {
+    const axes = layout.scene || layout, [across, up] = [axes.xaxis, axes.yaxis].map((axis) => plain(axis.title.text));
+    if (first?.z) return {
+      header: [`${up} \\ ${across}`, ...first.x.map(plain)],
+      rows: first.z.map((line, place) => [plain(first.y[place]), ...line]),
+    };
+    const shown = [first, ...more].filter((trace) => trace && trace.showlegend !== false);
+    return {
+      header: ["series", across, up, "±"],
+      rows: shown.flatMap(({ name, meta, x, y, customdata }) => x.map((at, place) =>
+        [plain(name) + (meta ? ` (${meta})` : ""), plain(at), y[place], customdata?.[place] ?? null])),
+    };
+  }
   async function fill(details) {
     const place = document.getElementById(details.dataset.chart);
-    const { table } = (await data(place.dataset.section)).charts[Number(place.dataset.number)];
+    const table = tableOf((await data(place.dataset.section)).charts[Number(place.dataset.number)]);
     const frame = Object.assign(document.createElement("div"), { className: "scroll", tabIndex: 0 });
     frame.setAttribute("role", "region");
     frame.setAttribute("aria-label", "Data");
@@ -262,7 +285,7 @@
   }, { rootMargin: "-20% 0px -70% 0px" });
   all("main > section").forEach((section) => spy.observe(section));
 
-  // Paper: light, one column, the sections that are open with all their charts; the library and the data are there soon
+  // Paper: light, one column, all claims, the sections that are open with all their charts; what they need is there soon
   let before = null;
   const WIDTH = 640;
   plotly().then(() => all(".chart").forEach((place) => data(place.dataset.section)));
@@ -271,8 +294,10 @@
     paint(place, { width: WIDTH, autosize: false });
   }
   addEventListener("beforeprint", () => {
-    before = root.dataset.theme;
+    before = { theme: root.dataset.theme, claims: claims?.open };
     root.dataset.theme = "light";
+    part = 0.8;
+    if (claims) claims.open = true;
     for (const place of all("details[open] .chart")) {
       const found = read.get(place.dataset.section);
       if (!found || !window.Plotly) continue;
@@ -280,13 +305,15 @@
       heights.set(place, guessed(place, WIDTH));
       drawnAtOnce(place);
       const more = needed(place);
-      if (more === heights.get(place)) continue;
+      if (more <= heights.get(place)) continue; // a drawing takes long, some empty lines do not
       heights.set(place, more);
       drawnAtOnce(place);
     }
   });
   addEventListener("afterprint", () => {
-    before === undefined ? delete root.dataset.theme : (root.dataset.theme = before);
-    for (const place of figures.keys()) fitted(place);
+    before.theme === undefined ? delete root.dataset.theme : (root.dataset.theme = before.theme);
+    part = 1;
+    if (claims) claims.open = before.claims;
+    all("details[open] .chart").forEach(forget); // those near the screen are drawn again
   });
 })();

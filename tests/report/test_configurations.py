@@ -1,0 +1,55 @@
+"""The configuration of a run in one line."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from lambdahat.report.configurations import in_full, in_short
+
+
+@dataclass(frozen=True)
+class Part:
+    network: str
+    epochs: int
+    data: str = "digits"
+
+
+@dataclass(frozen=True)
+class Config:
+    depth: int
+    part: Part | None = None
+    parts: tuple[Part, ...] = ()
+    data: tuple[str, ...] = ()
+    net: tuple[str | int, ...] = ()
+    nets: tuple[tuple[str, int], ...] = ()
+    held_out: int = 0
+    augmented: bool = False
+    words: str = ""
+
+
+LINES = {
+    "what is zero or empty is left out": (Config(3), "depth: 3"),
+    "what is asked first comes first": (Config(3, held_out=2000), "held out: 2,000 · depth: 3"),
+    "parts are looked into": (Config(3, Part("MLP", 5)), "data: digits · network: MLP · epochs: 5 · depth: 3"),
+    "what differs has all values": (
+        Config(3, parts=(Part("MLP", 0), Part("CNN", 0))), "data: digits · network: MLP / CNN · depth: 3",
+    ),
+    "a field hides one inside": (
+        Config(3, Part("MLP", 5), data=("mnist", "xor")), "data: mnist / xor · network: MLP · epochs: 5 · depth: 3",
+    ),
+    "a thing of several words": (
+        Config(3, net=("ffnn", 2, 64), nets=(("a", 1), ("b", 2))), "net: ffnn 2 64 · nets: a 1 / b 2 · depth: 3",
+    ),
+    "what is long is left out": (Config(3, words="x" * 100), "depth: 3"),
+    "no configuration": (None, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "line"), LINES.values(), ids=LINES)
+def test_one_line(config, line):
+    assert in_short(config) == line
+
+
+def test_in_full_it_has_every_field():
+    assert in_full(Part("MLP", 5)) == {"config: network": "MLP", "config: epochs": "5", "config: data": "digits"}
+    assert in_full(None) == {}
