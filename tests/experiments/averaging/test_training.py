@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lambdahat.experiments.averaging import gadam_language
+from lambdahat.experiments.averaging import gadam_image, gadam_language
 from lambdahat.experiments.averaging.averaging_ensembles import ensemble_accuracy, moved
 from lambdahat.experiments.averaging.gadam_language import MADE, made_perplexity, made_text, perplexity
 from lambdahat.experiments.averaging.networks import network, parameters_of, small_vgg
@@ -201,3 +201,19 @@ def test_a_language_run_judges_its_solution_as_training_did():
     same = next(row for row in rows if row["kind"] == "average" and (row["start"], row["frequency"]) == (0.5, 1))
     assert same["perplexity"] == pytest.approx(judged_again, rel=1e-4)
     assert made_perplexity() < judged_again < 1.2 * MADE
+
+
+def test_a_spectrum_is_of_the_same_solution_as_the_sharpness_beside_the_accuracy():
+    """With as many Lanczos steps λ₁ in evaluation mode is that of the plain run; tr(H²)/P is at least λ₁²/P."""
+    cells = gadam_image.EXPERIMENT.grid("smoke")
+    whole = next(cell for cell in cells if cell.get("part") == "spectrum" and cell["optimizer"] == "Gadam")
+    plain = next(cell for cell in cells if cell == {name: value for name, value in whole.items() if name != "part"})
+    train_mode, eval_mode = gadam_image.run(whole, "cpu")
+    assert (train_mode["mode"], eval_mode["mode"]) == ("train", "eval")
+    assert eval_mode["largest"] == pytest.approx(gadam_image.run(plain, "cpu")[-1]["largest"], rel=1e-4)
+    assert sum(eval_mode["weights"]) == pytest.approx(1.0, abs=1e-3)
+    for row in (train_mode, eval_mode):
+        assert row["frobenius"] > 0.5 * row["largest"] ** 2 / row["parameters"]
+    assert train_mode["largest"] != pytest.approx(
+        eval_mode["largest"], rel=1e-3
+    )  # batch statistics have a curvature too

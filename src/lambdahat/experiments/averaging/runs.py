@@ -159,3 +159,23 @@ def decades(upper: Rows, lower: Rows, name: str) -> Reading:
         for part in (upper, lower)
     ]
     return paired_difference(*logs)
+
+
+def against_best(of: dict[str, Rows], name: str, column: str = "accuracy") -> tuple[str, Reading]:
+    """The best of the others by its mean, and how far ``name`` is above it."""
+    others = {other: mean(part, column).value for other, part in of.items() if other != name}
+    rival = max(others, key=others.__getitem__)
+    return rival, gap(of[name], of[rival], column)
+
+
+def tuned_start(averages: Rows, name: str, lowest: bool = False) -> dict[Any, float]:
+    """A column at the start of averaging that is best over the other seeds: no seed chooses for itself."""
+    seeds, best = averages.distinct("seed"), min if lowest else max
+    out: dict[Any, float] = {}
+    for seed in seeds:
+        others = averages.where(seed=[other for other in seeds if other != seed])
+        means = others.paired(name, by="start")
+        if means:
+            chosen = averages.where(seed=seed, start=best(means, key=means.__getitem__))
+            out |= chosen.paired(name)
+    return out
