@@ -52,7 +52,7 @@ def test_every_status_is_in_the_table_with_its_remedy():
 
 
 def test_exit_codes_are_those_of_the_command():
-    codes = {exits.OK, exits.NOT_CONVERGED, exits.BAD_INPUT, exits.FAILED, exits.INTERRUPTED}
+    codes = {exits.OK, exits.NOT_CONVERGED, exits.BAD_INPUT, exits.FAILED, exits.INTERRUPTED, exits.UNREAD}
     for name in ("errors-and-status.md", "command-line.md"):
         table = (DOCS / name).read_text(encoding="utf-8").split("## Exit codes")[1]
         assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == codes

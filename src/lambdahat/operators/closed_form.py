@@ -21,9 +21,10 @@ from torch.func import grad, vmap
 from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, rows_of, take
+from lambdahat.memory import PASS
 from lambdahat.operators import layer_squares
 from lambdahat.operators.layer_calls import Call, Calls, names_in, owner, recorded, uses_of_leaves
-from lambdahat.operators.layer_squares import Squares, pulled_squares
+from lambdahat.operators.layer_squares import Squares, add_squares, pulled_squares
 from lambdahat.operators.linearise import twice_differentiable
 from lambdahat.operators.output_factors import Factors, tolerance
 from lambdahat.problem import Problem
@@ -150,10 +151,9 @@ def accumulate(
                 output, calls = recorded(problem, leaves, batch)
                 once, fit = used_once(leaves, batch, output, calls, trusted.names)
                 if factors.count:
-                    squares = _layered_squares(batch, output, once, fit, factors, diagonal)
+                    squares = _layered_squares(batch, output, once, fit, factors, diagonal, _room(problem))
                 if extra is not None:
-                    for name, square in extra(Part(batch, share, output, once, fit)).items():
-                        squares[name] = squares[name] + square if name in squares else square
+                    add_squares(squares, extra(Part(batch, share, output, once, fit)))
             rest = [name for name in leaves if name not in squares] if factors.count else []
             if rest:
                 squares |= _sample_squares(problem, leaves, batch, factors, rest, diagonal)
@@ -167,8 +167,14 @@ def accumulate(
 def _chunk(problem: Problem, factors: Factors, trusted: Trusted) -> int:
     """How many samples to send through together."""
     kind = problem.device.type if problem.device.type in CHUNK else "cpu"
-    room = CHUNK_BYTES[kind] // max(1, factors.count * trusted.width * problem.dtype.itemsize)
+    room = min(CHUNK_BYTES[kind], _room(problem)) // max(1, factors.count * trusted.width * problem.dtype.itemsize)
     return max(1, min(CHUNK[kind], room))
+
+
+def _room(problem: Problem) -> int:
+    """Bytes for signals, and again for what is formed of them: each at most what a pass over a batch may take."""
+    most = layer_squares.SIGNAL_BYTES
+    return most if problem.memory is None else min(most, int(PASS * problem.memory))
 
 
 def _parts(problem: Problem, factors: Factors, most: int) -> Iterator[tuple[Batch, float]]:
@@ -203,7 +209,7 @@ def trusted_layers(problem: Problem, leaves: dict[str, Tensor]) -> Trusted:
             return Trusted(set(), width)
         draw = torch.randn(output.shape, generator=generator(0, "trusted layers"), dtype=torch.float64).to(output)
         noise = Factors(1, lambda output, batch: (draw.unsqueeze(0), draw.new_ones(1, len(draw))))
-        layered = _layered_squares(few, output, once, fit, noise, True)
+        layered = _layered_squares(few, output, once, fit, noise, True, _room(problem))
         names = list(layered)
         inputs = [leaves[name] for name in names]
         alone = torch.eye(few.size, dtype=draw.dtype, device=draw.device)
@@ -244,14 +250,14 @@ def used_once(
 
 
 def _layered_squares(
-    batch: Batch, output: Tensor, once: dict[str, Call], fit: set[str], factors: Factors, diagonal: bool
+    batch: Batch, output: Tensor, once: dict[str, Call], fit: set[str], factors: Factors, diagonal: bool, room: int
 ) -> Squares:
     """The squares of the parameters that enter once, through a layer that has a closed form and the batch first."""
     within = {prefix: call for prefix, call in once.items() if any(owner(name) == prefix for name in fit)}
     if not within:
         return {}
     signals, signs = factors.make(output.detach(), batch)
-    found = pulled_squares([output], [signals], signs, within, diagonal)
+    found = pulled_squares([output], [signals], signs, within, diagonal, room)
     return {name: square for name, square in found.items() if name in fit}
 
 
@@ -263,7 +269,7 @@ def _sample_squares(
         output = problem.output(leaves, batch)
     signals, signs = factors.make(output.detach(), batch)
     gradients = _sample_gradients(problem, leaves, names)
-    rows = max(1, layer_squares.SIGNAL_BYTES // (sum(leaves[name].numel() for name in names) * output.element_size()))
+    rows = max(1, _room(problem) // (sum(leaves[name].numel() for name in names) * output.element_size()))
     squares: Squares = {}
     for start in range(0, batch.size, rows):
         part = take(batch, torch.arange(start, min(start + rows, batch.size), device=problem.device))
@@ -272,8 +278,7 @@ def _sample_squares(
             for name, tensor in found.items():
                 wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
                 weighted = torch.einsum("b...,b->...", wide.square(), sign[start : start + rows].to(wide))
-                square = weighted if diagonal else weighted.sum()
-                squares[name] = squares[name] + square if name in squares else square
+                add_squares(squares, {name: weighted if diagonal else weighted.sum()})
     return squares
 
 

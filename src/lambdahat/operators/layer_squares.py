@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.func import vmap
 
 from lambdahat.operators.layer_calls import CONVOLUTIONS, Call, full_name
 
-SIGNAL_BYTES = 512 << 20
+SIGNAL_BYTES = 512 << 20  # for the signals of some factors, and again for what is formed of them
 FEW_SIGNALS = 1 << 18  # numbers that come back for all seeds, up to which a CPU takes one pass for all as well
 
 Squares = dict[str, Tensor]
@@ -29,27 +30,47 @@ def pulled_squares(
     signs: Tensor,
     calls: dict[str, Call],
     diagonal: bool,
+    room: int | None = None,
 ) -> Squares:
     """The squares of the layers called, for K seeds (K, B, …) at each of some places above and signs (K, B).
 
-    Summed over each parameter's elements unless ``diagonal``; by the parameter's name.
+    Summed over each parameter's elements unless ``diagonal``; by the parameter's name. Signals take ``room`` bytes at
+    the most, and what is formed of them as many again; ``SIGNAL_BYTES`` if not given.
     """
     squares: Squares = {}
     edges = [call.left for call in calls.values()]
-    for start in range(0, len(signs), step := _step(seeds, calls)):
+    room = SIGNAL_BYTES if room is None else room
+    for start in range(0, len(signs), step := _step(seeds, calls, room)):
         part = slice(start, start + step)
         back = _signals(tops, edges, [seed[part] for seed in seeds], calls)
         for (prefix, call), deltas in zip(calls.items(), back, strict=True):
-            for key, square in {} if deltas is None else _squares(call, deltas, signs[part], diagonal).items():
-                name = full_name(prefix, key)
-                squares[name] = squares[name] + square if name in squares else square
+            found = {} if deltas is None else _squares(call, deltas, signs[part], diagonal, room)
+            add_squares(squares, {full_name(prefix, key): square for key, square in found.items()})
     return squares
 
 
-def _step(seeds: Sequence[Tensor], calls: dict[str, Call]) -> int:
-    """How many factors to send back together, so that their signals stay within the budget."""
-    row = sum(call.entered.numel() for call in calls.values()) * seeds[0].element_size()
-    return int(max(1, min(len(seeds[0]), SIGNAL_BYTES // max(row, 1))))
+def add_squares(total: Squares, more: Squares) -> None:
+    """Into the total, in place."""
+    for name, square in more.items():
+        total[name] = total[name] + square if name in total else square
+
+
+def _step(seeds: Sequence[Tensor], calls: dict[str, Call], room: int) -> int:
+    """How many factors to send back together, so that their signals stay within the budget.
+
+    At a layer's output and, on the way there, at its input; half as many where one pass makes all of them, which holds
+    those of two layers at a time beside the ones that are kept.
+    """
+    row = sum(max(call.entered.numel(), call.width) for call in calls.values()) * seeds[0].element_size()
+    step = max(1, min(len(seeds[0]), room // max(row, 1)))
+    halved = max(1, room // max(2 * row, 1))
+    return min(step, halved) if _together(step, seeds, calls) else step
+
+
+def _together(count: int, seeds: Sequence[Tensor], calls: dict[str, Call]) -> bool:
+    """Whether so many factors go back in one pass: where the time is that of starting operations."""
+    few = count * sum(call.width for call in calls.values()) <= FEW_SIGNALS
+    return count > 1 and (seeds[0].is_cuda or few)
 
 
 def _signals(
@@ -59,8 +80,7 @@ def _signals(
 
     All seeds go in one pass where the time is that of starting operations, and one by one where it is arithmetic.
     """
-    numbers = len(seeds[0]) * sum(call.width for call in calls.values())
-    if len(seeds[0]) > 1 and (seeds[0].is_cuda or numbers <= FEW_SIGNALS):
+    if _together(len(seeds[0]), seeds, calls):
         found = in_one_pass(tops, edges, seeds)
         if found is not None:
             return found
@@ -87,31 +107,101 @@ def in_one_pass(tops: Sequence[Any], inputs: Sequence[Any], seeds: Sequence[Tens
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")
             found = iter(vmap(back)(*seeds))
-    except RuntimeError:
+    except (
+        Exception
+    ):  # a user's own backward or hook may raise anything on a batched tensor; seed by seed, the user sees it
         return None
     return [next(found) if there else None for there in below]
 
 
-def _squares(call: Call, deltas: Deltas, signs: Tensor, diagonal: bool) -> Squares:
-    """Of one layer, from its input (B, …), K signals (B, …) and signs (K, B).
+@dataclass(frozen=True)
+class _Shared:
+    """A weight (g·O, I, …) that a sample uses at L positions."""
+
+    shape: tuple[int, ...]
+    groups: int
+    length: int
+
+    @property
+    def outputs(self) -> int:
+        return self.shape[0] // self.groups
+
+    @property
+    def inputs(self) -> int:
+        return math.prod(self.shape[1:])
+
+    @property
+    def single(self) -> bool:
+        """Whether the gradient is one outer product."""
+        return self.length == self.groups == 1
+
+    @property
+    def by_positions(self) -> bool:
+        """Whether L×L products of positions are fewer numbers, and less arithmetic, than O×I gradients."""
+        return self.length * (self.outputs + self.inputs) <= self.outputs * self.inputs
+
+    def numbers(self, count: int, diagonal: bool) -> int:
+        """What ``count`` factors of one sample take: copies of signals and inputs, and the products of both."""
+        copies = self.groups * self.length * (count * self.outputs + 2 * (self.inputs + 1))
+        if self.single:
+            return copies
+        if self.by_positions and not diagonal:
+            return copies + self.groups * (count + 1) * self.length**2
+        return copies + self.groups * count * self.outputs * (self.inputs + 1)
+
+
+def _shared(call: Call) -> _Shared | None:
+    """None for batch-norm."""
+    layer = call.layer
+    if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)):
+        return None
+    groups = 1 if isinstance(layer, nn.Linear) else layer.groups
+    return _Shared(tuple(layer.weight.shape), groups, call.width // max(1, len(call.entered) * len(layer.weight)))
+
+
+def _squares(call: Call, deltas: Deltas, signs: Tensor, diagonal: bool, room: int) -> Squares:
+    """Of one layer, from its input (B, …), K signals (B, …) and signs (K, B), by as many samples as fit.
 
     Squares and their sums are taken in single precision at least.
     """
-    layer, entered = call.layer, call.entered
+    size, shared = len(call.entered), _shared(call)
+    wide = torch.promote_types(call.entered.dtype, torch.float32)
+    numbers = 2 * len(signs) * call.width // max(1, size) if shared is None else shared.numbers(len(signs), diagonal)
+    rows = max(1, room // max(1, numbers * wide.itemsize))
+    if rows >= size:
+        return _rows_squares(call.layer, call.entered, deltas, signs, shared, diagonal)
+    total: Squares = {}
+    for start in range(0, size, rows):
+        part = slice(start, start + rows)
+        some = deltas[:, part] if isinstance(deltas, Tensor) else [delta[part] for delta in deltas]
+        add_squares(total, _rows_squares(call.layer, call.entered[part], some, signs[:, part], shared, diagonal))
+    return total
+
+
+def _rows_squares(
+    layer: nn.Module, entered: Tensor, deltas: Deltas, signs: Tensor, shared: _Shared | None, diagonal: bool
+) -> Squares:
     wide = torch.promote_types(entered.dtype, torch.float32)
     entered, signs = entered.to(wide), signs.to(wide)
     deltas = _mapped(deltas, lambda delta, _: delta.to(wide))
-    if isinstance(layer, nn.Linear) and entered.ndim == 2:
-        return _linear_squares(entered, deltas, signs, diagonal)
+    if shared is None:
+        stacked = deltas if isinstance(deltas, Tensor) else torch.stack(tuple(deltas))
+        return _norm_squares(entered, stacked, signs, diagonal)
+    if isinstance(layer, nn.Linear) and shared.single:
+        ds = _mapped(deltas, lambda delta, batch: delta.flatten(batch + 1))
+        return _linear_squares(entered.flatten(1), ds, signs, diagonal)
     if isinstance(layer, nn.Linear):
         a = entered.flatten(1, -2).transpose(1, 2)
         ds = _mapped(deltas, lambda delta, batch: delta.flatten(batch + 1, -2).transpose(-1, -2))
-        return _shared_squares(a, ds, signs, 1, tuple(layer.weight.shape), diagonal)
-    if isinstance(layer, CONVOLUTIONS):
-        patches, ds = _patches(layer, entered), _mapped(deltas, lambda delta, batch: delta.flatten(batch + 2))
-        return _shared_squares(patches, ds, signs, layer.groups, tuple(layer.weight.shape), diagonal)
-    stacked = deltas if isinstance(deltas, Tensor) else torch.stack(tuple(deltas))
-    return _norm_squares(entered, stacked, signs, diagonal)
+    else:
+        a, ds = _patches(layer, entered), _mapped(deltas, lambda delta, batch: delta.flatten(batch + 2))
+    if shared.single:
+        squares = _linear_squares(a.squeeze(2), _mapped(ds, lambda delta, _: delta.squeeze(-1)), signs, diagonal)
+    elif shared.by_positions and not diagonal:
+        return _position_squares(a, ds, signs, shared)
+    else:
+        squares = _shared_squares(a, ds, signs, shared, diagonal)
+    return {**squares, "weight": squares["weight"].reshape(shared.shape)} if diagonal else squares
 
 
 def _mapped(deltas: Deltas, change: Callable[[Tensor, int], Tensor]) -> Deltas:
@@ -142,28 +232,38 @@ def one_position(entered: Tensor, curvature: Tensor, diagonal: bool) -> Squares:
     return {"weight": sizes @ torch.linalg.vector_norm(entered, dim=1).square(), "bias": sizes.sum()}
 
 
-def _shared_squares(
-    entered: Tensor, deltas: Deltas, signs: Tensor, groups: int, shape: tuple[int, ...], diagonal: bool
-) -> Squares:
+def _shared_squares(entered: Tensor, deltas: Deltas, signs: Tensor, shared: _Shared, diagonal: bool) -> Squares:
     """A weight shared over L positions: G_ik = Σ_l δ_l a_lᵀ from a (B, g·I, L) and K signals (B, g·O, L).
 
     A row of ones beside a gives the bias's gradient in the same product.
     """
-    count, (size, width, length) = len(deltas), deltas[0].shape
-    a = F.pad(entered.reshape(size * groups, -1, length), (0, 0, 0, 1), value=1.0)
-    rows = size * groups, width // groups, length
+    count, size, groups = len(deltas), len(entered), shared.groups
+    a = F.pad(entered.reshape(size * groups, -1, shared.length), (0, 0, 0, 1), value=1.0)
+    rows = size * groups, shared.outputs, shared.length
     if isinstance(deltas, Tensor):
         d = deltas.reshape(count, *rows).transpose(0, 1)
     else:
         d = torch.stack([delta.reshape(rows) for delta in deltas], dim=1)
-    per_sample = torch.bmm(d.flatten(1, 2), a.transpose(1, 2)).reshape(size, groups, count, width // groups, -1)
+    per_sample = torch.bmm(d.flatten(1, 2), a.transpose(1, 2)).reshape(size, groups, count, shared.outputs, -1)
     if diagonal:
         squares = per_sample.square_().mul_(signs.T[:, None, :, None, None]).sum(dim=(0, 2))
-        return {"weight": squares[..., :-1].reshape(shape), "bias": squares[..., -1].flatten()}
+        return {"weight": squares[..., :-1], "bias": squares[..., -1].flatten()}
     weight, bias = per_sample[..., :-1], per_sample[..., -1]
     sizes = torch.linalg.vector_norm(weight, dim=(3, 4)).square().sum(dim=1)
     offsets = torch.linalg.vector_norm(bias, dim=3).square().sum(dim=1)
     return {"weight": (sizes * signs.T).sum(), "bias": (offsets * signs.T).sum()}
+
+
+def _position_squares(entered: Tensor, deltas: Deltas, signs: Tensor, shared: _Shared) -> Squares:
+    """Their sums, without the gradients: ‖Σ_l δ_l a_lᵀ‖² = Σ_lm (δ_l·δ_m)(a_l·a_m)."""
+    d = deltas if isinstance(deltas, Tensor) else torch.stack(tuple(deltas))
+    count, size, pairs = len(d), len(entered) * shared.groups, shared.length**2
+    d = d.reshape(count * size, shared.outputs, shared.length)
+    a = entered.reshape(size, shared.inputs, shared.length)
+    ours, theirs = torch.bmm(d.mT, d).reshape(count, size, pairs), torch.bmm(a.mT, a).reshape(size, pairs)
+    sizes = torch.einsum("knp,np->kn", ours, theirs).reshape(count, -1, shared.groups).sum(dim=2)
+    offsets = torch.linalg.vector_norm(d.sum(dim=2), dim=1).square().reshape(count, -1, shared.groups).sum(dim=2)
+    return {"weight": (sizes * signs).sum(), "bias": (offsets * signs).sum()}
 
 
 def _norm_squares(scaled: Tensor, delta: Tensor, signs: Tensor, diagonal: bool) -> Squares:
