@@ -42,7 +42,7 @@ class Part:
     """Some of the data gone through the model: the output with its graph, and the uses of layers in it.
 
     ``share`` is the weight of one of its samples; ``once`` are the uses of layers whose parameters enter once, and
-    ``layered`` those parameters.
+    ``layered`` those parameters; ``room`` the bytes that signals sent back through it may take, if not the usual.
     """
 
     batch: Batch
@@ -50,6 +50,7 @@ class Part:
     output: Tensor
     once: dict[str, Call]
     layered: set[str]
+    room: int | None = None
 
 
 Extra = Callable[[Part], Squares]  # looks at each part of the data, and may add to the squares of its parameters
@@ -153,7 +154,7 @@ def accumulate(
                 if factors.count:
                     squares = _layered_squares(batch, output, once, fit, factors, diagonal, _room(problem))
                 if extra is not None:
-                    add_squares(squares, extra(Part(batch, share, output, once, fit)))
+                    add_squares(squares, extra(Part(batch, share, output, once, fit, _room(problem))))
             rest = [name for name in leaves if name not in squares] if factors.count else []
             if rest:
                 squares |= _sample_squares(problem, leaves, batch, factors, rest, diagonal)

@@ -17,7 +17,8 @@ from torch.func import vmap
 
 from lambdahat.operators.layer_calls import CONVOLUTIONS, Call, full_name
 
-SIGNAL_BYTES = 512 << 20  # for the signals of some factors, and again for what is formed of them
+SIGNAL_BYTES = 512 << 20  # for the signals of some factors, and again for what is formed of them at a layer, …
+FORMED_BYTES = 16 << 20  # … on a CPU no more than a cache should hold
 FEW_SIGNALS = 1 << 18  # numbers that come back for all seeds, up to which a CPU takes one pass for all as well
 
 Squares = dict[str, Tensor]
@@ -62,9 +63,8 @@ def _step(seeds: Sequence[Tensor], calls: dict[str, Call], room: int) -> int:
     those of two layers at a time beside the ones that are kept.
     """
     row = sum(max(call.entered.numel(), call.width) for call in calls.values()) * seeds[0].element_size()
-    step = max(1, min(len(seeds[0]), room // max(row, 1)))
-    halved = max(1, room // max(2 * row, 1))
-    return min(step, halved) if _together(step, seeds, calls) else step
+    most = max(1, min(len(seeds[0]), room // max(1, row)))
+    return max(1, min(most, room // max(1, 2 * row))) if _together(most, seeds, calls) else most
 
 
 def _together(count: int, seeds: Sequence[Tensor], calls: dict[str, Call]) -> bool:
@@ -107,9 +107,9 @@ def in_one_pass(tops: Sequence[Any], inputs: Sequence[Any], seeds: Sequence[Tens
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")
             found = iter(vmap(back)(*seeds))
-    except (
-        Exception
-    ):  # a user's own backward or hook may raise anything on a batched tensor; seed by seed, the user sees it
+    except Exception:
+        # a user's backward or hook may raise anything at a batched tensor; what is the user's own error, not ours, the
+        # pass that goes seed by seed raises again
         return None
     return [next(found) if there else None for there in below]
 
@@ -167,6 +167,7 @@ def _squares(call: Call, deltas: Deltas, signs: Tensor, diagonal: bool, room: in
     size, shared = len(call.entered), _shared(call)
     wide = torch.promote_types(call.entered.dtype, torch.float32)
     numbers = 2 * len(signs) * call.width // max(1, size) if shared is None else shared.numbers(len(signs), diagonal)
+    room = room if signs.is_cuda else min(room, FORMED_BYTES)
     rows = max(1, room // max(1, numbers * wide.itemsize))
     if rows >= size:
         return _rows_squares(call.layer, call.entered, deltas, signs, shared, diagonal)
@@ -181,6 +182,7 @@ def _squares(call: Call, deltas: Deltas, signs: Tensor, diagonal: bool, room: in
 def _rows_squares(
     layer: nn.Module, entered: Tensor, deltas: Deltas, signs: Tensor, shared: _Shared | None, diagonal: bool
 ) -> Squares:
+    """Of some samples together."""
     wide = torch.promote_types(entered.dtype, torch.float32)
     entered, signs = entered.to(wide), signs.to(wide)
     deltas = _mapped(deltas, lambda delta, _: delta.to(wide))
@@ -255,7 +257,10 @@ def _shared_squares(entered: Tensor, deltas: Deltas, signs: Tensor, shared: _Sha
 
 
 def _position_squares(entered: Tensor, deltas: Deltas, signs: Tensor, shared: _Shared) -> Squares:
-    """Their sums, without the gradients: ‖Σ_l δ_l a_lᵀ‖² = Σ_lm (δ_l·δ_m)(a_l·a_m)."""
+    """Their sums without the gradients: ‖Σ_l δ_l a_lᵀ‖² = Σ_lm (δ_l·δ_m)(a_l·a_m).
+
+    The rounding is that of Σ_lm |δ_l·δ_m||a_l·a_m|, which is larger where positions cancel.
+    """
     d = deltas if isinstance(deltas, Tensor) else torch.stack(tuple(deltas))
     count, size, pairs = len(d), len(entered) * shared.groups, shared.length**2
     d = d.reshape(count * size, shared.outputs, shared.length)

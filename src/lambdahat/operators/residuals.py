@@ -12,6 +12,7 @@ r < 0 apart, independent from sample to sample.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from torch.autograd.graph import GradientEdge
 from lambdahat._rng import generator
 from lambdahat.operators.closed_form import CHUNK_BYTES, Part
 from lambdahat.operators.layer_calls import Call, full_name
-from lambdahat.operators.layer_squares import Squares, one_position, pulled_squares
+from lambdahat.operators.layer_squares import Squares, add_squares, one_position, pulled_squares
 from lambdahat.operators.linearise import empirical_residuals, nodes_below
 from lambdahat.operators.piecewise import SMOOTH, form_of_graph, kind_of
 from lambdahat.problem import Problem
@@ -77,7 +78,7 @@ class Residuals:
     def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
         """Of these activations."""
         found = [_near_squares(bends, part.once, self.diagonal)]
-        return _added(found + [_far_squares(bend, part.once, self.diagonal) for bend in bends if bend.far], part)
+        return _added(found + [_far_squares(bend, part, self.diagonal) for bend in bends if bend.far], part)
 
     def bends(self, part: Part, slope: Callable[[], Tensor]) -> list[Bend]:
         """The smooth activations of a part, for ∂ℓ/∂z = ``slope()`` (B, …) at its output; none if it has no form."""
@@ -123,9 +124,7 @@ def _added(found: Sequence[Squares], part: Part) -> Squares:
     """The sum over some, of the parameters that enter by layers alone."""
     total: Squares = {}
     for squares in found:
-        for name, square in squares.items():
-            if name in part.layered:
-                total[name] = total[name] + square if name in total else square
+        add_squares(total, {name: square for name, square in squares.items() if name in part.layered})
     return total
 
 
@@ -215,22 +214,22 @@ def _near_squares(bends: Sequence[Bend], once: dict[str, Call], diagonal: bool) 
     return squares
 
 
-def _far_squares(bend: Bend, once: dict[str, Call], diagonal: bool) -> Squares:
+def _far_squares(bend: Bend, part: Part, diagonal: bool) -> Squares:
     """By one signal √|r_i|·e_i a column, as many at a time as the budget allows."""
     flat = bend.residual.flatten(1)
     size, width = flat.shape
     root, sign = flat.abs().sqrt(), flat.sign()
-    room = CHUNK_BYTES.get(flat.device.type, CHUNK_BYTES["cpu"])
+    room = min(CHUNK_BYTES.get(flat.device.type, CHUNK_BYTES["cpu"]), part.room or math.inf)
     step = int(max(1, min(width, room // max(1, flat.numel() * flat.element_size()))))
-    calls = {prefix: once[prefix] for prefix in bend.far}
+    calls = {prefix: part.once[prefix] for prefix in bend.far}
     squares: Squares = {}
     for start in range(0, width, step):
         where = torch.arange(start, min(start + step, width), device=flat.device)
         seeds = flat.new_zeros(len(where), size, width)
         seeds[torch.arange(len(where), device=flat.device), :, where] = root[:, where].T
         seeds = seeds.reshape(-1, *bend.residual.shape)
-        found = pulled_squares([bend.edge], [seeds], sign[:, where].T, calls, diagonal)
-        squares = {name: squares[name] + square if squares else square for name, square in found.items()}
+        found = pulled_squares([bend.edge], [seeds], sign[:, where].T, calls, diagonal, part.room)
+        add_squares(squares, found)
     return squares
 
 
@@ -242,4 +241,4 @@ def _sampled_squares(bends: Sequence[Bend], part: Part, seed: int, index: int) -
         seeds.append(torch.stack([part.clamp(min=0).sqrt() * signs for part in (bend.residual, -bend.residual)]))
     signs = seeds[0].new_ones(2, len(bends[0].residual))
     signs[1] = -1.0
-    return pulled_squares([bend.edge for bend in bends], seeds, signs, part.once, False)
+    return pulled_squares([bend.edge for bend in bends], seeds, signs, part.once, False, part.room)
