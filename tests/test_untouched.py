@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lambdahat as lh
 from lambdahat.evaluators import LARGE
@@ -178,12 +179,77 @@ def test_a_buffer_that_some_batches_write_to(work):
     assert model[-1].seen._version == 0
 
 
-@pytest.mark.parametrize(("numbers", "parameter"), [(LARGE // 4, False), (3, True)])
+@pytest.mark.parametrize(("numbers", "parameter"), [(LARGE // 4, False), (LARGE // 4, True), (3, True)])
 def test_what_is_not_copied_is_watched(numbers, parameter):
-    """Large buffers, and parameters that are held constant."""
-    problem = Problem(Sorting(numbers, parameter).double(), "cross_entropy", (SORTED, Y), batch_size=4)
-    with pytest.raises(ValueError, match="held constant, got a pass that wrote to 'seen'; make it a small buffer"):
+    """Large buffers, and parameters that are held constant: the error says that they are no longer what they were."""
+    model = Sorting(numbers, parameter).double()
+    problem = Problem(model, "cross_entropy", (SORTED, Y), batch_size=4)
+    assert not model.seen.any()
+    said = "held constant, got a pass that wrote to 'seen', which is now changed; put it back, and have forward write"
+    with pytest.raises(ValueError, match=said):
         problem.loss()
+    assert model.seen.all()
+
+
+@pytest.mark.parametrize("rows", [9, LARGE // 8])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_frozen_embedding_that_passes_renormalise(kind, rows):
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.fc = kind(rows, 4, max_norm=0.5), nn.Linear(4, C)
+            self.table.weight.requires_grad_(False)
+
+        def forward(self, words: Tensor) -> Tensor:
+            found = self.table(words)
+            return self.fc(found.mean(dim=1) if found.ndim == 3 else found)
+
+    words = torch.randint(9, (12, 3), generator=torch.Generator().manual_seed(0))
+    target = torch.arange(12) % C
+    model = Bag().double()
+    before = state_of(model)
+    problem = Problem(model, "cross_entropy", (words, target), batch_size=5)
+    found, gradient = problem.loss(), problem.gradient()
+    lh.trace(lh.hessian(problem))
+    assert unchanged(before, state_of(model))
+    assert torch.equal(problem.gradient(), gradient)
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(model(words), target)  # the user's own pass does renormalise
+    assert not unchanged(before, state_of(model))
+    assert found == pytest.approx(float(expected), rel=1e-12)
+
+
+class Clones(TorchDispatchMode):
+    """Counts copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.clone.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("norm", "copies"), [("eval", 0), ("train", 3)])
+def test_statistics_are_copied_where_they_are_written(norm, copies):
+    model = nn.Sequential(nn.Linear(D, 5), nn.BatchNorm1d(5), nn.Linear(5, C)).double()
+    problem = Problem(model, "cross_entropy", (X, Y), batch_size=4, norm=norm)
+    with Clones() as clones:
+        problem.loss()
+    assert clones.count == copies * len(problem.batches)
+
+
+def test_statistics_of_a_layer_that_the_model_sets_to_train():
+    class Setting(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if self[1].train() else x
+
+    model = Setting(nn.Linear(D, 5), nn.BatchNorm1d(5), nn.Linear(5, C)).double().eval()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    problem = Problem(model, "cross_entropy", (X, Y), batch_size=4)
+    problem.gradient()
+    assert unchanged(before, dict(model.named_buffers()))
 
 
 def test_a_large_buffer_that_every_batch_writes_to():

@@ -19,7 +19,8 @@ from lambdahat.recomputing import checkpoints_of, recomputing
 
 Parameters = Mapping[str, Tensor]
 TARGET_KEYS = ("labels", "label", "targets", "target")
-LARGE = 1 << 20  # bytes of a buffer that a copy for every pass would cost time and memory for
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+LARGE = 1 << 20  # bytes of a tensor above which a copy for every pass would cost time and memory
 
 
 class Evaluator:
@@ -33,7 +34,7 @@ class Evaluator:
         self.by_sequence = False  # whether the model's own loss, a mean over labels, is to be one over sequences
         self.checkpoints = False  # whether the model was seen to run parts by torch.utils.checkpoint
         self._recomputes: bool | None = None
-        self._copied: frozenset[str] | None = None  # the buffers that every pass gets copies of
+        self._copied: frozenset[str] | None = None  # the constants that every pass gets copies of
 
     @property
     def constants(self) -> dict[str, Tensor]:
@@ -44,6 +45,8 @@ class Evaluator:
         """The same with other values of what is not in the vector."""
         other = copy.copy(self)
         other._constants = lambda: constants
+        if not constants.keys() <= self.constants.keys():
+            other._copied = None  # the first pass with others is to show whether it writes to them
         return other
 
     def with_loss(self, loss: Loss) -> Evaluator:
@@ -97,23 +100,42 @@ class Evaluator:
 
     @contextmanager
     def _lent(self) -> Iterator[dict[str, Tensor]]:
-        """The constants for one pass, which may write to buffers: it gets copies, and the user's stay as they are.
+        """The constants for one pass, which may write to them: it gets copies, and the user's stay as they are.
 
-        Any batch may be the first that has a buffer written. Large buffers that the first pass leaves alone, such as
-        packed weights, are not copied again: like parameters that are held constant they are watched, by version.
+        The first pass gets copies of all but large parameters. What it wrote to is copied for every pass, and so are
+        small buffers, for any batch may be the first that has one written. The rest is watched, by version.
         """
-        constants = self.constants
-        names = dict(self.model.named_buffers()) if self._copied is None else self._copied
+        constants, first = self.constants, self._copied is None
+        names = self._copied if self._copied is not None else self._first_copied(constants)
         copies = {name: constants[name].clone() for name in names}
         own = {name: tensor for name, tensor in constants.items() if name not in copies}
         before = [_version(tensor) for tensor in own.values()]
         yield {**constants, **copies}
         for (name, tensor), version in zip(own.items(), before, strict=True):
             require(_version(tensor) == version, "the model", "not write to tensors that are held constant",
-                    f"a pass that wrote to {name!r}", "make it a small buffer, which passes get copies of")  # fmt: skip
-        if self._copied is None:
-            spared = {name for name, new in copies.items() if _is_large(new) and _unwritten(new, constants[name])}
-            self._copied = frozenset(copies) - spared
+                    f"a pass that wrote to {name!r}, which is now changed",
+                    "put it back, and have forward write to a clone of it, or make it a buffer of at most "
+                    f"{LARGE >> 20} MiB, which passes get copies of")  # fmt: skip
+        if first:
+            self._copied = self._still_copied(copies, constants)
+
+    def _first_copied(self, constants: dict[str, Tensor]) -> frozenset[str]:
+        """What the first pass gets copies of: buffers, small parameters, and embeddings that passes renormalise."""
+        embeddings = [(name, layer) for name, layer in self.model.named_modules() if isinstance(layer, EMBEDDINGS)]
+        scaled = {f"{name}.weight" if name else "weight" for name, layer in embeddings if layer.max_norm is not None}
+        always = scaled.union(name for name, _ in self.model.named_buffers())
+        return frozenset(name for name, tensor in constants.items() if name in always or not _is_large(tensor))
+
+    def _still_copied(self, copies: dict[str, Tensor], constants: dict[str, Tensor]) -> frozenset[str]:
+        """What all later passes get copies of, after the first one."""
+        buffers = {name for name, _ in self.model.named_buffers()} - _fixed_statistics(self.model)
+        small = {name for name in buffers.intersection(copies) if not _is_large(copies[name])}
+        others = copies.keys() - small
+        # batch-norm does not raise the version of the statistics it writes, and inference mode has none: values tell
+        return frozenset(small).union(
+            name for name in others if _version(copies[name]) > 0
+            or ((name in buffers or copies[name].is_inference()) and not torch.equal(copies[name], constants[name]))
+        )  # fmt: skip
 
     def loss_of(self, output: Any, batch: Batch) -> Tensor:
         """The mean loss of a batch whose output is known."""
@@ -181,9 +203,13 @@ def _is_large(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and tensor.numel() * tensor.element_size() > LARGE
 
 
-def _unwritten(after: Tensor, before: Tensor) -> bool:
-    """Batch-norm does not raise the version of the statistics it writes, so values are compared too."""
-    return after._version == 0 and torch.equal(after, before)
+def _fixed_statistics(model: nn.Module) -> set[str]:
+    """The running statistics of torch's own layers in eval mode, which only read them."""
+    layers = [
+        (name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.modules.batchnorm._NormBase)
+    ]
+    fixed = [pair for pair in layers if not pair[1].training and type(pair[1]).__module__.startswith("torch.nn.")]
+    return {key for name, layer in fixed for key, _ in layer.named_buffers(name, recurse=False)}
 
 
 def _version(tensor: Tensor) -> int:

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 import lambdahat as lh
 from lambdahat.estimators.traces import trace
-from lambdahat.operators import closed_form, curvature, ggn, hessian
+from lambdahat.operators import closed_form, curvature, ggn, hessian, residual_checks
+from lambdahat.operators.layer_calls import recorded
 from lambdahat.operators.linearise import leaves_of
+from lambdahat.operators.probed_layers import Layers
 from lambdahat.problem import Problem
 from tests.operators.test_closed_form import agree
 from tests.oracles import dense_ggn, dense_hessian
@@ -126,3 +128,72 @@ def test_what_a_graph_hides_beside_smooth_activations(hiding: str, kind: str) ->
     assert operator.known_diagonal() is None
     assert operator.sampled_trace(0.1, 0) is None
     assert reason in operator.why_no_trace()
+
+
+def deep(depth: int, hooked: int | None, act: type[nn.Module] = nn.Sigmoid) -> Problem:
+    """Signals die out from layer to layer: what is hidden in one is hardly felt far below."""
+    with torch.random.fork_rng():
+        torch.manual_seed(depth)
+        layers: list[nn.Module] = [nn.Linear(4, 5)]
+        for place in range(depth):
+            layers += [Hooked(5)] * (place == hooked) + [act(), nn.Linear(5, 5)]
+        x, y = torch.randn(6, 4), torch.arange(6) % 5
+    return Problem(nn.Sequential(*layers), "cross_entropy", (x, y))
+
+
+@pytest.mark.parametrize("hooked", [None, *range(0, 30, 3), 29])
+def test_what_is_hidden_in_one_of_many_layers(hooked: int | None) -> None:
+    assert bool(hessian(deep(30, hooked)).form.refused) == (hooked is not None)
+
+
+def passes(monkeypatch: pytest.MonkeyPatch, depth: int) -> int:
+    """How often a signal comes back through a layer while the form is looked for."""
+    problem, seen = deep(depth, None, nn.Tanh), []
+    assert problem.model is not None
+
+    def count(layer: nn.Module, given: object, left: Tensor) -> None:
+        if left.requires_grad:
+            left.register_hook(lambda slope: seen.append(1))
+
+    for layer in problem.model:
+        layer.register_forward_hook(count)
+    monkeypatch.setattr(residual_checks, "MOST_CHECKED", 0)
+    assert not hessian(problem).form.refused
+    return len(seen)
+
+
+def test_the_check_is_linear_in_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two, four = (passes(monkeypatch, depth) for depth in (15, 30, 60))
+    assert four - two <= 2.2 * (two - one)
+
+
+class Branches(nn.Module):
+    """Parallel layers, of which some are added and some multiplied, with something hidden in one of them."""
+
+    def __init__(self, hooked: int | None, gated: bool) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(4, 5) for _ in range(12))
+        self.last, self.hidden, self.hooked, self.gated = nn.Linear(5, 3), Hooked(5), hooked, gated
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [self.hidden(z) if i == self.hooked else z for i, z in enumerate(f(x) for f in self.branches)]
+        gate = torch.sigmoid(found.pop(3)) if self.gated else 1.0
+        return self.last(torch.tanh(sum(found)) * gate)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("hooked", [None, 0, 7])
+def test_parallel_layers_are_looked_at_together(hooked: int | None, gated: bool) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, x, y = Branches(hooked, gated), torch.randn(6, 4), torch.arange(6) % 3
+    problem = Problem(model.double(), "cross_entropy", (x.double(), y))
+    operator = hessian(problem)
+    if hooked is not None:
+        assert f"in branches.{hooked}.weight is not that of" in operator.why_no_trace()
+    else:
+        assert trace(operator).value == pytest.approx(float(dense_hessian(problem).trace()), rel=1e-10)
+    leaves = leaves_of(problem, problem.vector)
+    output, calls = recorded(problem, leaves, problem.batches.first())
+    groups = Layers(output, leaves, {prefix: uses[0] for prefix, uses in calls.items()}).probed()
+    assert sorted(map(len, groups)) == ([1, 1, 11] if gated else [1, 12])

@@ -472,3 +472,16 @@ def test_without_gradients_the_answer_is_the_same() -> None:
     problem = problem_of(lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), (4,))
     with torch.no_grad():
         assert "Tanh" in form_of(problem).curved
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("classes", [2, 11])
+def test_large_inputs_below_a_log_softmax(classes: int, dtype: torch.dtype) -> None:
+    """The mix that does not feel the log-softmax sums to 0 without rounding, which such inputs would make visible."""
+    for seed in range(6):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            layers = [nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, classes)]
+            model = nn.Sequential(*layers, nn.LogSoftmax(-1)).to(dtype)
+            x, y = 300 * torch.randn(16, 20, dtype=dtype), torch.randint(classes, (16,))
+        assert form_of(Problem(model, "cross_entropy", (x, y))).curved == ""

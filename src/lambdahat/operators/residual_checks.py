@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from lambdahat._rng import generator
 from lambdahat.batches import take
@@ -21,10 +22,12 @@ from lambdahat.operators.layer_squares import Squares
 from lambdahat.operators.linearise import twice_differentiable
 from lambdahat.operators.output_factors import tolerance
 from lambdahat.operators.piecewise import PROBE, Form, normalised, random_like, random_mix
-from lambdahat.operators.residuals import Bend, Residuals
+from lambdahat.operators.probed_layers import MOST_PROBED, Layers, Stretch
+from lambdahat.operators.residuals import Bend, Residuals, second_slope
 from lambdahat.problem import Problem
 
 MOST_CHECKED = 64  # columns of an activation that are worth a comparison
+DRAWS = 3  # random mixes and directions for a stretch, in one of which a defect might all but cancel
 ROUNDING = 4  # units in the last place that a second derivative of 0 may come out as, relative to the first
 
 
@@ -32,8 +35,9 @@ ROUNDING = 4  # units in the last place that a second derivative of 0 may come o
 def verified(form: Form, problem: Problem, leaves: dict[str, Tensor], trusted: Trusted) -> Form:
     """The form of a model with smooth activations, once its residuals agree with double backward on two samples.
 
-    For a random mix of the outputs, second derivatives of each layer are compared: along a random direction of all its
-    parameters, which shows what the graph hides, and the largest in a single weight, where that takes few signals.
+    For a random mix of the outputs, second derivatives of layers are compared: along a random direction of all their
+    parameters, which shows what the graph hides, and the largest in a single weight, where that takes few signals. The
+    passes that takes do not grow with depth (``probed_layers``).
     """
     first = problem.batches.first()
     few = take(first, torch.arange(min(PROBE, first.size), device=problem.device))
@@ -47,75 +51,135 @@ def verified(form: Form, problem: Problem, leaves: dict[str, Tensor], trusted: T
         few_columns = [bend if bend.columns <= MOST_CHECKED else replace(bend, far=()) for bend in bends]
         squares = residuals.squares_of(few_columns, part)
         squares = {name: square for name, square in squares.items() if owner(name) not in skipped}
-        refused = residuals.refused or _disagreement(output, mix, leaves, squares, bends, 10 * tolerance(problem))
+        refused = residuals.refused or _disagreement(part, mix, leaves, squares, bends, 10 * tolerance(problem))
     return Form(form.curved, refused, columns=residuals.columns)
 
 
 def _disagreement(
-    output: Tensor, mix: Tensor, leaves: dict[str, Tensor], squares: Squares, bends: Sequence[Bend], allowed: float
+    part: Part, mix: Tensor, leaves: dict[str, Tensor], squares: Squares, bends: Sequence[Bend], allowed: float
 ) -> str:
     """In which layer the second derivative of the mix is another than ``squares`` and ``bends`` say."""
-    layers: dict[str, list[str]] = {}
-    for name in leaves:
-        layers.setdefault(owner(name), []).append(name)
-    checks: list[tuple[str, Tensor]] = []
+    layers = Layers(part.output, leaves, part.once)
+    groups = layers.probed()
+    own = {prefix: [name for name in leaves if owner(name) == prefix] for prefix in layers.names}
+    checks: list[tuple[list[str], Tensor]] = []
     try:
-        slopes = _slopes([output], leaves, [mix])
-        hidden = _Hidden(leaves, slopes, bends)
-        for names in layers.values():
-            single = next((name for name in names if name in squares), None)
-            if single is not None:
-                checks.append((single, _single_gap(leaves[single], slopes[single], squares[single])))
-            checks.append((names[0], hidden.gap(names)))
+        slopes = _slopes([part.output], leaves, [mix])
+        hidden = _Hidden(leaves, slopes, bends, generator(0, "hidden curvature"))
+        for group in groups:
+            checks += [([owner(name)], _single_gap(leaves[name], slopes[name], squares[name]))
+                       for name in _singles(group, own, squares)]  # fmt: skip
+            checks.append((group, hidden.gap([own[prefix] for prefix in group])))
+        if sum(map(len, groups)) < len(layers.order):
+            rng = generator(0, "stretches")
+            for stretch in layers.stretches():
+                points = {name: leaves[name] for name in own[stretch.layer]}
+                checks += [([stretch.layer], _stretch_gap(stretch, part.output, mix, points, rng))
+                           for _ in range(DRAWS)]  # fmt: skip
     except (RuntimeError, NotImplementedError):  # an operation that can be differentiated only once
         pass
     values = torch.stack([check for _, check in checks]).tolist() if checks else []  # once: a GPU is waited for
-    for (name, _), (gap, size, noise) in zip(checks, values, strict=True):
-        if not gap <= allowed * size + noise:
-            return f"its second derivative in {name} is not that of its activations"
+    for (group, _), value in zip(checks, values, strict=True):
+        if _differs(value, allowed):
+            alone = ((prefix, hidden.gap([own[prefix]]).tolist()) for prefix in (group if len(group) > 1 else ()))
+            prefix = next((prefix for prefix, gap in alone if _differs(gap, allowed)), group[0])
+            return f"its second derivative in {own[prefix][0]} is not that of its activations"
     return ""
+
+
+def _differs(check: Sequence[float], allowed: float) -> bool:
+    gap, size, noise = check
+    return not gap <= allowed * size + noise
+
+
+def _singles(group: Sequence[str], own: dict[str, list[str]], squares: Squares) -> list[str]:
+    """A parameter of each layer of a group that has ``squares``; of many layers, a pass for each, only the first."""
+    found = [next((name for name in own[prefix] if name in squares), "") for prefix in group]
+    return [name for name in found if name][: None if len(own) <= MOST_PROBED else 1]
 
 
 def _single_gap(leaf: Tensor, slope: Tensor, square: Tensor) -> Tensor:
     """How far off double backward the largest second derivative in a single weight is, its size, and no noise: (3,)."""
     said = square.flatten()
-    place = said.abs().argmax()
-    (row,) = _along([slope.flatten()[place]], [said.new_ones(())], [leaf])
-    gap = (row.flatten()[place] - said[place]).abs()
-    return torch.stack([gap, said[place].abs(), torch.zeros_like(gap)]).double()
+    place = said.abs().argmax(dim=0, keepdim=True)  # stays on the device, as an index of numbers would not
+    (row,) = _along([slope.flatten().gather(0, place)], [said.new_ones(1, dtype=slope.dtype)], [leaf])
+    expected = said.gather(0, place).squeeze()
+    gap = (row.flatten().gather(0, place).squeeze() - expected).abs()
+    return torch.stack([gap, expected.abs(), torch.zeros_like(gap)]).double()
+
+
+def _stretch_gap(
+    stretch: Stretch, output: Tensor, mix: Tensor, points: dict[str, Tensor], rng: torch.Generator
+) -> Tensor:
+    """The gap (3,) of a layer's parameters for a mix of what is at the stretch's top, in place of the output."""
+    top: Any = output
+    if stretch.top is not None:
+        top, made = stretch.top, stretch.top.node._input_metadata[stretch.top.output_nr]
+        mix = random_like(torch.empty(made.shape, dtype=made.dtype, device=output.device), rng)
+    tops = [GradientEdge(node, 0) for node in stretch.bends]
+    deltas = torch.autograd.grad([top], tops, [mix], retain_graph=True, allow_unused=True) if tops else ()
+    bends = []
+    for node, delta in zip(stretch.bends, deltas, strict=True):
+        if delta is not None:
+            edge = GradientEdge(*node.next_functions[0])
+            bends.append(Bend(edge, second_slope(node, delta, edge), {}, ()))
+    return _Hidden(points, _slopes([top], points, [mix]), bends, rng).gap([list(points)])
 
 
 class _Hidden:
-    """Curvature that is not in the activations, along a random direction v of the parameters θ of a layer.
+    """Curvature that is not in the activations, along a random direction v of the parameters θ of some layers.
 
-    A layer is linear in its parameters together: if the graph tells the truth, vᵀ∂²(uᵀz)/∂θ²v is
-    Σ_k Σ_i r_ki (∂z_ki/∂θ·v)², for a mix u of the outputs. ∂z/∂θ·v is the derivative of vᵀ(∂z/∂θ)ᵀw in w.
+    A layer is linear in its parameters together, and so are layers that are nowhere multiplied: if the graph tells the
+    truth, vᵀ∂²(uᵀz)/∂θ²v is Σ_k Σ_i r_ki (∂z_ki/∂θ·v)², for a mix u of the outputs. ∂z/∂θ·v is the derivative of
+    vᵀ(∂z/∂θ)ᵀw in w.
     """
 
-    def __init__(self, leaves: dict[str, Tensor], slopes: dict[str, Tensor], bends: Sequence[Bend]) -> None:
-        self._leaves, self._slopes, self._rng = leaves, slopes, generator(0, "hidden curvature")
-        self._residual = torch.cat([bend.residual.flatten() for bend in bends]).double()
+    def __init__(
+        self, leaves: dict[str, Tensor], slopes: dict[str, Tensor], bends: Sequence[Bend], rng: torch.Generator
+    ) -> None:
+        self._leaves, self._slopes, self._rng = leaves, slopes, rng
+        self._residual = [bend.residual for bend in bends]
         self._weights = [torch.zeros_like(bend.residual, requires_grad=True) for bend in bends]
-        self._back = _slopes([bend.edge for bend in bends], leaves, self._weights)
+        self._back = _slopes([bend.edge for bend in bends], leaves, self._weights) if bends else slopes
 
-    def gap(self, names: Sequence[str]) -> Tensor:
-        """How much there is in these parameters of a layer, the size of what activations give, and rounding: (3,)."""
+    def gap(self, layers: Sequence[Sequence[str]]) -> Tensor:
+        """How much there is in these layers' parameters, the size of what activations give, and rounding: (3,)."""
+        names = [name for layer in layers for name in layer]
         points, slopes = [self._leaves[name] for name in names], [self._slopes[name] for name in names]
-        directions = [_direction(point, self._rng) for point in points]
+        directions = self._directions(layers)
         rows = _along(slopes, directions, points)
-        moved = _along([self._back[name] for name in names], directions, self._weights)
-        parts = self._residual * torch.cat([dz.flatten() for dz in moved]).double().square()
+        moved = _along([self._back[name] for name in names], directions, self._weights) if self._weights else []
+        pairs = zip(self._residual, moved, strict=True)
+        parts = torch.cat(
+            [rows[0].new_zeros(1).double(), *(r.double().flatten() * dz.double().flatten().square() for r, dz in pairs)]
+        )
         found = torch.stack([(row * v).sum(dtype=torch.float64) for row, v in zip(rows, directions, strict=True)]).sum()
-        lengths = [torch.stack(torch._foreach_norm(part)).double() for part in (slopes, directions)]
+        lengths = [_norms(part) for part in (slopes, directions)]
         noise = ROUNDING * torch.finfo(points[0].dtype).eps * (lengths[0] @ lengths[1]) * lengths[1].norm()
         return torch.stack([(found - parts.sum()).abs(), parts.abs().sum(), noise])
 
+    def _directions(self, layers: Sequence[Sequence[str]]) -> list[Tensor]:
+        """Random ones v_ℓ, with ‖slope_ℓ‖‖v_ℓ‖² the same for all layers, so that rounding in one hides no other."""
+        drawn = [[_direction(self._leaves[name], self._rng) for name in names] for names in layers]
+        if len(layers) > 1:
+            slopes = [_norms([self._slopes[name] for name in names]).norm() for names in layers]
+            sizes = torch.stack([slope * _norms(v).square().sum() for slope, v in zip(slopes, drawn, strict=True)])
+            least = torch.where(sizes > 0, sizes, torch.inf).min()
+            scales = torch.where(sizes > 0, (least / sizes).sqrt(), 1.0).unbind()
+            drawn = [[v * scale.to(v.dtype) for v in vs] for vs, scale in zip(drawn, scales, strict=True)]
+        return [v for vs in drawn for v in vs]
+
+
+def _norms(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack(torch._foreach_norm(list(tensors))).double()
+
 
 def _direction(like: Tensor, rng: torch.Generator) -> Tensor:
-    """A product of random vectors, one for each dimension: few numbers, and no single weight is missed."""
+    """A product of random vectors, one for each dimension, of numbers not near 0: no weight or unit is missed."""
     found = like.new_ones([1] * like.ndim)
     for dim, size in enumerate(like.shape):
-        found = found * random_like(like.new_empty(size), rng).reshape(-1, *[1] * (like.ndim - dim - 1))
+        drawn = random_like(like.new_empty(size), rng)
+        found = found * (drawn + 0.5 * drawn.sign()).reshape(-1, *[1] * (like.ndim - dim - 1))
     return found
 
 

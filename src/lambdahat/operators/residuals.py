@@ -134,13 +134,13 @@ def _bends(nodes: Sequence[Any], part: Part, slope: Tensor) -> Iterator[Bend]:
     lefts = {(call.left.node, call.left.output_nr): prefix for prefix, call in part.once.items()}
     for node, delta in zip(nodes, deltas, strict=True):
         edge = GradientEdge(*node.next_functions[0])
-        residual = _second_slope(node, delta, edge)
+        residual = second_slope(node, delta, edge)
         near, stop = _descend(edge, residual, lefts, part.once)
         below = set(nodes_below([stop]))
         yield Bend(edge, residual, near, tuple(prefix for (left, _), prefix in lefts.items() if left in below))
 
 
-def _second_slope(node: Any, delta: Tensor, edge: GradientEdge) -> Tensor:
+def second_slope(node: Any, delta: Tensor, edge: GradientEdge) -> Tensor:
     """φ''(z)·δ: the derivative of φ'(z)·δ, which is what the node itself computes, with the graph of z."""
     slope = node(delta)
     if not slope.requires_grad:
