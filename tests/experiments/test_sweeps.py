@@ -318,7 +318,8 @@ def test_kills_lose_nothing(tmp_path, jobs, kills, seeds):
     assert len(before) == kills
     assert all(0 < len(done) < 2 * seeds for done, _ in before)
     assert all(done.isdisjoint(begun[count:]) for done, count in before)
-    assert len(begun) > len(set(begun)) == 2 * seeds  # a cell that was running at a kill ran again
+    assert len(set(begun)) == 2 * seeds
+    assert len(begun) > 2 * seeds or kills < 20  # of so many kills some hit a running cell, which ran again
     assert records(finished) == records(sweep(experiment, tmp_path / "whole", scale="cpu"))
 
 
