@@ -11,11 +11,11 @@ from torch import nn
 from lambdahat._rng import derived_seed
 from lambdahat.batches import Batches
 from lambdahat.experiments.averaging.preconditions import unlearnt, unready
-from lambdahat.experiments.averaging.recipes import recipe
+from lambdahat.experiments.averaging.recipes import FULL, recipe, shared_settings
 from lambdahat.experiments.averaging.runs import change, gap, image_task, judged, pairs, size_of, train
 from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale
 from lambdahat.experiments.papers import SPECTRAL
 from lambdahat.experiments.readings import curve, over_seeds
 from lambdahat.experiments.reproduction import Table
@@ -38,11 +38,12 @@ class Config(Scale):
     side: int = 0
     rate: float = 0.02
     augmented: bool = False
+    precision: str = FULL
 
 
 def cells(config: Config) -> list[Cell]:
     """Weight decay × seed; a cell trains one network with averages and the members of an ensemble."""
-    base = settings_of(config, "decays", "seeds")
+    base = shared_settings(config, "decays", "seeds")
     return [
         {**base, **recipe("SWA", config.rate, decay, config.epochs), "seed": seed}
         for decay in config.decays
@@ -160,7 +161,8 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config("digits", 96, 64, 3, 2, "VGG-4×4-BN", (0.0, 5e-3), members=2, batch=32),
         "cpu": Config("cifar10", 2000, 4000, 25, 5, "VGG-4×16-BN", (0.0, 1e-3, 3e-3, 1e-2), side=8, batch=64),
-        "paper": Config("cifar10", 5_000, 10_000, 30, 3, "VGG-16-BN", (0.0, 5e-4, 2e-3, 5e-3), augmented=True),
+        "paper": Config("cifar10", 5_000, 10_000, 30, 3, "VGG-16-BN", (0.0, 5e-4, 2e-3, 5e-3), augmented=True,
+                        precision="bfloat16"),
     },
     cells,
     run,
@@ -175,5 +177,6 @@ EXPERIMENT = Experiment(
         "The gain of averaging is the average at the end less the iterate where averaging begins.",
         "The point within which the gain of an ensemble counts as unchanged was set after the results.",
         "The gain of an ensemble is the accuracy of its mean probabilities less the mean accuracy of its members.",
+        "On a GPU networks train with bfloat16 in their forward passes.",
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from torch import nn
 
 from lambdahat.estimators.spectra import spectrum
 from lambdahat.experiments.averaging.preconditions import unlearnt, unready
-from lambdahat.experiments.averaging.recipes import BASES, recipe
+from lambdahat.experiments.averaging.recipes import BASES, FULL, recipe, shared_settings
 from lambdahat.experiments.averaging.runs import (
     Task,
     against_best,
@@ -31,7 +31,7 @@ from lambdahat.experiments.averaging.solution_spectra import (
 )
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale
 from lambdahat.experiments.flatness.runs import curvature_problem
 from lambdahat.experiments.image_sets import Images
 from lambdahat.experiments.papers import SPECTRAL
@@ -69,6 +69,7 @@ class Config(Scale):
     depth: int
     side: int = 0
     augmented: bool = False
+    precision: str = FULL
     quick: bool = False
     lanczos: int = 30
     sharp_seeds: int = 2
@@ -88,7 +89,7 @@ def tuned(network: str, optimizer: str, quick: bool = False) -> tuple[float, flo
 
 def cells(config: Config) -> list[Cell]:
     """Network × optimiser × seed, and for whole spectra once more of SGD and Gadam."""
-    base = settings_of(config, "networks", "quick", "seeds", "lanczos", "sharp_seeds")
+    base = shared_settings(config, "networks", "quick", "seeds", "lanczos", "sharp_seeds")
     whole = {**base, "part": "spectrum", "depth": config.lanczos}
 
     def grid(shared: Cell, optimizers: tuple[str, ...], seeds: int) -> list[Cell]:
@@ -239,7 +240,7 @@ EXPERIMENT = Experiment(
         "cpu": Config("cifar10", 2000, 3000, 25, 3, ("VGG-4×16-BN", "PreResNet-11"), samples=256, depth=15, side=8,
                       batch=64, quick=True),
         "paper": Config("cifar10", 10_000, 10_000, 30, 3, ("VGG-16-BN", "PreResNet-20"), samples=512, depth=20,
-                        augmented=True, lanczos=60, sharp_seeds=3),
+                        augmented=True, precision="bfloat16", lanczos=60, sharp_seeds=3),
     },
     cells,
     run,
@@ -259,5 +260,6 @@ EXPERIMENT = Experiment(
         "Spectra are by Lanczos from one random vector; on a CPU of two seeds, whose runs were added later.",
         "The thesis's Frobenius norm is read as tr(H²)/P. §7.9 compares solutions that fit alike, Gadam's the better.",
         "Where ours are not so its claims cannot be tested; that of λ₁ alone, in evaluation mode, is a claim of ours.",
+        "On a GPU networks train with bfloat16 in their forward passes and are judged by it; curvature is in float32.",
     ),
 )  # fmt: skip

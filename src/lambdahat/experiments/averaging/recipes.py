@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lambdahat._check import require_choice
-from lambdahat.experiments.experiment import Cell
+from lambdahat.experiments.experiment import Cell, settings_of
 from lambdahat.optim.averaged_descent import SWA, Averaged
 from lambdahat.optim.gadam import Gadam, GadamX
 from lambdahat.optim.lookahead import Lookahead
@@ -22,12 +22,19 @@ MOMENTUM = 0.9
 AVERAGED_FROM = 161 / 300  # of the epochs
 LOOKAHEAD, AUTO = "+LH", "-Auto"
 BASES = {"SWA": "SGD", "ASGD": "SGD", "Adam-IA": "Adam", "Padam-IA": "Padam", "Gadam": "AdamW", "GadamX": "PadamW"}
+FULL = "float32"
 FINAL = {"linear": 0.01, "averaging": 0.5}  # last rate over first, as in the thesis's code
 
 
 def averages(name: str) -> bool:
     """Whether the optimiser of a name ends with the average of its iterates."""
     return name.removesuffix(LOOKAHEAD).removesuffix(AUTO) in BASES
+
+
+def shared_settings(config: Any, *varied: str) -> Cell:
+    """The fields that all cells share; ``precision`` only where it is another than float32, as stored cells have it."""
+    base = settings_of(config, *varied)
+    return {name: value for name, value in base.items() if (name, value) != ("precision", FULL)}
 
 
 def recipe(

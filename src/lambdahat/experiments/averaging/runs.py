@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from lambdahat.batches import Batches
 from lambdahat.data.augmentation import augment
 from lambdahat.experiments.averaging.networks import network, parameters_of
-from lambdahat.experiments.averaging.recipes import make_optimizer, schedule_of
+from lambdahat.experiments.averaging.recipes import FULL, make_optimizer, schedule_of
 from lambdahat.experiments.experiment import Cell, Row, Rows
 from lambdahat.experiments.flatness.runs import Watch
 from lambdahat.experiments.image_sets import images
@@ -77,7 +77,7 @@ def train(cell: Cell, task: Task, trackers: Sequence[Any] = ()) -> Trained:
     run = fit(
         task.problem, optimizer, cell["epochs"], batch_size=batch, schedule=schedule_of(cell, optimizer),
         validation=task.held_out, augment=augment if cell.get("augmented") else None, clip=cell.get("clip"),
-        trackers=[watch, *trackers], seed=cell["seed"],
+        trackers=[watch, *trackers], precision=cell.get("precision", FULL), seed=cell["seed"],
     )  # fmt: skip
     rows = [_epoch(row, seen) for row, seen in zip(run.epochs, [*watch.rows, {}], strict=False)]
     solution = model
