@@ -91,6 +91,7 @@ def test_product(case):
 def test_factors(case):
     name, output, target = CASES[case]
     factors = make_loss(name).factors(output, target)
+    assert make_loss(name).factor_count(output, target) == (None if factors is None else len(factors))
     if name in ("cross_entropy", "nll") and output.ndim > 2:
         assert factors is None  # left to products
         return

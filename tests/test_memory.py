@@ -14,7 +14,8 @@ import lambdahat as lh
 from lambdahat._rng import generator
 from lambdahat.memory import LiveBytes, memory_bytes, pass_bytes
 from lambdahat.sampling import sgld
-from lambdahat.sampling.fitting import together_fits
+from lambdahat.sampling.fitting import Demand
+from lambdahat.sampling.runners import Plan
 from tests.cases import LanguageModel, sentences
 from tests.language import seeded
 
@@ -34,6 +35,10 @@ def wide(memory: int | None = None) -> lh.Problem:
     model = seeded(lambda: nn.Sequential(nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 2))).float()
     x = torch.randn(8, 400, generator=generator(0, "wide"))
     return lh.Problem(model, "cross_entropy", (x, torch.arange(8) % 2), memory=memory)
+
+
+def chains(problem: lh.Problem, count: int, mode: str = "auto") -> lh.Chains:
+    return lh.sample(problem, sgld(1e-6, 1.0), count, 2, batch_size=4, mode=mode)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +62,8 @@ def test_texts_are_read_as_bytes(given, expected):
         (lambda: lh.eigenpairs(lh.hessian(wide(36 * ROW)), 30), ValueError, "raise it, or ask for fewer pairs"),
         (lambda: lh.spectrum(lh.hessian(wide()), 5, basis="disk"), ValueError, "basis must be one of 'auto', 'device'"),
         (lambda: lh.eigenpairs(lh.hessian(wide()), 2, basis="half"), ValueError, "basis must be one of 'device'"),
+        (lambda: chains(wide(36 * ROW), 8), ValueError, "bytes for 8 chains of SGLD, got 23,213,088; raise it, or run"),
+        (lambda: chains(wide(33 * ROW), 4, "batched"), ValueError, "mode must fit into the problem's memory, 21,278,6"),
     ],
 )  # fmt: skip
 def test_misuse(call, error, message):
@@ -113,7 +120,7 @@ WORK = {
     "trace": lambda p: lh.trace(lh.hessian(p), method="hutchinson", max_matvecs=20),
     "eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 3, max_matvecs=20),
     "spectrum": lambda p: lh.spectrum(lh.hessian(p), 40),
-    "sample": lambda p: lh.sample(p, sgld(1e-4, 1.0), chains=3, draws=2, batch_size=32),
+    "sample": lambda p: lh.sample(p, sgld(1e-4, 1.0), chains=3, draws=2, batch_size=min(32, p.num_samples)),
 }
 
 
@@ -130,7 +137,7 @@ def test_work_on_a_language_model_stays_within_its_budget(work):
     assert peaks[0] <= budget < peaks[1]
 
 
-@pytest.mark.parametrize("work", ["trace", "eigenpairs", "spectrum"])
+@pytest.mark.parametrize("work", ["trace", "eigenpairs", "spectrum", "sample"])
 def test_vectors_stay_within_the_budget(work):
     budget = 36 * ROW
     peaks = []
@@ -160,8 +167,9 @@ def test_a_gauss_newton_product_keeps_a_few_tensors_of_the_size_of_the_logits():
 
 def test_chains_go_one_by_one_where_they_do_not_fit_together():
     many = lambda p: lh.sample(p, sgld(1e-4, 1.0), chains=4, draws=2, batch_size=16)  # noqa: E731
-    assert together_fits(language("1GiB", count="sequences"), 16, 4)  # which mode is then fastest, timing says
-    assert not together_fits(language(3 * MEBI, count="sequences"), 16, 4)
+    fits = lambda memory: Demand(language(memory, count="sequences"), sgld(1e-4, 1.0), 4, 16, Plan()).together_fits()  # noqa: E731
+    assert fits("1GiB")  # which mode is then fastest, timing says
+    assert not fits(3 * MEBI)
     bound = many(language(3 * MEBI, count="sequences"))
     assert bound.mode == "sequential"
     assert bound.losses == pytest.approx(many(language(count="sequences")).losses, rel=1e-5)

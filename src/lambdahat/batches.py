@@ -170,13 +170,13 @@ def chosen_indices(indices: Tensor | Sequence[int], total: int) -> Tensor:
     return found.sort().values
 
 
-def take(batch: Batch, indices: Tensor) -> Batch:
-    """Some samples of a batch."""
+def take(batch: Batch, which: Tensor | slice) -> Batch:
+    """Some samples of a batch: copies of those at some indices, or views of a slice."""
 
     def pick(leaf: Any) -> Any:
-        return leaf[indices] if isinstance(leaf, Tensor) and leaf.ndim else leaf
+        return leaf[which] if isinstance(leaf, Tensor) and leaf.ndim else leaf
 
-    return Batch(tree_map(pick, batch.data), len(indices))
+    return Batch(tree_map(pick, batch.data), len(range(batch.size)[which] if isinstance(which, slice) else which))
 
 
 def rows_of(batch: Batch) -> tuple[list[Tensor], Callable[..., Batch]]:

@@ -55,6 +55,10 @@ class Loss(ABC):
         """S (K, B, …) with Σ_k s_k s_kᵀ = M for each sample, where a closed form exists."""
         return None
 
+    def factor_count(self, output: Any, target: Any) -> int | None:
+        """K, where such factors exist."""
+        return None
+
     def random_factor(self, output: Tensor, target: Any, generator: torch.Generator) -> Tensor:
         """s (B, …) with E[s sᵀ] = M, from a target drawn from the model's own distribution."""
         raise TypeError(f"the loss {self.name!r} has no predictive distribution to draw from; use a named loss")
@@ -117,11 +121,10 @@ class CrossEntropy(Loss):
             return
         whole = target.dtype in (torch.int64, torch.uint8)
         require(whole, "targets", "be class indices of dtype int64", str(target.dtype), "call .long()")
-        classes, kept = logits.shape[1], target.masked_fill(target == IGNORE, 0)
-        low, high = torch.stack(kept.aminmax()).tolist() if kept.numel() else (0, 0)
-        inside = low >= 0 and high < classes
-        require(inside, "targets", f"lie in [0, {classes - 1}] for {classes} classes",
-                f"values in [{target.min()}, {target.max()}]",
+        classes, (low, high) = logits.shape[1], _range(target)
+        lowest = low if low >= 0 else _range(target.masked_fill(target == IGNORE, 0))[0]
+        require(lowest >= 0 and high < classes, "targets", f"lie in [0, {classes - 1}] for {classes} classes",
+                f"values in [{low}, {high}]",
                 f"number classes from 0, and mark targets to leave out with {IGNORE}")  # fmt: skip
 
     def terms(self, target: Tensor, size: int) -> float:
@@ -158,6 +161,10 @@ class CrossEntropy(Loss):
         ends = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)[1:].unsqueeze(1)  # (C − 1, 1, C)
         scaled = root[:, 1:] * self._scale(logits, target)
         return (ends - inner) * scaled.T.unsqueeze(2)
+
+    def factor_count(self, output: Tensor, target: Tensor) -> int | None:
+        logits = self._classes_first(output, target)
+        return logits.shape[1] - 1 if logits.ndim == 2 else None
 
     def random_factor(self, output: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:
         logits = self._classes_first(output, target)
@@ -196,7 +203,13 @@ class CrossEntropy(Loss):
         if self.by_sequence:
             return kept
         terms = counts.sum(dtype=torch.float64).clamp(min=1.0)  # a tensor: a number would wait for the GPU
-        return kept * (len(logits) / terms).sqrt()
+        return kept * (math.sqrt(len(logits)) * terms.rsqrt())
+
+
+def _range(target: Tensor) -> tuple[int, int]:
+    """The smallest and the largest, read at once: every reading waits for the GPU."""
+    low, high = torch.stack(target.aminmax()).tolist() if target.numel() else (0, 0)
+    return low, high
 
 
 def _wide(logits: Tensor) -> Tensor:
@@ -226,6 +239,9 @@ class _Elementwise(Loss):
         width = output[0].numel()
         root = (self.curvature(output) / width).sqrt().reshape(len(output), width)
         return torch.diag_embed(root).permute(1, 0, 2).reshape(width, *output.shape)
+
+    def factor_count(self, output: Tensor, target: Tensor) -> int | None:
+        return output[0].numel()
 
 
 class MeanSquare(_Elementwise):

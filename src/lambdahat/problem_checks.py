@@ -29,16 +29,16 @@ def checked(evaluate: AnyEvaluator, parameters: Parameters, batches: Batches, dt
     require(isinstance(loss, Tensor), "loss", "return a tensor", loss, "", TypeError)
     require(loss.ndim == 0 or loss.numel() == 1, "loss", "return one number, the mean over the batch", loss,
             'use reduction="mean"')  # fmt: skip
-    once = float(loss.detach())
-    require(math.isfinite(once), "the loss of the first batch", "be finite", repr(once),
-            "check the inputs and parameters for NaN and infinity")  # fmt: skip
     grads: tuple[Tensor | None, ...] = (None,)
     if loss.requires_grad:
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    # with a graph, like the first: attention without one is another kernel
+    both = [value.detach().reshape(()) for value in (loss, evaluate(leaves, batch))]
+    once, again = torch.stack(both).tolist()  # read at once, for which a GPU is waited for
+    require(math.isfinite(once), "the loss of the first batch", "be finite", repr(once),
+            "check the inputs and parameters for NaN and infinity")  # fmt: skip
     require(any(grad is not None for grad in grads), "loss", "depend on the selected parameters",
             "one whose gradient is None", "do not detach, use no_grad or argmax on the way to it")  # fmt: skip
-    # with a graph, like the first: attention without one is another kernel
-    again = float(evaluate(leaves, batch).detach())
     require(abs(once - again) <= 64 * torch.finfo(loss.dtype).eps * abs(once), "the model", "give the same loss twice",
             f"{once:.9g} then {again:.9g}", "switch off dropout or noise that is on in eval mode")  # fmt: skip
     loss_of_output = evaluate.loss if isinstance(evaluate, Evaluator) and not evaluate.model_loss else None
@@ -105,7 +105,7 @@ def _require_mean(evaluate: AnyEvaluator, leaves: Parameters, batch: Batch) -> N
     """A mean does not change when every sample is there twice; a sum doubles."""
     if isinstance(evaluate, FunctionEvaluator) and not evaluate.with_data:
         return
-    few = take(batch, torch.arange(min(batch.size, 4), device=next(iter(leaves.values())).device))
+    few = take(batch, slice(4))
     try:
         once = float(evaluate(leaves, few))
         twice = float(evaluate(leaves, Batch(concatenate([few.data, few.data]), 2 * few.size)))

@@ -272,6 +272,51 @@ def test_switch():
     assert kinds == {(False, True): HOLDS, (False, False): UNTESTED, (True, False): HOLDS}
 
 
+def switched_late(values, before, factor):
+    """``switched`` with λ̂ of ``before`` ahead of the split, and by ``factor`` other losses and norms of raised SGD."""
+    rows = []
+    for row in switched(values).where(figure="5 and 6"):
+        if row["branch"] == "split":
+            rows.append({**row, "branch": "before", "at": "before", "llc": before, "llc_batch": before})
+        last = factor * (1 + 0.01 * row["seed"]) if row["branch"] == "SGD ×100" else 1.0
+        rows.append({**row, "loss": 0.2 * last})
+        if row["at"] == "on the way":
+            rows.append({**rows[-1], "part": 2, "update_norm": row["update_norm"] * last})
+    return Rows(rows)
+
+
+def test_late_switch():
+    """Judged both ways; where λ̂ still moved before the split, or a branch is no minimum, only the losses are."""
+    claims = registry.find("ngd-switch-late").claims
+    held = {"SGD ×1": 10.2, "NGD ×1": 10.5, "NGD ×10": 15.0, "NGD ×100": 20.0, "SGD ×100": 10.0}
+    failed = {"SGD ×1": 30.0, "NGD ×1": 20.5, "NGD ×10": 15.0, "NGD ×100": 8.0, "SGD ×100": 40.0}
+    rows = switched_late(held, 9.5, 0.5)
+    assert {verdict.verdict for verdict in judge(claims(rows))} == {HOLDS}
+    assert {verdict.verdict for verdict in judge(claims(switched_late(failed, 9.5, 2.0)))} == {FAILS}
+    moving = judge(claims(switched_late(held, 8.0, 0.5)))
+    assert {("λ̂" in found.claim and not found.own, found.verdict) for found in moving} == {
+        (True, UNTESTED), (False, HOLDS),
+    }  # fmt: skip
+    assert "λ̂ changed by more than 10% before the split in 5 of 5" in moving[0].evidence
+    spoilt = Rows({**row, "below_centre": row["branch"] == "NGD ×10"} for row in rows)
+    found = [verdict.claim for verdict in judge(claims(spoilt)) if verdict.verdict == UNTESTED]
+    assert found == ["λ̂ of NGD at 10 times the rate is above that of NGD ×1, nβ = n/ln n"]
+
+
+def test_the_late_split_is_the_end_of_sgd_and_shares_its_end_at_equal_loss():
+    experiment = registry.find("ngd-switch-late")
+    cell = {**experiment.grid("smoke")[0], "points": 1}
+    rows = Rows(experiment.run(cell, "cpu"))
+    before, split = rows[0], rows[1]
+    assert (before["at"], split["at"]) == ("before", "split")
+    assert before["epoch"] == pytest.approx(-0.25 * cell["approach"] - cell["before"], abs=1)
+    assert split["loss"] < before["loss"]
+    highest = max(rows.where(part=cell["points"], branch=["SGD ×100", "NGD ×100"]), key=lambda row: row["loss"])
+    equal = rows.where(at="equal loss", branch=highest["branch"])[0]
+    assert {key: highest[key] for key in equal if key != "at"} == {key: equal[key] for key in equal if key != "at"}
+    assert set(equal) == set(rows.where(at="equal loss")[0])
+
+
 NAMES = ("llc", "llc_batch", "trace", "wbic", "g_n")
 
 

@@ -61,6 +61,17 @@ def test_the_allocator_stays_within_the_budget(work):
     assert torch.cuda.max_memory_allocated() - before <= budget
 
 
+@pytest.mark.parametrize("work", WORK)
+def test_what_is_done_leaves_no_memory(work):
+    """Graphs, records and chains die with what made them, and later ones find the libraries' workspaces there."""
+    problem, left = wide(), []
+    for _ in range(3):
+        WORK[work](problem)
+        torch.cuda.synchronize()
+        left.append(torch.cuda.memory_allocated())
+    assert left[2] <= left[0] + 2**20
+
+
 @pytest.mark.parametrize("mode", ["reverse", "forward"])
 def test_fused_attention_gives_the_products_of_plain_attention(mode):
     fused, plain = (causal(attn_implementation=kind).float().cuda() for kind in ("sdpa", "eager"))

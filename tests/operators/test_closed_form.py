@@ -11,10 +11,13 @@ import torch
 import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from lambdahat.estimators.traces import trace
 from lambdahat.operators import closed_form, fisher, ggn, gradient_covariance, hessian, layer_squares
 from lambdahat.operators.closed_form import diagonal_of, sampled_trace, trace_of
+from lambdahat.operators.few_samples import few_of
+from lambdahat.operators.layer_calls import Call
 from lambdahat.operators.linearise import leaves_of
 from lambdahat.operators.output_factors import exact_factors, samples_separate
 from lambdahat.problem import Problem
@@ -173,7 +176,7 @@ def problem_of(
 
 def agree(problem: Problem, dense: Tensor, kind: str = "hessian", tolerance: float = 1e-10, **options: Any) -> None:
     leaves = leaves_of(problem, problem.vector)
-    factors = exact_factors(problem, kind, **options)
+    factors = exact_factors(few_of(problem, leaves), kind, **options)
     scale = float(dense.diagonal().abs().sum())
     assert abs(trace_of(problem, leaves, factors) - float(dense.trace())) <= tolerance * scale
     assert relative(diagonal_of(problem, leaves, factors), dense.diagonal()) <= tolerance
@@ -184,7 +187,7 @@ def test_trace_and_diagonal_are_those_of_the_dense_matrix(name: str) -> None:
     make, shape, layered = MODELS[name]
     problem = problem_of(make, shape)
     agree(problem, dense_ggn(problem))
-    found = closed_form.trusted_layers(problem, leaves_of(problem, problem.vector)).names
+    found = closed_form.trusted_layers(few_of(problem, leaves_of(problem, problem.vector))).names
     expected = set(problem.space.names) if layered == "all" else set() if layered == "none" else {layered}
     assert found == expected if layered in ("all", "none") else expected <= found < set(problem.space.names)
 
@@ -285,7 +288,7 @@ def test_models_that_mix_samples_have_no_factors(case: str) -> None:
         problem = problem_of(
             lambda: Net(lambda m, x: (m.a(x), m.a(x).exp()), a=nn.Linear(4, 3)), (4,), loss="gaussian_nll"
         )
-    assert not samples_separate(problem)
+    assert not samples_separate(few_of(problem, leaves_of(problem, problem.vector)))
     assert ggn(problem).known_trace() is None
     assert hessian(problem).known_trace() is None
     assert ggn(problem).sampled_trace(0.1, 0) is None
@@ -339,7 +342,7 @@ def test_statistics_that_are_not_the_model_s_own() -> None:
     problem = problem_of(*MODELS["batch-norm 2d"][:2]).refresh_statistics()
     agree(problem, dense_ggn(problem))
     leaves = leaves_of(problem, problem.vector)
-    trusted = closed_form.trusted_layers(problem, leaves).names
+    trusted = closed_form.trusted_layers(few_of(problem, leaves)).names
     assert {"1.weight", "1.bias"} <= trusted
 
 
@@ -490,3 +493,34 @@ class TestSampledTrace:
     def test_few_classes_are_exact(self) -> None:
         assert ggn(network("mlp")).sampled_trace(0.1, 0) is None
         assert trace(hessian(network("mlp"))).stderr == 0.0
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"stride": (2, 1)}, {"padding": (1, 2)}, {"dilation": (2, 1), "padding": 2}])
+def test_patches_are_those_of_torch(options: dict[str, Any], groups: int) -> None:
+    layer, x = nn.Conv2d(4, 6, (3, 2), groups=groups, **options), torch.randn(5, 4, 9, 8)
+    expected = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    assert torch.equal(layer_squares.patches(layer, x), expected)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(3, 4), (5, 3)),
+        (nn.Linear(3, 4), (5, 2, 6, 3)),
+        (nn.Conv1d(4, 6, 3, padding=1, groups=2), (5, 4, 7)),
+        (nn.Conv2d(4, 6, (3, 2), stride=2, dilation=(2, 1)), (5, 4, 9, 8)),
+        (nn.BatchNorm2d(3).eval(), (5, 3, 2, 2)),
+    ],
+)
+def test_gradients_of_a_layer(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    layer, x = layer.double(), torch.randn(shape, dtype=torch.float64)
+    z = layer(x)
+    delta = torch.randn_like(z)
+    entered = x / math.sqrt(1 + layer.eps) if isinstance(layer, nn.BatchNorm2d) else x
+    call = Call(layer, entered, get_gradient_edge(z), z.numel(), None, None)
+    found = layer_squares.gradients(call, delta)
+    for (name, _), slope in zip(
+        layer.named_parameters(), torch.autograd.grad(z, layer.parameters(), delta), strict=True
+    ):
+        torch.testing.assert_close(found[name], slope)

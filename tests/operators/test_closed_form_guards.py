@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import lambdahat as lh
 from lambdahat.estimators.traces import trace
 from lambdahat.operators import closed_form, curvature, ggn, hessian, residual_checks
+from lambdahat.operators.few_samples import few_of
 from lambdahat.operators.layer_calls import recorded
 from lambdahat.operators.linearise import leaves_of
 from lambdahat.operators.probed_layers import Layers
@@ -37,6 +38,26 @@ def test_hooks_that_keep_lengths_do_not_mislead_the_diagonal(name):
     torch.testing.assert_close(G.known_diagonal(), G.dense().diagonal(), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("mixing", ["neighbours", "the last two", "the mean"])
+def test_hooks_that_mix_the_signals_of_samples(mixing: str) -> None:
+    """The output of a sample is its own, and a layer's form has the whole gradient, but no sample's."""
+
+    def mixed(delta: Tensor) -> Tensor:
+        if mixing == "the last two":
+            return torch.cat([delta[:-1], delta[-1:] + delta[-2:-1]])
+        return delta + (delta.roll(1, 0) if mixing == "neighbours" else delta.mean(dim=0))
+
+    def hook(layer: nn.Module, given: object, left: Tensor) -> None:
+        if left.requires_grad:
+            left.register_hook(mixed)
+
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    model[1].register_forward_hook(hook)
+    problem = Problem(model, "cross_entropy", (torch.randn(8, 4).double(), torch.arange(8) % 3))
+    trusted = closed_form.trusted_layers(few_of(problem, leaves_of(problem, problem.vector)))
+    assert trusted.names == {"2.weight", "2.bias"}
+
+
 def test_one_class_has_no_curvature():
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     data = (torch.randn(7, 5).double(), torch.zeros(7, dtype=torch.long))
@@ -61,7 +82,8 @@ def test_batches_with_numbers_and_layers_called_by_keyword() -> None:
     batch = {"x": x, "weight": weight, "scale": torch.tensor(2.0).double(), "power": 0.5, "labels": torch.arange(6) % 3}
     problem = Problem(model, "cross_entropy", [batch])
     agree(problem, dense_ggn(problem))
-    assert closed_form.trusted_layers(problem, leaves_of(problem, problem.vector)).names == {"fc.weight", "fc.bias"}
+    trusted = closed_form.trusted_layers(few_of(problem, leaves_of(problem, problem.vector)))
+    assert trusted.names == {"fc.weight", "fc.bias"}
     assert trace(hessian(problem)).value == pytest.approx(float(dense_hessian(problem).trace()), rel=1e-10)
 
 

@@ -32,7 +32,7 @@ from lambdahat.results import Array, Estimate, Moments, Spectrum, Status
 DEFAULT_DEPTH = 100
 BOUNDS_DEPTH = 30
 DEFAULT_PROBES = 50
-WORKING = 4  # vectors beside a basis
+WORKING = 2  # vectors beside a basis: a product and room to work in
 
 
 def spectrum(
@@ -160,8 +160,8 @@ def lanczos_runs(
             f"{needed + free - room:,.0f}", "lower depth")  # fmt: skip
     runs = []
     for probe in range(probes):
-        start, done = random_vector(operator, seed, "sphere", probe), (probe * steps, probes * steps)
-        run = lanczos(operator, start, steps, task, done, place)
+        done = probe * steps, probes * steps
+        run = lanczos(operator, random_vector(operator, seed, "sphere", probe), steps, task, done, place)
         runs.append(dataclasses.replace(run, basis=run.basis[:, :0].clone()))
     return runs
 

@@ -66,9 +66,9 @@ class Basis:
         if self.place == "device":
             torch.div(vector, 1.0 if divisor is None else divisor, out=self.rows[j])
             return
-        whole = vector.clone() if divisor is None else vector / divisor
-        self._whole = {k: kept for k, kept in self._whole.items() if k == j - 1} | {j: whole}
-        self.rows[j].copy_(whole)
+        self._whole = {k: kept for k, kept in self._whole.items() if k == j - 1}  # before there are three
+        self._whole[j] = vector.clone() if divisor is None else vector / divisor
+        self.rows[j].copy_(self._whole[j])
 
     def orthogonalise(self, w: Tensor, count: int) -> Tensor:
         """w − QQᵀw in place over the first ``count`` rows; returns Qᵀw."""

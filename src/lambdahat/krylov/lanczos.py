@@ -225,22 +225,32 @@ def dot(first: Tensor, second: Tensor) -> Tensor:
 
 
 def norm(vector: Tensor) -> Tensor:
-    """‖v‖ of a vector (P,), summed in float64 over short runs."""
-    if vector.is_cuda or vector.dtype == torch.float64:
-        whole: Tensor = torch.linalg.vector_norm(vector, dtype=torch.float64)
-        return whole
-    head = vector[: vector.numel() // GEMV_RUN * GEMV_RUN].view(-1, GEMV_RUN)
-    runs = torch.linalg.vector_norm(head, dim=1), torch.linalg.vector_norm(vector[head.numel() :]).reshape(1)
-    joined: Tensor = torch.linalg.vector_norm(torch.cat(runs), dtype=torch.float64)
+    """‖v‖ of a vector (P,), summed in float64 over short runs; on a GPU over long ones."""
+    if _whole(vector):
+        runs = vector
+    elif vector.is_cuda:
+        runs = torch.stack([norm(part) for part in vector.split(CHUNK)])
+    else:
+        head = vector[: vector.numel() // GEMV_RUN * GEMV_RUN].view(-1, GEMV_RUN)
+        rest = torch.linalg.vector_norm(vector[head.numel() :]).reshape(1)
+        runs = torch.cat([torch.linalg.vector_norm(head, dim=1), rest])
+    joined: Tensor = torch.linalg.vector_norm(runs, dtype=torch.float64)
     return joined
 
 
 def sum_of(vector: Tensor) -> Tensor:
-    """Σ v_i of a vector (P,), in float64 over short runs."""
-    if vector.is_cuda or vector.dtype == torch.float64:
+    """Σ v_i of a vector (P,), in float64 over short runs; on a GPU over long ones."""
+    if _whole(vector):
         return vector.sum(dtype=torch.float64)
+    if vector.is_cuda:
+        return torch.stack([sum_of(part) for part in vector.split(CHUNK)]).sum()
     head = vector[: vector.numel() // GEMV_RUN * GEMV_RUN].view(-1, GEMV_RUN)
     return head.sum(dim=1).sum(dtype=torch.float64) + vector[head.numel() :].sum(dtype=torch.float64)
+
+
+def _whole(vector: Tensor) -> bool:
+    """Whether a sum in float64 needs no runs: of float64, and where the copy that a GPU makes for it is small."""
+    return vector.dtype == torch.float64 or (vector.is_cuda and vector.numel() <= CHUNK)
 
 
 @dataclass(frozen=True)
@@ -310,6 +320,7 @@ def lanczos(
     require(start.shape == (operator.dim,), "start", f"have shape ({operator.dim},)", start)
     before, total = progress or (0, depth)
     state = Krylov(operator, start, depth, place)
+    del start  # a vector less, where the caller does not hold it either
     for step in range(1, depth + 1):
         state.extend(orthogonalise=not state.nearly_orthogonal())
         report(task, before + step, total)

@@ -23,7 +23,8 @@ from lambdahat._rng import generator
 from lambdahat.batches import Batch, rows_of, take
 from lambdahat.memory import PASS
 from lambdahat.operators import layer_squares
-from lambdahat.operators.layer_calls import Call, Calls, names_in, owner, recorded, uses_of_leaves
+from lambdahat.operators.few_samples import Few, few_of
+from lambdahat.operators.layer_calls import Call, Calls, full_name, names_in, owner, recorded, uses_of_leaves
 from lambdahat.operators.layer_squares import Squares, add_squares, pulled_squares
 from lambdahat.operators.linearise import twice_differentiable
 from lambdahat.operators.output_factors import Factors, tolerance
@@ -32,8 +33,6 @@ from lambdahat.results import Estimate, Status, student_quantile
 
 CHUNK = {"cpu": 512, "cuda": 8192}  # samples sent through together at the most …
 CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 1 << 29}  # … and the signals that come back for them, which a cache should hold
-ONE_PASS = 1 << 24  # numbers in the gradients of a few samples, up to which one pass makes all
-PROBE = 3
 MIN_ROUNDS, MAX_ROUNDS = 8, 256
 
 
@@ -72,7 +71,7 @@ def trace_of(
     trusted: Trusted | None = None,
 ) -> float:
     """tr (1/n) Σ_i J_iᵀ M_i J_i, exactly, and what ``extra`` adds."""
-    trusted = trusted or trusted_layers(problem, leaves)
+    trusted = trusted or trusted_layers(few_of(problem, leaves))
     return float(accumulate(problem, leaves, factors, trusted, False, extra).sum())
 
 
@@ -84,7 +83,7 @@ def diagonal_of(
     trusted: Trusted | None = None,
 ) -> Tensor:
     """diag (1/n) Σ_i J_iᵀ M_i J_i, exactly, and what ``extra`` adds: (P,) in float64."""
-    trusted = trusted or trusted_layers(problem, leaves)
+    trusted = trusted or trusted_layers(few_of(problem, leaves))
     return accumulate(problem, leaves, factors, trusted, True, extra)
 
 
@@ -102,7 +101,7 @@ def sampled_trace(
     """
     loss = problem.loss_function
     assert loss is not None
-    trusted = trusted or trusted_layers(problem, leaves)
+    trusted = trusted or trusted_layers(few_of(problem, leaves))
 
     def one(index: int) -> float:
         def drawn(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -188,54 +187,55 @@ def _parts(problem: Problem, factors: Factors, most: int) -> Iterator[tuple[Batc
             yield batch, weight / batch.size
             continue
         terms = loss.terms(problem.target(batch), batch.size)
-        for where in torch.arange(batch.size, device=problem.device).split(most):
-            part = replace(take(batch, where), index=count)  # a place of its own, that no batch has, and no other rank
+        for start in range(0, batch.size, most):
+            # a place of its own, that no batch has, and no other rank
+            part = replace(take(batch, slice(start, start + most)), index=count)
             count -= problem.ranks.size
             yield part, weight * loss.terms(problem.target(part), part.size) / terms / part.size
 
 
-def trusted_layers(problem: Problem, leaves: dict[str, Tensor]) -> Trusted:
-    """Which layers agree with per-sample gradients, for a random signal from a few samples.
+def trusted_layers(few: Few) -> Trusted:
+    """Which layers give the gradient of a random mix of the outputs, from signals that keep samples apart.
 
     Agreement in numbers guards against everything a look at modules cannot see: hooks that change what a layer gives,
-    inputs whose first dimension is not the batch.
+    inputs whose first dimension is not the batch. With a mix u_i for each sample a layer's form gives Σ_i J_iᵀu_i, and
+    with d_i u_i in its place the signal of sample i is d_i times what it was.
     """
-    first = problem.batches.first()
-    few = take(first, torch.arange(min(PROBE, first.size), device=problem.device))
+    output, leaves = few.output, few.leaves
+    width = sum(call.width for found in few.calls.values() for call in found) // few.batch.size
+    once, fit = used_once(leaves, few.batch, output, few.calls, None)
+    within = _holding(once, fit)
+    if not within:
+        return Trusted(set(), width)
+    mixed = few.mixed()
+    factors = (2.0 ** torch.arange(len(output), device=output.device)).to(output)  # exact, whatever they multiply
+    edges = [call.left for call in within.values()]
     with twice_differentiable():
-        output, calls = recorded(problem, leaves, few)
-        width = sum(call.width for found in calls.values() for call in found) // few.size
-        once, fit = used_once(leaves, few, output, calls, None)
-        if not fit:
-            return Trusted(set(), width)
-        draw = torch.randn(output.shape, generator=generator(0, "trusted layers"), dtype=torch.float64).to(output)
-        noise = Factors(1, lambda output, batch: (draw.unsqueeze(0), draw.new_ones(1, len(draw))))
-        layered = _layered_squares(few, output, once, fit, noise, True, _room(problem))
-        names = list(layered)
-        inputs = [leaves[name] for name in names]
-        alone = torch.eye(few.size, dtype=draw.dtype, device=draw.device)
-        alone = alone.reshape(few.size, few.size, *[1] * (draw.ndim - 1))
-        exact = _sums_of_squares(output, inputs, alone * draw)
-    apart = torch.cat([layered[name].flatten() for name in names]) - exact
-    counts = [leaf.numel() for leaf in inputs]
-    norms = torch._foreach_norm([*apart.split(counts), *exact.split(counts)])
-    gaps, sizes = torch.stack(norms).double().view(2, -1)
-    close = gaps <= tolerance(problem) * sizes.clamp(min=1e-300)
-    return Trusted({name for name, fine in zip(names, close.tolist(), strict=True) if fine}, width)
+        scaled = torch.autograd.grad(output, edges, _by_rows(mixed.mix, factors), retain_graph=True, allow_unused=True)
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    for (prefix, call), other in zip(within.items(), scaled, strict=True):
+        if other is not None and prefix in mixed.signals:
+            delta = mixed.signals[prefix].detach()
+            pairs[f"{prefix}."] = (_by_rows(delta, factors), other)
+            own = ((full_name(prefix, key), said) for key, said in layer_squares.gradients(call, delta).items())
+            pairs |= {name: (said, mixed.slopes[name].detach()) for name, said in own if name in mixed.slopes}
+    close = _close(pairs, tolerance(few.problem))
+    return Trusted({name for name in fit if name in close and f"{owner(name)}." in close}, width)
 
 
-def _sums_of_squares(output: Tensor, inputs: Sequence[Tensor], seeds: Tensor) -> Tensor:
-    """Σ_k (∂ s_kᵀz/∂θ)² of all inputs θ, in one vector, for seeds s (K, …): in one pass where it is small."""
-    if len(seeds) * sum(leaf.numel() for leaf in inputs) <= ONE_PASS:
-        found = layer_squares.in_one_pass([output], inputs, [seeds]) or []
-        parts = [part.flatten(1) for part in found if part is not None]
-        if len(parts) == len(inputs):
-            return torch.cat(parts, dim=1).square().sum(dim=0)
-    total = [torch.zeros_like(leaf) for leaf in inputs]
-    for seed in seeds:
-        each = torch.autograd.grad(output, inputs, seed, retain_graph=True, materialize_grads=True)
-        torch._foreach_addcmul_(total, each, each)
-    return torch.cat([part.flatten() for part in total])
+def _by_rows(tensor: Tensor, factors: Tensor) -> Tensor:
+    return tensor * factors.to(tensor.dtype).reshape(-1, *[1] * (tensor.ndim - 1))
+
+
+def _close(pairs: dict[str, tuple[Tensor, Tensor]], allowed: float) -> set[str]:
+    """The names of tensors that agree, all read at once."""
+    if not pairs:
+        return set()
+    said = [pair[0] for pair in pairs.values()]
+    found = [slope.to(like.dtype) for like, slope in pairs.values()]
+    norms = torch._foreach_norm([*torch._foreach_sub(said, found), *found])
+    gaps, sizes = torch.stack(norms).view(2, -1).tolist()
+    return {name for name, gap, size in zip(pairs, gaps, sizes, strict=True) if gap <= allowed * size}
 
 
 def used_once(
@@ -250,11 +250,17 @@ def used_once(
     return once, {name for name in own if uses[id(leaves[name])] == 1 and (wanted is None or name in wanted)}
 
 
+def _holding(once: dict[str, Call], fit: set[str]) -> dict[str, Call]:
+    """The uses of the layers that some parameters belong to."""
+    owners = {owner(name) for name in fit}
+    return {prefix: call for prefix, call in once.items() if prefix in owners}
+
+
 def _layered_squares(
     batch: Batch, output: Tensor, once: dict[str, Call], fit: set[str], factors: Factors, diagonal: bool, room: int
 ) -> Squares:
     """The squares of the parameters that enter once, through a layer that has a closed form and the batch first."""
-    within = {prefix: call for prefix, call in once.items() if any(owner(name) == prefix for name in fit)}
+    within = _holding(once, fit)
     if not within:
         return {}
     signals, signs = factors.make(output.detach(), batch)
@@ -273,7 +279,7 @@ def _sample_squares(
     rows = max(1, _room(problem) // (sum(leaves[name].numel() for name in names) * output.element_size()))
     squares: Squares = {}
     for start in range(0, batch.size, rows):
-        part = take(batch, torch.arange(start, min(start + rows, batch.size), device=problem.device))
+        part = take(batch, slice(start, start + rows))
         for signal, sign in zip(signals, signs, strict=True):
             found = gradients(part, signal[start : start + rows])
             for name, tensor in found.items():
@@ -307,8 +313,8 @@ def _sample_gradients(
                 each_of = vmap(lambda signal, *rows: grad(along)(chosen, single(*rows), signal))
                 return each_of(signals, *columns)  # type: ignore[no-any-return]
         except RuntimeError:  # an operation that vmap does not take
-            where = torch.arange(part.size, device=problem.device).split(1)
-            each = [one(take(part, i), signal) for i, signal in zip(where, signals, strict=True)]
+            singles = (take(part, slice(i, i + 1)) for i in range(part.size))
+            each = [one(single, signal) for single, signal in zip(singles, signals, strict=True)]
             return {name: torch.stack(parts) for name, parts in zip(names, zip(*each, strict=True), strict=True)}
 
     return gradients

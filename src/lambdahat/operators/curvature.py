@@ -29,6 +29,7 @@ from lambdahat.operators.closed_form import (
     trace_of,
     trusted_layers,
 )
+from lambdahat.operators.few_samples import Few, few_of
 from lambdahat.operators.output_factors import (
     Factors,
     exact_factors,
@@ -36,7 +37,7 @@ from lambdahat.operators.output_factors import (
     samples_separate,
     why_no_factors,
 )
-from lambdahat.operators.piecewise import Form, form_of
+from lambdahat.operators.piecewise import Form, form_of, refused_form
 from lambdahat.operators.products import Products
 from lambdahat.operators.residual_checks import verified
 from lambdahat.operators.residuals import ResidualRounds, Residuals, SampledResiduals
@@ -46,6 +47,7 @@ from lambdahat.space import Pattern
 
 T = TypeVar("T")
 
+OWN = 2  # vectors that it holds: its parameters, and the same as leaves of graphs
 MANY_FACTORS = 128  # signals sent back for each sample, beyond which a trace is sampled …
 MOST_COLUMNS = 1024  # … and those of smooth activations, beyond which there is no closed form
 
@@ -71,7 +73,7 @@ class Curvature(LinearOperator):
         super().__init__(problem.num_parameters, dtype, problem.device, psd=psd, space=problem.space)
         require_choice(mode, "mode", ("auto", *modes))
         memory = memory_bytes(memory, least=0)
-        self.problem = problem.at(problem.vector)
+        self.problem = problem.fixed()
         self.problem.agree(f"{type(self).__name__} with {mode=} and {memory=}")
         self.problem.ranks = self.problem.ranks.apart(type(self).__name__)
         self.modes = modes if mode == "auto" else {mode: modes[mode]}
@@ -107,7 +109,8 @@ class Curvature(LinearOperator):
         memory = self.problem.memory
         if memory is None:
             return super().room(share)
-        left = (1 - PASS) * memory - self.kept_batches * self.graph_bytes
+        own = OWN * self.dim * self.problem.dtype.itemsize
+        left = (1 - PASS) * memory - self.kept_batches * self.graph_bytes - own
         return self.problem.ranks.least(left, "the memory left", self.device)
 
     def free_memory(self, device: torch.device | None = None) -> int:
@@ -137,6 +140,23 @@ class Curvature(LinearOperator):
         """For closed forms; those of products are their own, for they remember the stream of a CUDA graph's capture."""
         return linearise.leaves_of(self.problem, self.problem.vector)
 
+    @cached_property
+    def _few(self) -> Few:
+        """What guards look at; it holds a graph, and goes when the last has looked."""
+        return few_of(self.problem, self._leaves)
+
+    @cached_property
+    def trusted(self) -> Trusted:
+        """The parameters that enter through layers with a closed form."""
+        found = trusted_layers(self._few)
+        del self._few
+        return found
+
+    def forget(self) -> None:
+        """Let go of what closed forms take memory for, where there are none."""
+        for kept in ("_few", "_leaves"):
+            self.__dict__.pop(kept, None)
+
 
 class Hessian(Curvature):
     """∂²L/∂θ². Its diagonal is the Gauss–Newton matrix's, and what smooth activations add to it."""
@@ -156,10 +176,16 @@ class Hessian(Curvature):
     @cached_property
     def form(self) -> Form:
         """What is in the way of a closed form of the diagonal, and how many signals smooth activations take for it."""
-        form = form_of(self.problem)
-        if form.refused or not form.bends or not self._near.trace_by:  # without one there is nothing to guard
+        if self.problem.loss_function is None:
+            return refused_form("the problem has no separate model output")
+        near, few = self._near, self._near._few
+        form = form_of(few)
+        if form.refused:
+            near.forget()
+        if form.refused or not form.bends or not near.trace_by:  # without one there is nothing to guard
             return Form(form.curved, form.refused)
-        return verified(form, self.problem, self._near._leaves, self._near.trusted)
+        few.mixed(twice=True)  # before what does with less
+        return verified(form, few, near.trusted)
 
     @property
     def trace_by(self) -> str:
@@ -251,7 +277,7 @@ class GaussNewton(Curvature):
         self,
         problem: Problem,
         make_map: Callable[[Problem], Callable[[Any, Batch], linearise.OutputMap]],
-        factors: Callable[[Problem], Factors | None],
+        factors: Callable[[Few], Factors | None],
         mode: str,
         memory: int | str | None,
         psd: bool,
@@ -269,15 +295,13 @@ class GaussNewton(Curvature):
     @cached_property
     def factors(self) -> Factors | None:
         """The factors of M_i, where there are such."""
-        return self._recipe[1](self.problem)
+        found = self._recipe[1](self._few)
+        if found is None:
+            del self._few
+        return found
 
     def _like(self, problem: Problem) -> GaussNewton:
         return GaussNewton(problem, *self._recipe)
-
-    @cached_property
-    def trusted(self) -> Trusted:
-        """The parameters that enter through layers with a closed form."""
-        return trusted_layers(self.problem, self._leaves)
 
     @cached_property
     def many(self) -> bool:
@@ -289,7 +313,7 @@ class GaussNewton(Curvature):
     @cached_property
     def trace_by(self) -> str:
         """How the trace is found without products: in "closed form", by "rounds" of random signals, or "" if not."""
-        if self.many and (self.factors is not None or samples_separate(self.problem)):
+        if self.many and (self.factors is not None or samples_separate(self._few)):
             return "rounds"
         return "" if self.factors is None else "closed form"
 
@@ -314,7 +338,7 @@ class GaussNewton(Curvature):
         return sampled_trace(self.problem, self._leaves, tol, seed, extra, self.trusted)
 
     def why_no_trace(self) -> str:
-        return "" if self.factors is not None else why_no_factors(self.problem)
+        return "" if self.factors is not None else why_no_factors(self._few)
 
 
 class Covariance(Curvature):
@@ -337,7 +361,12 @@ class Covariance(Curvature):
 
     @cached_property
     def _factors(self) -> Factors | None:
-        return exact_factors(self.problem, "empirical")
+        if self.problem.loss_function is None:
+            return None
+        found = exact_factors(self._few, "empirical")
+        if found is None:
+            del self._few
+        return found
 
     def _like(self, problem: Problem) -> Covariance:
         return Covariance(problem, *self._options)
@@ -349,13 +378,13 @@ class Covariance(Curvature):
     def known_trace(self) -> float | None:
         if self._factors is None:
             return None
-        second = trace_of(self.problem, self._leaves, self._factors)
+        second = trace_of(self.problem, self._leaves, self._factors, None, self.trusted)
         return second if self._mean is None else second - float(self._mean.double().square().sum())
 
     def known_diagonal(self) -> Tensor | None:
         if self._factors is None:
             return None
-        second = diagonal_of(self.problem, self._leaves, self._factors).to(self.dtype)
+        second = diagonal_of(self.problem, self._leaves, self._factors, None, self.trusted).to(self.dtype)
         return second if self._mean is None else second - self._mean.square()
 
 
@@ -375,7 +404,7 @@ def ggn(problem: Problem, *, mode: str = "auto", memory: int | str | None = None
     _require_problem(problem)
     loss = problem.loss_function
     convex = loss is not None and loss.convex
-    return GaussNewton(problem, linearise.hessian_map, lambda p: exact_factors(p, "hessian"), mode, memory, convex)
+    return GaussNewton(problem, linearise.hessian_map, lambda few: exact_factors(few, "hessian"), mode, memory, convex)
 
 
 def fisher(
@@ -410,8 +439,8 @@ def fisher(
     def drawn(p: Problem) -> Callable[[Any, Batch], linearise.OutputMap]:
         return linearise.rank_one_map(linearise.monte_carlo_residuals(p, samples, seed))
 
-    def factors(p: Problem) -> Factors | None:
-        return exact_factors(p, "monte_carlo", samples, seed)
+    def factors(few: Few) -> Factors | None:
+        return exact_factors(few, "monte_carlo", samples, seed)
 
     return GaussNewton(problem, drawn, factors, mode, memory, True)
 

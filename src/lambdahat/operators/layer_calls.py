@@ -54,7 +54,7 @@ def uses_of_leaves(output: Tensor) -> Counter[int]:
 
 def names_in(prefix: str, layer: nn.Module, leaves: dict[str, Tensor]) -> set[str]:
     """The leaves that are a layer's own parameters."""
-    own = (full_name(prefix, key) for key, _ in layer.named_parameters(recurse=False))
+    own = (full_name(prefix, key) for key, tensor in layer._parameters.items() if tensor is not None)
     return {name for name in own if name in leaves}
 
 

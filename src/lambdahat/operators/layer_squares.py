@@ -50,6 +50,21 @@ def pulled_squares(
     return squares
 
 
+def gradients(call: Call, delta: Tensor) -> Squares:
+    """Σ_i J_iᵀδ_i of a layer's parameters, by name in it, for one signal δ (B, …) from all samples together."""
+    wide = torch.promote_types(call.entered.dtype, torch.float32)
+    layer, a, d = call.layer, call.entered.to(wide), delta.to(wide)
+    if isinstance(layer, nn.Linear):
+        rows = d.flatten(0, -2)
+        return {"weight": rows.T @ a.flatten(0, -2), "bias": rows.sum(dim=0)}
+    others = [0, *range(2, d.ndim)]
+    if not isinstance(layer, CONVOLUTIONS):
+        return {"weight": (d * a).sum(dim=others), "bias": d.sum(dim=others)}
+    seen = patches(layer, a).unflatten(1, (layer.groups, -1))
+    weight = torch.einsum("bgol,bgil->goi", d.flatten(2).unflatten(1, (layer.groups, -1)), seen)
+    return {"weight": weight.reshape(layer.weight.shape), "bias": d.sum(dim=others)}
+
+
 def add_squares(total: Squares, more: Squares) -> None:
     """Into the total, in place."""
     for name, square in more.items():
@@ -196,7 +211,7 @@ def _rows_squares(
         a = entered.flatten(1, -2).transpose(1, 2)
         ds = _mapped(deltas, lambda delta, batch: delta.flatten(batch + 1, -2).transpose(-1, -2))
     else:
-        a, ds = _patches(layer, entered), _mapped(deltas, lambda delta, batch: delta.flatten(batch + 2))
+        a, ds = patches(layer, entered), _mapped(deltas, lambda delta, batch: delta.flatten(batch + 2))
     if shared.single:
         squares = _linear_squares(a.squeeze(2), _mapped(ds, lambda delta, _: delta.squeeze(-1)), signs, diagonal)
     elif shared.by_positions and not diagonal:
@@ -281,17 +296,19 @@ def _norm_squares(scaled: Tensor, delta: Tensor, signs: Tensor, diagonal: bool) 
     }
 
 
-def _patches(layer: nn.Module, entered: Tensor) -> Tensor:
-    """What each output position of a convolution sees: (B, C·k, L), channels outermost."""
+def patches(layer: nn.Module, entered: Tensor) -> Tensor:
+    """What each output position of a convolution sees: (B, C·k, L), channels outermost.
+
+    By strided windows and one copy: F.unfold starts a kernel for each sample on a GPU, and is slower on a CPU.
+    """
     assert isinstance(layer, CONVOLUTIONS)
-    sizes, steps, holes = layer.kernel_size, layer.stride, layer.dilation
-    if isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
-        return F.unfold(entered, sizes, holes, layer.padding, steps)
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    padded = F.pad(entered, layer._reversed_padding_repeated_twice, mode=mode)
-    dims = len(sizes)
-    for axis, (size, step, hole) in enumerate(zip(sizes, steps, holes, strict=True), start=2):
-        padded = padded.unfold(axis, hole * (size - 1) + 1, step)[..., ::hole]
-    order = [0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims)]
-    moved = padded.permute(order)
-    return moved.reshape(len(entered), entered.shape[1] * math.prod(sizes), -1)
+    windows, dims, borders = entered, len(layer.kernel_size), layer._reversed_padding_repeated_twice
+    if any(borders):
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        windows = F.pad(entered, borders, mode=mode)
+    for axis, (size, step, hole) in enumerate(
+        zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), start=2
+    ):
+        windows = windows.unfold(axis, hole * (size - 1) + 1, step)[..., ::hole]
+    moved = windows.permute([0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims)])
+    return moved.reshape(len(entered), entered.shape[1] * math.prod(layer.kernel_size), -1)

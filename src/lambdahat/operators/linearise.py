@@ -6,13 +6,17 @@ with a block of them along a leading dimension. Building runs the model; calling
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import get_gradient_edge
 from torch.func import grad, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -66,6 +70,18 @@ def nodes_below(roots: Sequence[Any]) -> Iterator[Any]:
         stack.extend(child for child, _ in node.next_functions)
 
 
+def kind_of(node: Any) -> str:
+    """What a node does, by its name; a custom function may call itself anything, so that its name says nothing."""
+    return _kind(type(node))  # type: ignore[arg-type]  # a class is hashable
+
+
+@lru_cache(1024)
+def _kind(node: type[Any]) -> str:
+    if issubclass(node, BackwardCFunction):
+        return f"the custom function {node.__name__.removesuffix('Backward')}"
+    return re.sub(r"Backward\d+$", "", node.__name__)
+
+
 def require_graph(tensors: Sequence[Tensor]) -> None:
     """Raise where a node of the graph has no derivative: autograd would take it for a constant and say nothing."""
     if any(type(node).__name__ in ("Error", "NotImplemented") for node in graph_nodes(tensors)):
@@ -88,7 +104,10 @@ def saved_bytes(run: Callable[[], Any]) -> tuple[Any, int]:
 
 def leaves_of(problem: Problem, theta: Tensor) -> dict[str, Tensor]:
     """The parameters at θ as leaves of new autograd graphs."""
-    return {name: tensor.detach().clone().requires_grad_() for name, tensor in problem.named(theta).items()}
+    values = {name: tensor.detach() for name, tensor in problem.named(theta).items()}
+    leaves = {name: torch.empty_like(value) for name, value in values.items()}
+    torch._foreach_copy_(list(leaves.values()), list(values.values()))  # one operation for all
+    return {name: leaf.requires_grad_() for name, leaf in leaves.items()}
 
 
 def hessian_reverse(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> Product:
@@ -98,8 +117,8 @@ def hessian_reverse(problem: Problem, leaves: dict[str, Tensor], batch: Batch) -
         loss = problem.batch_loss(leaves, batch)
     grads = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
     live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
-    kept = [grads[i] for i in live]
-    require_graph(kept)
+    require_graph([grads[i] for i in live])
+    kept = [get_gradient_edge(grads[i]) for i in live]  # not the gradients themselves, a vector for each batch
 
     def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
         if not kept:  # a loss linear in every parameter
@@ -168,8 +187,8 @@ def gauss_newton_reverse(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
         seeds = [torch.zeros_like(z, requires_grad=True) for z in outputs]
         grads = torch.autograd.grad(outputs, parameters, seeds, create_graph=True, allow_unused=True)
         live = [i for i, g in enumerate(grads) if g is not None and g.requires_grad]
-        kept = [grads[i] for i in live]
-        require_graph(kept)
+        require_graph([grads[i] for i in live])
+        kept = [get_gradient_edge(grads[i]) for i in live]
 
         def product(tangents: Tangents, batched: bool = False) -> list[Tensor]:
             forward = _pull(kept, seeds, [tangents[i] for i in live], batched)

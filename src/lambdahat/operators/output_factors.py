@@ -17,10 +17,10 @@ from lambdahat._check import require
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, take
 from lambdahat.losses import Custom
+from lambdahat.operators.few_samples import Few
 from lambdahat.operators.linearise import empirical_residuals, monte_carlo_residuals, twice_differentiable
 from lambdahat.problem import Problem
 
-SEVERAL = 4
 PROBE = 8
 WIDEST_CUSTOM = 256
 
@@ -37,11 +37,12 @@ class Factors:
     parts: bool = True
 
 
-def exact_factors(problem: Problem, kind: str, samples: int = 1, seed: int = 0) -> Factors | None:
+def exact_factors(few: Few, kind: str, samples: int = 1, seed: int = 0) -> Factors | None:
     """Factors of M for the Hessian of the loss at the output, or of the sampled Fishers; None where there are none."""
-    loss = problem.loss_function
-    output = None if loss is None else _separate_output(problem)
-    if loss is None or output is None:
+    problem, batch, loss = few.problem, few.batch, few.problem.loss_function
+    assert loss is not None
+    output = _separate_output(few)
+    if output is None:
         return None
     if kind != "hessian":
         residuals = (
@@ -53,10 +54,9 @@ def exact_factors(problem: Problem, kind: str, samples: int = 1, seed: int = 0) 
             return stacked, stacked.new_full(stacked.shape[:2], 1.0 / len(stacked))
 
         return Factors(samples if kind == "monte_carlo" else 1, drawn, parts=False)
-    batch = _several(problem)
-    closed = loss.factors(output, problem.target(batch))
-    if closed is not None:
-        return Factors(len(closed), lambda output, batch: _closed(problem, output, batch))
+    count = loss.factor_count(output, problem.target(batch))
+    if count is not None:
+        return Factors(count, lambda output, batch: _closed(problem, output, batch))
     width = output[0].numel()
     known = loss.product(output, problem.target(batch)) is not None
     if known or width > WIDEST_CUSTOM or not _loss_separates(problem, output, batch):
@@ -66,30 +66,27 @@ def exact_factors(problem: Problem, kind: str, samples: int = 1, seed: int = 0) 
     )
 
 
-def samples_separate(problem: Problem) -> bool:
+def samples_separate(few: Few) -> bool:
     """Whether the output of a sample is one row of one tensor, the same alone as among others."""
-    return _separate_output(problem) is not None
+    return _separate_output(few) is not None
 
 
-def _separate_output(problem: Problem) -> Tensor | None:
+def _separate_output(few: Few) -> Tensor | None:
     """The output of a few samples if each row is that of its sample alone, for the first and the last; else None."""
-    if problem.norm == "train":
+    problem, batch, last = few.problem, few.batch, few.batch.size - 1
+    if not isinstance(few.output, Tensor) or few.output.ndim == 0 or len(few.output) != batch.size:
         return None
-    batch = _several(problem)
-    parameters, last = problem.named(problem.vector), batch.size - 1
-    places = torch.arange(batch.size, device=problem.device).split(1)
+    together = few.output.detach()
     try:
-        with torch.no_grad(), twice_differentiable():
-            together = problem.output(parameters, batch)
-            alone = [problem.output(parameters, take(batch, places[i])) for i in sorted({0, last})]
+        with twice_differentiable(), torch.no_grad():
+            alone = [problem.output(few.leaves, take(batch, slice(i, i + 1))) for i in sorted({0, last})]
     except (RuntimeError, ValueError, IndexError):  # a model for one batch size only
-        return None
-    if not isinstance(together, Tensor) or together.ndim == 0 or len(together) != batch.size:
         return None
     if any(z.shape != (1, *together.shape[1:]) for z in alone):
         return None
-    off, size = (torch.linalg.vector_norm(z, math.inf) for z in (torch.cat(alone) - together[:: last or 1], together))
-    return together if bool(off <= tolerance(problem) * size) else None
+    off = torch.cat(alone) - together[:: last or 1]
+    gap, size = torch.stack([torch.linalg.vector_norm(z, math.inf) for z in (off, together)]).tolist()
+    return together if gap <= tolerance(problem) * size else None
 
 
 def require_separable(problem: Problem) -> None:
@@ -101,8 +98,8 @@ def require_separable(problem: Problem) -> None:
     require(problem.norm != "train", "norm", 'be "eval" or "frozen" for per-sample gradients', '"train"',
             "batch statistics couple the samples")  # fmt: skip
     first, parameters = problem.batches.first(), problem.named(problem.vector)
-    few = take(first, torch.arange(min(first.size, PROBE), device=problem.device))
-    singles = [take(few, i) for i in torch.arange(few.size, device=problem.device).split(1)]
+    few = take(first, slice(PROBE))
+    singles = [take(few, slice(i, i + 1)) for i in range(few.size)]
     terms, even = problem._evaluate.terms, problem.loss_function is None
     if even:
         each = terms(singles[0])
@@ -124,15 +121,9 @@ def require_separable(problem: Problem) -> None:
             "a loss that compares samples, or gives them uneven weights, has none")  # fmt: skip
 
 
-def why_no_factors(problem: Problem) -> str:
-    """The reason, for a problem for which ``exact_factors`` finds none."""
-    return "the loss has no factors at this output" if samples_separate(problem) else "samples mix in the model"
-
-
-def _several(problem: Problem) -> Batch:
-    """A few samples of the first batch that has more than one."""
-    batch = next((batch for batch in problem.batches if batch.size > 1), problem.batches.first())
-    return take(batch, torch.arange(min(batch.size, SEVERAL), device=problem.device))
+def why_no_factors(few: Few) -> str:
+    """The reason, where ``exact_factors`` finds none."""
+    return "the loss has no factors at this output" if samples_separate(few) else "samples mix in the model"
 
 
 def tolerance(problem: Problem) -> float:

@@ -11,23 +11,19 @@ mix of the outputs along a random direction of each parameter must be 0, or with
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lambdahat._rng import generator
-from lambdahat.batches import Batch, take
-from lambdahat.losses import CrossEntropy
+from lambdahat.batches import Batch
 from lambdahat.network import BATCH_NORMS
-from lambdahat.operators.linearise import graph_nodes
+from lambdahat.operators.few_samples import Few, normalised, random_all
+from lambdahat.operators.linearise import graph_nodes, kind_of, twice_differentiable
 from lambdahat.problem import Problem
-
-PROBE = 2
 
 # Autograd nodes by name. Linear or piecewise linear in all differentiable inputs together:
 _LINEAR = """
@@ -80,29 +76,22 @@ class Form:
 
 
 @torch.enable_grad()
-def form_of(problem: Problem) -> Form:
-    """The form of the model on two samples; ``form_of_graph`` is for the graphs of the others: a model may branch."""
-    if problem.loss_function is None:
-        return _refused("the problem has no separate model output")
-    reason = _unfixed_statistics(problem)
+def form_of(few: Few) -> Form:
+    """The form of the model on a few samples; ``form_of_graph`` is for the graphs of others: a model may branch."""
+    problem, leaves, batch, output = few.problem, few.leaves, few.batch, few.output
+    reason = _unfixed_statistics(problem) or few.failed
+    if not reason and not isinstance(output, Tensor):
+        reason = f"the model's output is a {type(output).__name__}, not one tensor"
     if reason:
-        return _refused(reason)
-    first = problem.batches.first()
-    batch = take(first, torch.arange(min(PROBE, first.size), device=problem.device))
-    leaves = {name: t.detach().requires_grad_() for name, t in problem.named(problem.vector).items()}
-    try:
-        output = problem.output(leaves, batch)
-    except (RuntimeError, ValueError, IndexError) as error:
-        return _refused(f"the model does not take {batch.size} samples ({str(error).splitlines()[0]})")
-    if not isinstance(output, Tensor):
-        return _refused(f"the model's output is a {type(output).__name__}, not one tensor")
+        return refused_form(reason)
     form = form_of_graph(problem, leaves, batch, output)
     if form.refused:
         return form
-    reason = _hidden_writes(problem, leaves, batch, output)
-    if not reason and not form.bends:
-        reason = _bend(output, leaves, normalised(problem, batch, output))
-    return _refused(reason) if reason else form
+    with twice_differentiable():
+        reason = _hidden_writes(problem, leaves, batch, output)
+        if not reason and not form.bends:
+            reason = _bend(few)
+    return refused_form(reason) if reason else form
 
 
 def form_of_graph(problem: Problem, leaves: dict[str, Tensor], batch: Batch, output: Tensor) -> Form:
@@ -115,7 +104,8 @@ def form_of_graph(problem: Problem, leaves: dict[str, Tensor], batch: Batch, out
     return _walk(root, {id(leaf): name for name, leaf in leaves.items()})
 
 
-def _refused(reason: str) -> Form:
+def refused_form(reason: str) -> Form:
+    """No closed form, and why."""
     return Form(reason, reason)
 
 
@@ -126,23 +116,6 @@ def _unfixed_statistics(problem: Problem) -> str:
         if isinstance(layer, BATCH_NORMS) and (layer.training or layer.running_mean is None):
             return f"{name or type(layer).__name__} normalises by the statistics of its batch"
     return ""
-
-
-def normalised(problem: Problem, batch: Batch, output: Tensor) -> int | None:
-    """The dimension of a last log-softmax that the loss does not feel; None where there is none such."""
-    loss = problem.loss_function
-    if not isinstance(loss, CrossEntropy) or output.grad_fn is None or kind_of(output.grad_fn) != "LogSoftmax":
-        return None
-    classes = 1 if loss._classes_first(output, problem.target(batch)) is output else output.ndim - 1
-    dim: int = output.grad_fn._saved_dim  # type: ignore[attr-defined]  # a negative one is saved as unsigned
-    return classes if (dim - 2**64 if dim >= 2**63 else dim) % output.ndim == classes else None
-
-
-def kind_of(node: Any) -> str:
-    """What a node does, by its name; a custom function may call itself anything, so that its name says nothing."""
-    if isinstance(node, BackwardCFunction):
-        return f"the custom function {type(node).__name__.removesuffix('Backward')}"
-    return re.sub(r"Backward\d+$", "", type(node).__name__)
 
 
 def _walk(root: Any, names: dict[int, str]) -> Form:
@@ -167,15 +140,15 @@ def _walk(root: Any, names: dict[int, str]) -> Form:
         below[node] = frozenset().union(*sets)
         parts = parts or kind == "CopySlices"
         if any(made.dtype.is_complex for made in getattr(node, "_input_metadata", ())):
-            return _refused("it computes with complex numbers")  # of which abs(z) is no piecewise linear function
+            return refused_form("it computes with complex numbers")  # of which abs(z) is no piecewise linear function
         reason = _objection(node, kind, sets)
         curved = curved or reason
         if kind in SMOOTH and len(children) == 1:
             bends.append(node)
         elif reason:
-            return _refused(reason)
+            return refused_form(reason)
     if bends and parts:  # which write was the smooth one cannot be told
-        return _refused("beside smooth activations it writes in place into part of a tensor")
+        return refused_form("beside smooth activations it writes in place into part of a tensor")
     return Form(curved, "", tuple(bends))
 
 
@@ -220,43 +193,20 @@ def _hidden_writes(problem: Problem, leaves: dict[str, Tensor], batch: Batch, ou
     return f"{others[0]} writes in place into part of a tensor" if others else ""
 
 
-def random_mix(output: Tensor, normalised: int | None, rng: torch.Generator) -> Tensor:
-    """Random weights u of the outputs, that sum to 0 over the classes where those are ``normalised``.
-
-    Such a mix does not feel the log-softmax that the loss does not feel. It is of sixteenths, below 8, whose sum has no
-    rounding: a sum of 1e-7 would bring back what curvature the log-softmax has, by a multiple that grows with the data.
-    """
-    mix = random_like(output, rng)
-    if normalised is None:
-        return mix
-    steps = (16 * mix).round().clamp(-63, 63) / 16
-    return steps - steps.roll(1, normalised)
-
-
-def random_like(like: Tensor, rng: torch.Generator) -> Tensor:
-    """Normal numbers, drawn on the generator's device, the same in every precision."""
-    return torch.randn(like.shape, generator=rng, dtype=torch.float32, device=rng.device).to(like)
-
-
-def _bend(output: Tensor, leaves: dict[str, Tensor], normalised: int | None) -> str:
+def _bend(few: Few) -> str:
     """Second derivatives that are there in number: ∂²(uᵀz)/∂θ_k² v_k ≠ 0 for some parameter, u and v_k random.
 
     The parameters of a layer, of one prefix, are looked at together first: mostly it is linear in them together.
     """
-    rng = generator(0, "piecewise", device=output.device)  # as many numbers as parameters: none cross to the GPU
-    mix = random_mix(output, normalised, rng)
+    leaves, live = few.leaves, {name: slope for name, slope in few.mixed(True).slopes.items() if slope.requires_grad}
+    rng = generator(0, "piecewise", device=few.output.device)  # many numbers, of which none cross to the GPU
     layers: dict[str, list[str]] = {}
-    for name in leaves:
+    for name in live:
         layers.setdefault(name.rpartition(".")[0], []).append(name)
-    try:
-        slopes = torch.autograd.grad(output, list(leaves.values()), mix, create_graph=True, allow_unused=True)
-    except (RuntimeError, NotImplementedError):  # an operation that can be differentiated only once
-        return ""
-    known = {name: slope for name, slope in zip(leaves, slopes, strict=True) if slope is not None}
-    sizes = _bent([names for names in layers.values() if len(names) > 1], leaves, known, rng)
+    sizes = _bent([names for names in layers.values() if len(names) > 1], leaves, live, rng)
     bent = {name for name, (size, _) in sizes.items() if size}
     alone = [[name] for names in layers.values() if len(names) == 1 or bent.intersection(names) for name in names]
-    for name, (size, allowed) in _bent(alone, leaves, known, rng).items():
+    for name, (size, allowed) in _bent(alone, leaves, live, rng).items():
         if size > allowed:
             return f"its second derivative in {name} does not vanish"
     return ""
@@ -267,24 +217,24 @@ def _bent(
 ) -> dict[str, tuple[float, float]]:
     """How much a parameter's slope changes along a random direction of all of its group, and by rounding at the most.
 
-    Those of all groups are read at once: every reading waits for the GPU.
+    Those of all groups are read at once: every reading waits for the GPU. What does not depend on it changes by 0.
     """
-    norms: dict[str, tuple[Tensor, ...]] = {}
-    for names in groups:
-        live = [name for name in names if name in slopes and slopes[name].requires_grad]
-        if not live:
-            continue
-        points, moved = [leaves[name] for name in live], [slopes[name] for name in live]
-        directions = [random_like(point, rng) for point in points]
+    names = [name for group in groups for name in group]
+    if not names:
+        return {}
+    directions = dict(zip(names, random_all([leaves[name] for name in names], rng), strict=True))
+    bends: dict[str, Tensor] = {}
+    for group in groups:
+        points, moved, along = ([of[name] for name in group] for of in (leaves, slopes, directions))
         try:
-            bends = torch.autograd.grad(moved, points, directions, retain_graph=True, materialize_grads=True)
+            found = torch.autograd.grad(moved, points, along, retain_graph=True, allow_unused=True)
         except (RuntimeError, NotImplementedError):  # an operation that can be differentiated only once
             continue
-        found = torch._foreach_norm([*bends, *moved, *directions])
-        norms |= {name: found[i :: len(live)] for i, name in enumerate(live)}
-    if not norms:
+        bends |= {name: bend for name, bend in zip(group, found, strict=True) if bend is not None}
+    if not bends:
         return {}
-    rows = torch.stack([norm for row in norms.values() for norm in row]).view(-1, 3).tolist()
-    eps = [torch.finfo(leaves[name].dtype).eps for name in norms]
+    norms = torch._foreach_norm([of[name].detach() for of in (bends, slopes, directions) for name in bends])
+    rows = zip(*torch.stack(norms).view(3, -1).tolist(), strict=True)
+    eps = [torch.finfo(leaves[name].dtype).eps for name in bends]
     return {name: (bend, rounding * slope * length)
-            for name, rounding, (bend, slope, length) in zip(norms, eps, rows, strict=True)}  # fmt: skip
+            for name, rounding, (bend, slope, length) in zip(bends, eps, rows, strict=True)}  # fmt: skip

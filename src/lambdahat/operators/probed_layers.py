@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lambdahat.operators.layer_calls import Call, owner
-from lambdahat.operators.piecewise import FACTORS, SMOOTH, kind_of
+from lambdahat.operators.linearise import kind_of
+from lambdahat.operators.piecewise import FACTORS, SMOOTH
 
 MOST_PROBED = 8  # groups of layers, each of which takes two passes through the graph; up to so many all are looked at
 

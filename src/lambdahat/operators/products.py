@@ -14,6 +14,7 @@ from torch import Tensor
 from lambdahat.batches import Batch, free_memory
 from lambdahat.memory import GRAPHS, PASS
 from lambdahat.operators import linearise
+from lambdahat.operators.replay import side_stream
 from lambdahat.problem import Problem
 from lambdahat.recomputing import recomputing
 
@@ -41,7 +42,7 @@ class Products:
         if self.recomputes:
             self.modes = {"forward": modes["forward"], **modes}
         self.device = problem.device
-        self.stream = torch.cuda.Stream(problem.device) if problem.device.type == "cuda" else None
+        self.stream = side_stream(problem.device)
         self.cache: list[linearise.Product] = []
         budget = self._room() if memory is None else memory
         with linearise.twice_differentiable():

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 import torch
+
+_sides = threading.local()
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """The stream of a CUDA device on which work warms up and is recorded, None elsewhere: one for each thread.
+
+    One for all, because cuBLAS keeps a workspace, 32 MiB on an H200, for every stream that a thread ever used, and
+    another for the backward passes on it. Not shared by threads, for a recording takes in all that is started on it.
+    """
+    if device.type != "cuda":
+        return None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    known: dict[int, torch.cuda.Stream] = _sides.__dict__.setdefault("streams", {})
+    if index not in known:
+        known[index] = torch.cuda.Stream(index)
+    return known[index]
 
 
 class Replay:

@@ -1,13 +1,17 @@
 """Does what smooth activations are said to add to the Hessian's diagonal agree with double backward?
 
 ``piecewise`` and ``residuals`` read the form of a model off its graph, which does not show everything: hooks on tensors
-for one. Numbers do. Here they are compared on two samples, before any closed form is used.
+for one. Numbers do. Here they are compared on a few samples, before any closed form is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import islice
+from operator import mul
 from typing import Any
 
 import torch
@@ -15,16 +19,15 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lambdahat._rng import generator
-from lambdahat.batches import take
 from lambdahat.operators.closed_form import Part, Trusted, used_once
-from lambdahat.operators.layer_calls import owner, recorded
+from lambdahat.operators.few_samples import Few, Mixed, random_like
+from lambdahat.operators.layer_calls import owner
 from lambdahat.operators.layer_squares import Squares
 from lambdahat.operators.linearise import twice_differentiable
 from lambdahat.operators.output_factors import tolerance
-from lambdahat.operators.piecewise import PROBE, Form, normalised, random_like, random_mix
+from lambdahat.operators.piecewise import Form
 from lambdahat.operators.probed_layers import MOST_PROBED, Layers, Stretch
 from lambdahat.operators.residuals import Bend, Residuals, second_slope
-from lambdahat.problem import Problem
 
 MOST_CHECKED = 64  # columns of an activation that are worth a comparison
 DRAWS = 3  # random mixes and directions for a stretch, in one of which a defect might all but cancel
@@ -32,64 +35,82 @@ ROUNDING = 4  # units in the last place that a second derivative of 0 may come o
 
 
 @torch.enable_grad()
-def verified(form: Form, problem: Problem, leaves: dict[str, Tensor], trusted: Trusted) -> Form:
-    """The form of a model with smooth activations, once its residuals agree with double backward on two samples.
+def verified(form: Form, few: Few, trusted: Trusted) -> Form:
+    """The form of a model with smooth activations, once its residuals agree with double backward on a few samples.
 
     For a random mix of the outputs, second derivatives of layers are compared: along a random direction of all their
     parameters, which shows what the graph hides, and the largest in a single weight, where that takes few signals. The
     passes that takes do not grow with depth (``probed_layers``).
     """
-    first = problem.batches.first()
-    few = take(first, torch.arange(min(PROBE, first.size), device=problem.device))
+    problem, leaves, output = few.problem, few.leaves, few.output
     residuals = Residuals(problem, leaves, diagonal=True)
     with twice_differentiable():
-        output, calls = recorded(problem, leaves, few)
-        part = Part(few, 1.0, output, *used_once(leaves, few, output, calls, trusted.names))
-        mix = random_mix(output, normalised(problem, few, output), generator(0, "residuals"))
-        bends = residuals.bends(part, lambda: mix)
+        part = Part(few.batch, 1.0, output, *used_once(leaves, few.batch, output, few.calls, trusted.names))
+        mixed = few.mixed(twice=True)
+        bends = residuals.bends(part, lambda: mixed.mix)
         skipped = {prefix for bend in bends if bend.columns > MOST_CHECKED for prefix in bend.far}
         few_columns = [bend if bend.columns <= MOST_CHECKED else replace(bend, far=()) for bend in bends]
         squares = residuals.squares_of(few_columns, part)
         squares = {name: square for name, square in squares.items() if owner(name) not in skipped}
-        refused = residuals.refused or _disagreement(part, mix, leaves, squares, bends, 10 * tolerance(problem))
+        refused = residuals.refused or _disagreement(part, mixed, leaves, squares, bends, 10 * tolerance(problem))
     return Form(form.curved, refused, columns=residuals.columns)
 
 
 def _disagreement(
-    part: Part, mix: Tensor, leaves: dict[str, Tensor], squares: Squares, bends: Sequence[Bend], allowed: float
+    part: Part, mixed: Mixed, leaves: dict[str, Tensor], squares: Squares, bends: Sequence[Bend], allowed: float
 ) -> str:
     """In which layer the second derivative of the mix is another than ``squares`` and ``bends`` say."""
+    if not mixed.twice:
+        return ""
     layers = Layers(part.output, leaves, part.once)
     groups = layers.probed()
     own = {prefix: [name for name in leaves if owner(name) == prefix] for prefix in layers.names}
-    checks: list[tuple[list[str], Tensor]] = []
+    checks: list[tuple[list[str], _Check]] = []
     try:
-        slopes = _slopes([part.output], leaves, [mix])
-        hidden = _Hidden(leaves, slopes, bends, generator(0, "hidden curvature"))
+        unused = {name: torch.zeros_like(leaf) for name, leaf in leaves.items() if name not in mixed.slopes}
+        slopes = mixed.slopes | unused
+        hidden = _Hidden(leaves, slopes, bends, generator(0, "hidden curvature", device=mixed.mix.device))
         for group in groups:
-            checks += [([owner(name)], _single_gap(leaves[name], slopes[name], squares[name]))
+            checks += [([owner(name)], _single_check(leaves[name], slopes[name], squares[name]))
                        for name in _singles(group, own, squares)]  # fmt: skip
-            checks.append((group, hidden.gap([own[prefix] for prefix in group])))
+            checks.append((group, hidden.check([own[prefix] for prefix in group])))
         if sum(map(len, groups)) < len(layers.order):
-            rng = generator(0, "stretches")
+            rng = generator(0, "stretches", device=mixed.mix.device)
             for stretch in layers.stretches():
                 points = {name: leaves[name] for name in own[stretch.layer]}
-                checks += [([stretch.layer], _stretch_gap(stretch, part.output, mix, points, rng))
+                checks += [([stretch.layer], _stretch_check(stretch, part.output, mixed.mix, points, rng))
                            for _ in range(DRAWS)]  # fmt: skip
     except (RuntimeError, NotImplementedError):  # an operation that can be differentiated only once
         pass
-    values = torch.stack([check for _, check in checks]).tolist() if checks else []  # once: a GPU is waited for
-    for (group, _), value in zip(checks, values, strict=True):
-        if _differs(value, allowed):
-            alone = ((prefix, hidden.gap([own[prefix]]).tolist()) for prefix in (group if len(group) > 1 else ()))
-            prefix = next((prefix for prefix, gap in alone if _differs(gap, allowed)), group[0])
-            return f"its second derivative in {own[prefix][0]} is not that of its activations"
-    return ""
+    wrong = _failing([check for _, check in checks], allowed)
+    if not wrong:
+        return ""
+    group = checks[wrong[0]][0]
+    alone = _failing([hidden.check([own[prefix]]) for prefix in group], allowed) if len(group) > 1 else []
+    return f"its second derivative in {own[group[alone[0] if alone else 0]][0]} is not that of its activations"
 
 
-def _differs(check: Sequence[float], allowed: float) -> bool:
-    gap, size, noise = check
-    return not gap <= allowed * size + noise
+@dataclass(frozen=True)
+class _Check:
+    """Numbers of the device, and the gap, its size and rounding that they come to: a few operations, no matter where.
+
+    ``judge`` works on the host: on a GPU every operation costs as much as many there.
+    """
+
+    numbers: Tensor
+    judge: Callable[[list[float]], tuple[float, float, float]]
+
+
+def _failing(checks: Sequence[_Check], allowed: float) -> list[int]:
+    """The places of those whose gap is too large, all read at once: a GPU is waited for."""
+    if not checks:
+        return []
+    values, wrong = iter(torch.cat([check.numbers for check in checks]).tolist()), []
+    for place, check in enumerate(checks):
+        gap, size, noise = check.judge(list(islice(values, len(check.numbers))))
+        if not gap <= allowed * size + noise:
+            wrong.append(place)
+    return wrong
 
 
 def _singles(group: Sequence[str], own: dict[str, list[str]], squares: Squares) -> list[str]:
@@ -98,20 +119,19 @@ def _singles(group: Sequence[str], own: dict[str, list[str]], squares: Squares) 
     return [name for name in found if name][: None if len(own) <= MOST_PROBED else 1]
 
 
-def _single_gap(leaf: Tensor, slope: Tensor, square: Tensor) -> Tensor:
-    """How far off double backward the largest second derivative in a single weight is, its size, and no noise: (3,)."""
+def _single_check(leaf: Tensor, slope: Tensor, square: Tensor) -> _Check:
+    """The largest second derivative in a single weight, by double backward and as ``square`` has it."""
     said = square.flatten()
     place = said.abs().argmax(dim=0, keepdim=True)  # stays on the device, as an index of numbers would not
     (row,) = _along([slope.flatten().gather(0, place)], [said.new_ones(1, dtype=slope.dtype)], [leaf])
-    expected = said.gather(0, place).squeeze()
-    gap = (row.flatten().gather(0, place).squeeze() - expected).abs()
-    return torch.stack([gap, expected.abs(), torch.zeros_like(gap)]).double()
+    both = torch.cat([row.flatten().gather(0, place), said.gather(0, place)])
+    return _Check(both, lambda values: (abs(values[0] - values[1]), abs(values[1]), 0.0))
 
 
-def _stretch_gap(
+def _stretch_check(
     stretch: Stretch, output: Tensor, mix: Tensor, points: dict[str, Tensor], rng: torch.Generator
-) -> Tensor:
-    """The gap (3,) of a layer's parameters for a mix of what is at the stretch's top, in place of the output."""
+) -> _Check:
+    """That of a layer's parameters for a mix of what is at the stretch's top, in place of the output."""
     top: Any = output
     if stretch.top is not None:
         top, made = stretch.top, stretch.top.node._input_metadata[stretch.top.output_nr]
@@ -123,7 +143,7 @@ def _stretch_gap(
         if delta is not None:
             edge = GradientEdge(*node.next_functions[0])
             bends.append(Bend(edge, second_slope(node, delta, edge), {}, ()))
-    return _Hidden(points, _slopes([top], points, [mix]), bends, rng).gap([list(points)])
+    return _Hidden(points, _slopes([top], points, [mix]), bends, rng).check([list(points)])
 
 
 class _Hidden:
@@ -138,48 +158,60 @@ class _Hidden:
         self, leaves: dict[str, Tensor], slopes: dict[str, Tensor], bends: Sequence[Bend], rng: torch.Generator
     ) -> None:
         self._leaves, self._slopes, self._rng = leaves, slopes, rng
-        self._residual = [bend.residual for bend in bends]
+        self._residual = torch.cat([bend.residual.flatten() for bend in bends]).double() if bends else None
         self._weights = [torch.zeros_like(bend.residual, requires_grad=True) for bend in bends]
         self._back = _slopes([bend.edge for bend in bends], leaves, self._weights) if bends else slopes
 
-    def gap(self, layers: Sequence[Sequence[str]]) -> Tensor:
-        """How much there is in these layers' parameters, the size of what activations give, and rounding: (3,)."""
+    def check(self, layers: Sequence[Sequence[str]]) -> _Check:
+        """How much there is in these layers' parameters, the size of what activations give, and rounding."""
         names = [name for layer in layers for name in layer]
         points, slopes = [self._leaves[name] for name in names], [self._slopes[name] for name in names]
         directions = self._directions(layers)
-        rows = _along(slopes, directions, points)
-        moved = _along([self._back[name] for name in names], directions, self._weights) if self._weights else []
-        pairs = zip(self._residual, moved, strict=True)
-        parts = torch.cat(
-            [rows[0].new_zeros(1).double(), *(r.double().flatten() * dz.double().flatten().square() for r, dz in pairs)]
-        )
-        found = torch.stack([(row * v).sum(dtype=torch.float64) for row, v in zip(rows, directions, strict=True)]).sum()
-        lengths = [_norms(part) for part in (slopes, directions)]
-        noise = ROUNDING * torch.finfo(points[0].dtype).eps * (lengths[0] @ lengths[1]) * lengths[1].norm()
-        return torch.stack([(found - parts.sum()).abs(), parts.abs().sum(), noise])
+        rows = torch._foreach_mul(list(_along(slopes, directions, points)), directions)
+        numbers = [row.sum(dtype=torch.float64) for row in rows]
+        if self._residual is not None:
+            moved = _along([self._back[name] for name in names], directions, self._weights)
+            parts = torch.cat([dz.flatten() for dz in moved]).double().square() * self._residual
+            numbers += [parts.sum(), parts.abs().sum()]
+        else:
+            numbers += [torch.zeros_like(numbers[0])] * 2
+        numbers += torch._foreach_norm([*(slope.detach() for slope in slopes), *directions])
+        count, eps = len(names), torch.finfo(points[0].dtype).eps
+
+        def judge(values: list[float]) -> tuple[float, float, float]:
+            found, (said, size), norms = values[:count], values[count : count + 2], values[count + 2 :]
+            lengths = norms[count:]
+            noise = ROUNDING * eps * sum(map(mul, norms[:count], lengths)) * math.hypot(*lengths)
+            return abs(sum(found) - said), size, noise
+
+        return _Check(torch.stack(numbers), judge)
 
     def _directions(self, layers: Sequence[Sequence[str]]) -> list[Tensor]:
         """Random ones v_ℓ, with ‖slope_ℓ‖‖v_ℓ‖² the same for all layers, so that rounding in one hides no other."""
-        drawn = [[_direction(self._leaves[name], self._rng) for name in names] for names in layers]
+        drawn = iter(_products([self._leaves[name] for names in layers for name in names], self._rng))
+        grouped = [[next(drawn) for _ in names] for names in layers]
         if len(layers) > 1:
             slopes = [_norms([self._slopes[name] for name in names]).norm() for names in layers]
-            sizes = torch.stack([slope * _norms(v).square().sum() for slope, v in zip(slopes, drawn, strict=True)])
+            sizes = torch.stack([slope * _norms(v).square().sum() for slope, v in zip(slopes, grouped, strict=True)])
             least = torch.where(sizes > 0, sizes, torch.inf).min()
             scales = torch.where(sizes > 0, (least / sizes).sqrt(), 1.0).unbind()
-            drawn = [[v * scale.to(v.dtype) for v in vs] for vs, scale in zip(drawn, scales, strict=True)]
-        return [v for vs in drawn for v in vs]
+            grouped = [[v * scale.to(v.dtype) for v in vs] for vs, scale in zip(grouped, scales, strict=True)]
+        return [v for vs in grouped for v in vs]
 
 
 def _norms(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(list(tensors))).double()
 
 
-def _direction(like: Tensor, rng: torch.Generator) -> Tensor:
-    """A product of random vectors, one for each dimension, of numbers not near 0: no weight or unit is missed."""
-    found = like.new_ones([1] * like.ndim)
-    for dim, size in enumerate(like.shape):
-        drawn = random_like(like.new_empty(size), rng)
-        found = found * (drawn + 0.5 * drawn.sign()).reshape(-1, *[1] * (like.ndim - dim - 1))
+def _products(likes: Sequence[Tensor], rng: torch.Generator) -> list[Tensor]:
+    """Products of random vectors, one for each dimension, of numbers not near 0: no weight or unit is missed."""
+    sizes = [size for like in likes for size in like.shape]
+    drawn = torch.randn(sum(sizes), generator=rng, dtype=torch.float32, device=rng.device)
+    vectors = iter(torch.add(drawn, drawn.sign(), alpha=0.5).to(likes[0]).split(sizes))
+    found = []
+    for like in likes:
+        own = [next(vectors).reshape(-1, *[1] * (like.ndim - dim - 1)) for dim in range(like.ndim)]
+        found.append(reduce(Tensor.mul, own).to(like.dtype) if own else torch.ones_like(like))
     return found
 
 

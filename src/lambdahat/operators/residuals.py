@@ -25,8 +25,8 @@ from lambdahat._rng import generator
 from lambdahat.operators.closed_form import CHUNK_BYTES, Part
 from lambdahat.operators.layer_calls import Call, full_name
 from lambdahat.operators.layer_squares import Squares, add_squares, one_position, pulled_squares
-from lambdahat.operators.linearise import empirical_residuals, nodes_below
-from lambdahat.operators.piecewise import SMOOTH, form_of_graph, kind_of
+from lambdahat.operators.linearise import empirical_residuals, kind_of, nodes_below
+from lambdahat.operators.piecewise import SMOOTH, form_of_graph
 from lambdahat.problem import Problem
 
 # Autograd nodes by name. These move elements, or leave some out:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lambdahat._check import require
 from lambdahat.randommatrix.bulk import bulk_within
 from lambdahat.randommatrix.directions import DirectionalVariance
-from lambdahat.randommatrix.mixing import independent_noise, mix, sampled_noise
+from lambdahat.randommatrix.mixing import Mixed, independent_noise, mix, sampled_noise
 from lambdahat.randommatrix.spikes import Additive, Multiplicative, SpikedModel
 from lambdahat.randommatrix.tracy_widom import TracyWidom
 from lambdahat.results import Array, Eigenpairs, Estimate, Spectrum
@@ -127,15 +127,18 @@ class RandomMatrixNoise(NoiseModel):
         self.inputs = np.array([0.0, 0.0, float(variance), 1.0])
         doubt = view.trace_error if model == "multiplicative" else 0.0
         self.errors = np.array([float(view.errors.any()), 1.0, float(variance.stderr), doubt])
+        self._found: dict[tuple[float, ...], tuple[SpikedModel, Mask, Mixed]] = {}
 
     def read(self, inputs: Array, inverse_batch: float) -> Reading:
         """Everything, at given inputs."""
         spikes, noise = self.eigenvalues + inputs[0] * self.eigenvalue_errors, inputs[2] / inputs[3]
         spikes = spikes if self.model == "additive" else spikes.clip(0.0)
-        model, apart = self._settled(spikes, noise, inverse_batch)
+        key = float(inputs[0]), float(noise), inverse_batch  # inputs[1] alone moves nothing of what costs
+        if key not in self._found:
+            self._found[key] = self._mixed(spikes, noise, inverse_batch)
+        model, apart, mixed = self._found[key]
         positions, overlaps, spreads = model.outlier(spikes), model.overlap(spikes), np.zeros_like(spikes)
         some = spikes[apart]
-        mixed = mix(some, independent_noise(model.coupling(some[:, None], some[None, :])))
         positions[apart] += mixed.positions - some + inputs[1] * mixed.errors
         overlaps[apart] *= mixed.overlaps
         spreads[apart] = mixed.spreads * np.sqrt(1.0 - model.closeness(some))
@@ -143,6 +146,12 @@ class RandomMatrixNoise(NoiseModel):
         return Reading(
             positions, overlaps, spreads, np.array(model.edges), extremes, extreme_spreads, self._onsets(spikes, noise)
         )
+
+    def _mixed(self, spikes: Array, noise: float, inverse_batch: float) -> tuple[SpikedModel, Mask, Mixed]:
+        """The model, which eigenvalues stand apart, and how these mix."""
+        model, apart = self._settled(spikes, noise, inverse_batch)
+        some = spikes[apart]
+        return model, apart, mix(some, independent_noise(model.coupling(some[:, None], some[None, :])))
 
     def _settled(self, spikes: Array, noise: float, inverse_batch: float) -> tuple[SpikedModel, Mask]:
         """The model with what does not stand apart in its bulk, and which eigenvalues do."""
@@ -213,6 +222,7 @@ class DirectionalNoise(NoiseModel):
         self.inputs = np.array([0.0, 0.0, 0.0, 1.0, float(variance.bulk)])
         offsets = (float(self.eigenvalue_errors.any()), float(self.rest_errors.any()), 1.0)
         self.errors = np.array([*offsets, doubt, float(variance.bulk.stderr)])
+        self._found: dict[tuple[float, ...], Mixed] = {}
 
     def read(self, inputs: Array, inverse_batch: float) -> Reading:
         """Everything, at given inputs."""
@@ -220,7 +230,11 @@ class DirectionalNoise(NoiseModel):
         rest = (self.rest + inputs[1] * self.rest_errors).clip(0.0)
         radius = 2.0 * math.sqrt((self.dimension - self.count) * max(inputs[4], 0.0) * inverse_batch)
         edges = np.array([0.0 if self.psd else -radius, radius])
-        mixed = mix(levels, math.sqrt(max(inputs[3], 0.0) * inverse_batch) * self.noise)
+        scale = math.sqrt(max(inputs[3], 0.0) * inverse_batch)
+        key = float(inputs[0]), scale  # the other inputs do not change how the levels mix
+        if key not in self._found:
+            self._found[key] = mix(levels, scale * self.noise)
+        mixed = self._found[key]
         outward, kept = _to_the_rest(np.abs(levels), rest * inverse_batch)
         positions = mixed.positions + inputs[2] * mixed.errors + np.where(levels < 0, -outward, outward)
         apart = (kept > 0) & ((positions > edges[1]) | (positions < edges[0]))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lambdahat.operators.linearise import twice_differentiable
+from lambdahat.operators.replay import beside, side_stream
 from lambdahat.sampling.gradients import OneByOne, Together
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.sampling.runners import Ground, Record, Runner
@@ -85,17 +86,16 @@ class GraphRunner(Runner):
         marks = [stream.get_state() for stream in streams]
         spent, steps = self.gradients_spent, self.state.steps
         self._place.zero_()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._graph = None  # and its memory, before the next takes as much
+        side = side_stream(self.problem.device)
+        with beside(self.problem.device, side):
             for _ in range(3):
                 self._recorded_step()
-        torch.cuda.current_stream().wait_stream(side)
         fresh = self._tensors()[len(before) :]  # what the kernel made at its first step
         self._graph = torch.cuda.CUDAGraph()
         for stream in streams:
             self._graph.register_generator_state(stream)
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, stream=side):
             self._recorded_step()
         for tensor, value in zip(self._tensors(), before, strict=False):
             tensor.copy_(value)

@@ -89,6 +89,16 @@ def verdict(diagnostics: Diagnostics, moved: bool) -> Status:
     return Status.CONVERGED
 
 
+def is_probed(kernel: Kernel) -> bool:
+    """Whether a kernel takes the steps of MALA but never rejects, so that its acceptance is a question."""
+    return isinstance(kernel, SGLD) or (isinstance(kernel, SGHMC) and kernel.friction == 1)
+
+
+def probed_alone(problem: Problem) -> bool:
+    """Whether the acceptance of chains is probed one by one: a step of MALA takes a dozen vectors of a chain."""
+    return problem.memory is not None or problem.num_parameters > ALONE
+
+
 class AcceptanceProbe:
     """The mean probability that a MALA step of the kernel's ε would be accepted, from where the chains are.
 
@@ -98,11 +108,12 @@ class AcceptanceProbe:
     """
 
     def __init__(self, problem: Problem, kernel: Kernel, seed: int) -> None:
-        described = isinstance(kernel, SGLD) or (isinstance(kernel, SGHMC) and kernel.friction == 1)
-        self.unknown = "" if described else f"not known: {type(kernel).__name__} does not take the steps of MALA"
+        told = f"not known: {type(kernel).__name__} does not take the steps of MALA"
+        self.unknown = "" if is_probed(kernel) else told
         few = problem.num_samples > PROBE_SAMPLES and problem.norm != "train"
         alone = problem.alone()  # each rank looks at its own chains
         self._problem = alone.subsample(PROBE_SAMPLES, seed, PROBE_SAMPLES) if few else alone
+        self._alone = probed_alone(problem)
         self._gradients = OneByOne(self._problem)
         self._seed, self._centre = seed, problem.vector.to(torch.promote_types(problem.dtype, torch.float32))
         self._seen: list[float] = []
@@ -116,10 +127,10 @@ class AcceptanceProbe:
         Where other processes have the rest, ``chains`` are the numbers of those here, and ``gathered`` adds the others.
         """
         numbers = range(len(positions)) if chains is None else chains
-        finite = torch.isfinite(positions).all(dim=-1)
         found = torch.full((len(positions),), math.nan, dtype=torch.float64, device=positions.device)
-        places = [] if self.unknown else finite.nonzero().flatten().tolist()
-        together = 1 if positions.shape[1] > ALONE else max(len(places), 1)  # a step takes several vectors of a chain
+        # row by row, for of all at once it would take two vectors of every chain
+        places = [] if self.unknown else [i for i, row in enumerate(positions) if bool(row.isfinite().all())]
+        together = 1 if self._alone else max(len(places), 1)
         for some in (places[i : i + together] for i in range(0, len(places), together)):
             found[some] = self._acceptance(positions[some], [numbers[i] for i in some]).double()
         seen = found if gathered is None else gathered(found)

@@ -1,25 +1,89 @@
-"""Whether chains fit into memory together, and in how many pieces a batch must go through one by one."""
+"""Whether chains fit into memory together, recorded or not, and in how many pieces a batch must go through one by one.
+
+What a run takes, in vectors (P,) of C chains: ``kernel.vectors`` for each chain; what it shares, among it the centre;
+the passes over batches, of all chains or of one; the probe of the acceptance; and a copy of the chains' state where a
+step is recorded. What the recording itself takes at most is what the step takes, for its warm-up is given back before.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
+from lambdahat._check import require
 from lambdahat.batches import free_memory, take
 from lambdahat.memory import PASS, LiveBytes, rows_within
 from lambdahat.problem import Problem
 from lambdahat.recomputing import recomputing
+from lambdahat.sampling.diagnostics import is_probed, probed_alone
+from lambdahat.sampling.hamiltonian import HMC
+from lambdahat.sampling.kernels import Kernel
+from lambdahat.sampling.runners import Plan
 
 SHARE = 0.5  # of the free memory, where the problem has no budget
-WORKING = 3  # vectors of a chain: its position, its gradient and a buffer
-ON_GPU = 21  # there nothing is written in place: so many were live at once, captured; 17 without (H200, torch 2.11)
+SLACK = 0.8  # of a budget, for chains together: what a mapped pass takes is not measured but made of those of chains
+COMMON = 5  # vectors that chains share: θ, the centre of the run, of its state, of the probe and of the probe's state
 
 
-def together_fits(problem: Problem, samples: int, chains: int) -> bool:
-    """Whether the passes of all chains on batches of so many samples, and their vectors, fit into memory at once."""
-    working = ON_GPU if problem.device.type == "cuda" else WORKING
-    vectors = working * problem.num_parameters * max(problem.dtype.itemsize, 4)
-    room = SHARE * free_memory(problem.device) if problem.memory is None else problem.memory
-    return chains * (_gradient_bytes(problem, samples) + vectors) <= room
+@dataclass(frozen=True)
+class Demand:
+    """What a run of ``chains`` chains of a kernel, with batches of ``samples``, takes by its plan."""
+
+    problem: Problem
+    kernel: Kernel
+    chains: int
+    samples: int
+    plan: Plan
+
+    def together_fits(self, recorded: bool = False) -> bool:
+        """Whether all chains in one call, and as a CUDA graph where ``recorded``, fit into memory."""
+        memory = self.problem.memory
+        room = SHARE * free_memory(self.problem.device) if memory is None else SLACK * memory
+        return self.together(recorded) <= room
+
+    def together(self, recorded: bool = False) -> float:
+        """The bytes that all chains in one call take."""
+        copied = self._each - 1 if recorded else 0  # all but the gradient
+        passes = self.chains * _gradient_bytes(self.problem, self.samples)
+        return passes + self._row * (self._held + self.chains * copied)
+
+    def one_by_one(self) -> float:
+        """The bytes that chains take whose passes come one by one."""
+        largest = self.problem.batches.first().size  # pieces are no larger, and the probe sees whole batches
+        return _measured(self.problem, largest, self.problem.recomputes) + self._row * self._held
+
+    def require_one_by_one(self) -> None:
+        """Raise where the problem's budget does not hold the chains, not even one by one."""
+        memory = self.problem.memory
+        if memory is not None:
+            needed = self.one_by_one()
+            require(needed <= memory, "memory", f"be at least {needed:,.0f} bytes for {self.chains} chains of "
+                    f"{type(self.kernel).__name__}", f"{memory:,}", "raise it, or run fewer chains")  # fmt: skip
+
+    @property
+    def _row(self) -> int:
+        return self.problem.num_parameters * max(self.problem.dtype.itemsize, 4)
+
+    @property
+    def _held(self) -> int:
+        """Vectors of all chains beside their passes."""
+        probed = 1 if probed_alone(self.problem) else self.chains
+        return COMMON + self.chains * self._each + probed * self._probe
+
+    @property
+    def _each(self) -> int:
+        """Vectors of a chain."""
+        kernel, plan = self.kernel, self.plan
+        summed = len(self.problem.batches) > 1 if kernel.exact else plan.accumulate > 1
+        return kernel.vectors(plan.forces) + summed + (plan.bound is not None)
+
+    @property
+    def _probe(self) -> int:
+        """Vectors of a chain that is probed: it is taken from the others, and its gradients of batches are summed."""
+        if not is_probed(self.kernel):
+            return 0
+        return 1 + HMC.held + self.kernel.vectors(forces=True) - self.kernel.held + (len(self.problem.batches) > 1)
 
 
 def pieces_within(problem: Problem, samples: int) -> int:

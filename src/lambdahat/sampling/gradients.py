@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
@@ -28,7 +29,8 @@ class Together:
     def __init__(self, problem: Problem, unfold: bool = False) -> None:
         self.problem = problem
         self._convolutions = UnfoldedConvolutions if unfold else nullcontext
-        self.only_batch = Recorded(lambda positions: self.one_batch(positions, problem.batches.first()))
+        own = weakref.proxy(self)  # a record that held it would keep the problem until the collector comes
+        self.only_batch = Recorded(lambda positions: own.one_batch(positions, problem.batches.first()))
 
     def one_batch(self, positions: Tensor, batch: Batch) -> LossAndGradient:
         """Losses (chains,) and gradients (chains, P) on one batch for all."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from lambdahat._check import require_count
 from lambdahat.sampling.kernels import Evaluate, Info, Kernel, Localization, State, require_share
 from lambdahat.sampling.streams import Streams
 
+RUN = 1 << 18  # entries of a row that are widened together
 FEWEST = 3  # leapfrog steps of the shortest trajectory
 GOLDEN, ROOT = (math.sqrt(5) - 1) / 2, math.sqrt(2)
 
@@ -37,6 +38,7 @@ class HMC(Kernel):
     jitter: float = 0.1
 
     exact: ClassVar[bool] = True
+    held: ClassVar[int] = 11
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,13 +94,8 @@ class HMC(Kernel):
 
     def _energy(self, point: _Point, momentum: Tensor) -> Tensor:
         """H = U(w) + ½‖p‖² in float64, p the momentum in the coordinates S⁻¹w."""
-        away, momentum = point.away.double(), momentum.double()
-        if isinstance(self.localization, Tensor):
-            tie = torch.linalg.vecdot(self.localization * away, away)
-        else:
-            tie = float(self.localization) * torch.linalg.vecdot(away, away)  # type: ignore[arg-type]
-        energy: Tensor = self.nbeta * point.loss.double() + 0.5 * (tie + torch.linalg.vecdot(momentum, momentum))
-        return energy
+        gamma: Any = self.localization
+        return self.nbeta * point.loss.double() + 0.5 * (_squares(point.away, gamma) + _squares(momentum))
 
 
 class _Point(NamedTuple):
@@ -130,6 +127,17 @@ class _Means:
         """The means over ``count`` points: loss, virial, acceptance."""
         loss, virial = self._first + self._sums / count
         return loss, virial, self._acceptances / count
+
+
+def _squares(vectors: Tensor, weights: Tensor | float = 1.0) -> Tensor:
+    """Σ_i w_i v_i² of each row in float64; of long rows run by run, for whole copies would be most of a step."""
+    parts = []
+    for start in range(0, vectors.shape[-1], RUN):
+        run = vectors[..., start : start + RUN].double()
+        weighted = weights[start : start + RUN] * run if isinstance(weights, Tensor) else run
+        parts.append(torch.linalg.vecdot(weighted, run))
+    total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    return total if isinstance(weights, Tensor) else weights * total
 
 
 def _acceptance(fall: Tensor) -> Tensor:

@@ -74,6 +74,9 @@ class Kernel(ABC):
     exact: ClassVar[bool] = False
     """Whether the kernel accepts and rejects: then it needs the whole data at every step, and has no bias from ε."""
 
+    held: ClassVar[int] = 3
+    """Vectors (P,) of a chain that a plain step has at once: position, gradient, a buffer, and the kernel's own."""
+
     def __post_init__(self) -> None:
         for name, value in (("step_size", self.step_size), ("nbeta", self.nbeta)):
             _require_number(value, name)
@@ -81,6 +84,10 @@ class Kernel(ABC):
             object.__setattr__(self, name, float(value))
         require_localization(self.localization)
         _require_scale(self.scale)
+
+    def vectors(self, forces: bool = False) -> int:
+        """Vectors (P,) of a chain that a step has at once, at most; ``forces`` says whether it tells about them."""
+        return self.held + (2 if self.scale is not None or isinstance(self.localization, Tensor) else int(forces))
 
     def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
         """Chains at ``theta``, (chains, P) or (P,), tied to ``centre`` (by default where they start; one for all)."""
@@ -165,6 +172,8 @@ class RMSpropSGLD(Kernel):
     decay: float = 0.99
     epsilon: float = 0.1
 
+    held: ClassVar[int] = 6
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_share(self.decay, "decay")
@@ -201,6 +210,8 @@ class SGHMC(Kernel):
 
     friction: float = 0.1
 
+    held: ClassVar[int] = 4
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_share(self.friction, "friction")
@@ -229,6 +240,8 @@ class SGNHT(Kernel):
     """
 
     diffusion: float = 0.1
+
+    held: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
         super().__post_init__()

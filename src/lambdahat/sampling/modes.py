@@ -14,7 +14,7 @@ from lambdahat._check import require, require_choice
 from lambdahat.batches import rng_untouched
 from lambdahat.problem import Problem
 from lambdahat.sampling.cuda_graphs import GraphRunner
-from lambdahat.sampling.fitting import pieces_within, together_fits
+from lambdahat.sampling.fitting import Demand, pieces_within
 from lambdahat.sampling.gradients import OneByOne, Together
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.sampling.runners import Ground, Plan, Runner
@@ -56,27 +56,40 @@ def _made(
 ) -> tuple[Runner | ForkedRunner, str]:
     """A runner of the chains of these numbers in this process.
 
-    By itself it takes one mode only, "sequential", where the chains do not fit into memory together.
+    By itself it takes one mode only, "sequential", where the chains do not fit into memory together, and records
+    nothing where they do but a record does not.
     """
     samples = problem.num_samples if kernel.exact else min(plan.batch_size or 512, problem.num_samples)
     at_once = max(problem.batches.sizes) if kernel.exact else samples
     if problem.memory is not None and not kernel.exact:
         plan = replace(plan, accumulate=max(plan.accumulate, pieces_within(problem, samples)))
+    demand = Demand(problem, kernel, len(numbers), at_once, plan)
+    demand.require_one_by_one()
     makers = _makers(Ground(problem, plan, kernel.exact), kernel, numbers)
     if mode != "auto":
         require(mode in makers, "mode", f"be one of {', '.join(makers)} for this problem and kernel", repr(mode),
                 _why_not(mode))  # fmt: skip
+        _require_room(demand, mode)
         return makers[mode](), mode
     small = problem.num_parameters * samples <= SMALL and problem.memory is None
-    if not small and (problem.num_parameters > LARGE or not together_fits(problem, at_once, len(numbers))):
+    if not small and (problem.num_parameters > LARGE or not demand.together_fits()):
         return makers["sequential"](), "sequential"
-    if "graph" in makers:
+    if "graph" in makers and (small or demand.together_fits(recorded=True)):
         with suppress(*Failure), rng_untouched():  # a model that cannot be mapped or captured fails in the making
             return makers["graph"](), "graph"
     if small or problem.device.type == "cuda":
         runner = _working(makers["batched"]) if "batched" in makers else None
         return (runner, "batched") if runner is not None else (makers["sequential"](), "sequential")
     return _fastest(makers)
+
+
+def _require_room(demand: Demand, mode: str) -> None:
+    """Raise where the mode asked for takes more than the problem's budget."""
+    memory = demand.problem.memory
+    if memory is not None and mode in ("batched", "graph"):
+        needed = demand.together(recorded=mode == "graph")
+        require(needed <= memory, "mode", f"fit into the problem's memory, {memory:,} bytes",
+                f"{mode!r}, which needs {needed:,.0f}", 'mode="auto" takes one that fits')  # fmt: skip
 
 
 def _makers(ground: Ground, kernel: Kernel, numbers: Sequence[int]) -> Makers:

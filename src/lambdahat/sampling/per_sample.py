@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,6 +16,8 @@ from lambdahat.problem import Problem
 
 CHUNK = 256
 
+Way = Callable[[Any, Parameters, Batch], Tensor]
+
 
 class SampleLosses:
     """θ ↦ ℓ_1(θ) … ℓ_n(θ), (n,), with L = (1/n) Σ ℓ_i; refused where the loss is no such mean.
@@ -23,13 +28,13 @@ class SampleLosses:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._ways = [self._by_output, self._mapped, self._looped] if problem.loss_function else [self._mapped]
-        if self._looped not in self._ways:
-            self._ways.append(self._looped)
+        kind = type(self)  # functions, for methods would hold this object, and its problem, in a cycle
+        ways: list[Way] = [kind._by_output] if problem.loss_function else []
+        ways += [kind._mapped, kind._looped]
         parameters, batch = problem.named(problem.vector), problem.batches.first()
         with torch.no_grad():
             whole = problem.batch_loss(parameters, batch).double()
-        self._way = next((way for way in self._ways if self._agrees(way, parameters, batch, whole)), self._looped)
+        self._way = next((way for way in ways if self._agrees(way, parameters, batch, whole)), kind._looped)
         parts = self._tried(self._way, parameters, batch)
         right = parts is not None and bool((parts.double().mean() - whole).abs() <= 1e-4 * (1e-3 + whole.abs()))
         sizes = torch.tensor(problem.batches.sizes, dtype=torch.float64)
@@ -41,18 +46,18 @@ class SampleLosses:
     @torch.no_grad()
     def __call__(self, theta: Tensor) -> Tensor:
         parameters = self.problem.named(theta)
-        return torch.cat([self._way(parameters, batch) for batch in self.problem.batches])
+        return torch.cat([self._way(self, parameters, batch) for batch in self.problem.batches])
 
-    def _agrees(self, way: object, parameters: Parameters, batch: Batch, whole: Tensor) -> bool:
+    def _agrees(self, way: Way, parameters: Parameters, batch: Batch, whole: Tensor) -> bool:
         parts = self._tried(way, parameters, batch)
         if parts is None or parts.shape != (batch.size,):
             return False
         return bool((parts.double().mean() - whole).abs() <= 1e-4 * (1e-3 + whole.abs()))
 
-    def _tried(self, way: object, parameters: Parameters, batch: Batch) -> Tensor | None:
+    def _tried(self, way: Way, parameters: Parameters, batch: Batch) -> Tensor | None:
         try:
             with torch.no_grad():
-                return way(parameters, batch)  # type: ignore[operator, no-any-return]
+                return way(self, parameters, batch)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):

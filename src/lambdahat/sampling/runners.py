@@ -107,14 +107,17 @@ class Runner:
         same = type(was) is type(now) and was.nbeta == now.nbeta and _equal(was.localization, now.localization)
         self.kernel = kernel
         if not same:  # what was remembered belongs to another posterior
+            self.state.memory.clear()
             steps, self.state = self.state.steps, kernel.init(self.state.position, self.centre)
             self.state.steps = steps
 
     def restart(self, chains: Sequence[int] | None = None) -> None:
         """Put the chains of these numbers, or all, back to the centre."""
-        back = torch.tensor([chains is None or chain in chains for chain in self.chains], device=self.centre.device)
-        home = torch.where(back.unsqueeze(1), self.centre, self.state.position)
-        steps, self.state = self.state.steps, self.kernel.init(home, self.centre)
+        for row, chain in zip(self.state.position, self.chains, strict=True):
+            if chains is None or chain in chains:
+                row.copy_(self.centre)
+        self.state.memory.clear()  # before what comes in its place is made
+        steps, self.state = self.state.steps, self.kernel.init(self.state.position, self.centre)
         self.state.steps = 0 if chains is None else steps
 
     def resize(self, batch_size: int, accumulate: int) -> None:
@@ -186,7 +189,8 @@ class Runner:
         distance = torch.linalg.vector_norm(away, dim=-1, keepdim=True)
         outside = distance > bound
         self.bounded += outside.squeeze(-1)
-        self.state.position.copy_(torch.where(outside, self.centre + away * (bound / distance), self.state.position))
+        away.mul_(bound / distance).add_(self.centre)
+        torch.where(outside, away, self.state.position, out=self.state.position)
         if self.kernel.exact and bool(outside.any()):
             self.state.memory.clear()
 

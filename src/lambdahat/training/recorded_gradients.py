@@ -19,7 +19,7 @@ from lambdahat.batches import Batch
 from lambdahat.evaluators import Evaluator
 from lambdahat.losses import Custom
 from lambdahat.operators.linearise import saved_bytes
-from lambdahat.operators.replay import Replay, beside
+from lambdahat.operators.replay import Replay, beside, side_stream
 from lambdahat.training.subjects import Subject
 
 Norm = Callable[[list[Tensor]], Tensor]  # of all tensors as one vector
@@ -37,8 +37,7 @@ class RecordedGradients:
 
     def __init__(self, subject: Subject, parameters: list[Tensor], norm: Norm) -> None:
         self.subject, self.parameters, self._norm = subject, parameters, norm
-        cuda = subject.device.type == "cuda"
-        self._side = torch.cuda.Stream(subject.device) if cuda else None
+        self._side = side_stream(subject.device)
         self.replay = Replay(subject.device)
         self._forms: dict[Hashable, _Form] = {}
         self._on = _plain(subject)

@@ -24,6 +24,7 @@ from lambdahat.training import fit
 from lambdahat.training.stepping import joint_norm
 
 REFRESHED = 10_000  # samples for the batch-norm statistics of an average (§7.3.1)
+JUDGED = 1000  # samples at once: a batch of all would fill a GPU that several processes share
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ def image_task(cell: Cell, device: str, start: int | None = None) -> Task:
     """A cell's network on a part of its data set, which follows the cell's seed; ``start`` is that of the weights."""
     found = images(cell, device)
     model = network(cell["network"], found.shape, found.classes, cell["seed"] if start is None else start).to(device)
-    problem = Problem(model, "cross_entropy", found.training)
-    return Task(model, problem, problem.on(found.held_out).batches)
+    problem = Problem(model, "cross_entropy", found.training, batch_size=JUDGED)
+    return Task(model, problem, problem.on(found.held_out, JUDGED).batches)
 
 
 def train(cell: Cell, task: Task, trackers: Sequence[Any] = ()) -> Trained:

@@ -41,10 +41,15 @@ def settings_of(subject: Subject) -> dict[str, Any]:
 
 def subject_of(cell: Cell) -> Subject:
     """The subject of a cell, with its operator alone."""
+    return subject_through(cell, (cell["operator"],))
+
+
+def subject_through(cell: Cell, operators: tuple[str, ...]) -> Subject:
+    """The subject of a cell with these operators."""
     effort = Effort(**{field.name: cell[field.name] for field in fields(Effort)} | {"samples": cell["noise_samples"]})
     names = {field.name for field in fields(Subject)} - {"effort", "operators"}
     settings = {name: cell[name] for name in names} | {name: tuple(cell[name]) for name in ("epochs", "batch_sizes")}
-    return Subject(**settings, effort=effort, operators=(cell["operator"],))
+    return Subject(**settings, effort=effort, operators=operators)
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -71,7 +76,7 @@ ASSUMPTIONS = (
     "A network whose last loss is above 0.9·ln 10, that of guessing, tests nothing.",
     "The directional model is ours: τ² = mean_i‖(H_i − H̄)φ‖² along each eigenvector in place of Pσ².",
     "That n counts batches, the 48 % and these 10 % were decided after the results were seen.",
-    "Figure 5.6 has training by KFAC too; here is SGD's half.",
+    "Figure 5.6 has training by KFAC too, which eigenvalues-through-training has; here is SGD's half.",
 )
 
 EXPERIMENT = Experiment(

@@ -27,13 +27,15 @@ OPERATORS = {"hessian": hessian, "ggn": ggn}
 SPECTRA = 4  # batches whose whole spectrum is seen
 
 
-def measure_point(subject: Subject, epoch: int, problem: Problem, seed: int) -> Iterator[CurvaturePoint]:
-    """A network at one epoch through Hessian and GGN, without predictions."""
+def measure_point(
+    subject: Subject, epoch: int, problem: Problem, seed: int, spectra: int = SPECTRA
+) -> Iterator[CurvaturePoint]:
+    """A network at one epoch through Hessian and GGN, without predictions; the whole spectrum of so many batches."""
     effort, stream = subject.effort, derived_seed(seed, subject.network, epoch)
     samples = None if effort.samples is None else min(effort.samples, problem.num_samples)
     elements = variance(problem, effort.probes, stream, samples)
     size = min(CLAIMED_SIZE, problem.num_samples)
-    batches = [problem.subsample(size, derived_seed(stream, "spectra", i)) for i in range(SPECTRA)]
+    batches = [problem.subsample(size, derived_seed(stream, "spectra", i)) for i in range(spectra)]
     for name in subject.operators:
         operator = OPERATORS[name]
         element = elements.hessian_variance if name == "hessian" else elements.ggn_variance

@@ -26,13 +26,13 @@ SEEN = (*ENDS, "overlaps")
 
 def rows_of(points: Sequence[CurvaturePoint]) -> list[Row]:
     """A row for every point, and one for every batch there."""
-    return [row for point in points for row in (_point_row(point), *_batch_rows(point))]
+    return [row for point in points for row in (_point_row(point), *batch_rows(point))]
 
 
 def _point_row(point: CurvaturePoint) -> Row:
     edges = (point.bulk.lower, point.bulk.upper)
     return {
-        **_where(point), "part": "point", "population": point.samples, "parameters": point.parameters,
+        **where(point), "part": "point", "population": point.samples, "parameters": point.parameters,
         "loss": point.loss, "variance": float(point.variance), "variance error": float(point.variance.stderr),
         "anisotropy": point.anisotropy, "full largest": point.largest, "full smallest": point.smallest,
         "indefinite": point.indefinite, "width": point.width, "width size": point.batch_size,
@@ -43,7 +43,8 @@ def _point_row(point: CurvaturePoint) -> Row:
     }  # fmt: skip
 
 
-def _where(point: CurvaturePoint) -> Row:
+def where(point: CurvaturePoint) -> Row:
+    """Which point of training a row is of."""
     return {"network": point.network, "epoch": point.epoch, "operator": point.operator}
 
 
@@ -55,13 +56,14 @@ def _ritz(spectrum: Spectrum, name: str) -> Row:
     }
 
 
-def _batch_rows(point: CurvaturePoint) -> Iterator[Row]:
+def batch_rows(point: CurvaturePoint) -> Iterator[Row]:
+    """What each batch shows, and with the first of each size what each model predicts."""
     for cell in point.cells:
         told = _told(cell)
         for batch in range(len(cell.measured)):
             seen = {what: float(cell.values(what)[batch]) for what in SEEN}
             more = told if batch == 0 else {}
-            yield {**_where(point), "part": "batch", "batch_size": cell.batch_size, "batch": batch, **seen, **more}
+            yield {**where(point), "part": "batch", "batch_size": cell.batch_size, "batch": batch, **seen, **more}
 
 
 def _told(cell: BatchCell) -> Row:

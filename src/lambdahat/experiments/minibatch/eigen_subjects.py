@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lambdahat._rng import derived_seed, generator
 from lambdahat.data.loading import load
@@ -63,12 +64,19 @@ class Subject:
 Device = torch.device | str
 
 
-def training_stops(subject: Subject, split: Split, seed: int, device: Device) -> Iterator[tuple[int, Problem]]:
-    """The network's problem after each of ``subject.epochs``: SGD with momentum 0.9 on batches of 128, no decay."""
+def sgd(model: nn.Module, rate: float) -> Optimizer:
+    """SGD with momentum 0.9, no decay."""
+    return torch.optim.SGD(model.parameters(), rate, momentum=MOMENTUM)
+
+
+def training_stops(
+    subject: Subject, split: Split, seed: int, device: Device, make: Callable[[nn.Module, float], Optimizer] = sgd
+) -> Iterator[tuple[int, Problem]]:
+    """The network's problem after each of ``subject.epochs``, by the optimiser of ``make`` on batches of 128."""
     start, data = derived_seed(seed, subject.network), _full_data(subject, split, seed, device)
     model = make_model(subject.model, tuple(data[0].shape[1:]), split.classes, start, **subject.options).to(device)
     problem = Problem(model, "cross_entropy", data, batch_size=subject.chunk)
-    optimizer = torch.optim.SGD(model.parameters(), subject.rate, momentum=MOMENTUM)
+    optimizer = make(model, subject.rate)
     done = 0
     for epoch in subject.epochs:
         if epoch > done:

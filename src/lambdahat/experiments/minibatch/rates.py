@@ -104,5 +104,5 @@ ASSUMPTIONS = (
     "“Unstable later” is a training loss near guessing after all epochs at a rate below the edge of the search.",
     "It was added after the results were seen; no loss on the way is stored, nor is the variance that causes it.",
     "A run that diverged has the validation error of a network that guesses, 90 %.",
-    "No network has batch normalisation: Figures 5.7c, 5.8b, 5.9 and 5.10 (WideResNet-28×10) are not run.",
+    "No network has batch normalisation: Figures 5.7c, 5.8b, 5.9 and 5.10 are those of batch-norm-rates.",
 )
