@@ -59,7 +59,7 @@ def _pair(config: Config, subject: Subject, seed: int) -> tuple[Cell, Cell]:
 
 
 def run(cell: Cell, device: str) -> list[Row]:
-    """At each stop and for each operator a row for the full data, and one for every batch with the predictions."""
+    """At each stop and for each operator a row for the full data, and one with predictions for each batch size."""
     subject = subject_through(cell, tuple(cell["operators"]))
     make = sgd if cell["optimizer"] == "SGD" else partial(kfac, damping=cell["damping"])
     rows: list[Row] = []

@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from lambdahat.experiments.experiment import Row, Rows
 from lambdahat.experiments.minibatch.eigen_claims import near_claimed
-from lambdahat.experiments.minibatch.eigen_rows import Batches, Point, batch_rows, points_of, where
+from lambdahat.experiments.minibatch.eigen_rows import SEEN, Batches, Point, batch_rows, points_of, where
 from lambdahat.experiments.minibatch.points import CurvaturePoint
 
 OPTIMIZERS = ("SGD", "KFAC")
 
 
 def rows_of(points: Sequence[CurvaturePoint]) -> list[Row]:
-    """A row for every point, and one for every batch there."""
-    return [row for point in points for row in (_point_row(point), *batch_rows(point))]
+    """A row for every point, and one for the batches of each size there, which keeps a store of many runs small."""
+    return [_short(row) for point in points for row in (_point_row(point), *_sizes(point))]
+
+
+def _short(row: Row) -> Row:
+    """Six digits of each number, far beyond the spread of batches."""
+    return json.loads(json.dumps(row), parse_float=lambda text: float(f"{float(text):.6g}"))  # type: ignore[no-any-return]
+
+
+def _sizes(point: CurvaturePoint) -> Iterator[Row]:
+    """What batches of a size show, batch by batch in lists, and what each model predicts."""
+    for _, group in groupby(batch_rows(point), key=lambda row: row["batch_size"]):
+        rows = list(group)
+        seen = {what: [row[what] for row in rows] for what in SEEN}
+        yield {name: value for name, value in rows[0].items() if name != "batch"} | seen
+
+
+def _single(rows: Rows) -> Rows:
+    """The same with a row for each batch; predictions stay with the first."""
+    found: list[Row] = []
+    for row in rows:
+        if row["part"] != "batch":
+            found.append(row)
+            continue
+        shared = {name: row[name] for name in ("network", "epoch", "operator", "part", "batch_size")}
+        found += [
+            {**(shared if batch else row), "batch": batch, **dict(zip(SEEN, values, strict=True))}
+            for batch, values in enumerate(zip(*(row[what] for what in SEEN), strict=True))
+        ]
+    return Rows(found)
 
 
 def _point_row(point: CurvaturePoint) -> Row:
@@ -72,7 +102,7 @@ def courses_of(rows: Rows) -> list[Courses]:
     found: dict[tuple[str, str, str], dict[int, list[Point]]] = {}
     for optimizer in OPTIMIZERS:
         for seed in rows.distinct("seed"):
-            for point in points_of(rows.where(optimizer=optimizer, seed=seed)):
+            for point in points_of(_single(rows.where(optimizer=optimizer, seed=seed))):
                 place = (point["network"], point["operator"])
                 if point["epoch"] == 0:
                     starts[(*place, seed)] = point
