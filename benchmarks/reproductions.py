@@ -87,7 +87,17 @@ def summary(runs: Sequence[Run]) -> str:
     lines.append(_total("**all**", runs))
     missing = [f"`{name}`" for name in registry.PLACES if name not in {run.experiment.name for run in runs}]
     table = markdown_table(("experiment", "scale", *VERDICTS, "ours", "in the paper", "what"), lines).rstrip()
-    return table + (f"\n\nNot run beyond `smoke`, and so without a verdict: {', '.join(missing)}." if missing else "")
+    said = [f"Not run beyond `smoke`, and so without a verdict: {', '.join(missing)}."] if missing else []
+    left = _left_at_paper_scale(runs)
+    if left:
+        said.append(f"Marked for the scale `paper` (a star in `reproduce --list`) and not run through: {left}.")
+    return "\n\n".join([table, *said])
+
+
+def _left_at_paper_scale(runs: Sequence[Run]) -> str:
+    """The experiments marked for the largest scale whose rows are not all there."""
+    whole = {run.experiment.name for run in runs if run.store.scale == SCALES[-1] and run.done == run.total}
+    return ", ".join(f"`{name}`" for name in registry.PLACES if name in registry.PAPER_SCALE - whole)
 
 
 def _total(name: str, runs: Sequence[Run]) -> tuple[str, ...]:

@@ -1,9 +1,13 @@
-"""The figure of minibatch-results.md, from the batches that ``benchmarks/minibatch_eigenvalues.py`` has measured."""
+"""The figures of minibatch-results.md.
+
+From the batches that ``benchmarks/minibatch_eigenvalues.py`` has measured, and a stored run of ``lambdahat reproduce``.
+"""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,9 +15,15 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, new_figure, tidy
+from lambdahat.experiments import Store
+from lambdahat.experiments.minibatch.eigen_claims import near_claimed
+from lambdahat.experiments.minibatch.eigen_rows import Point
+from lambdahat.experiments.minibatch.evolution_rows import OPTIMIZERS, Courses, courses_of
+from lambdahat.experiments.statistics import mean_of
+from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, VERMILION, new_figure, tidy
 
-BATCHES = Path(__file__).parents[1] / "benchmarks" / "results" / "batch-eigenvalues.csv"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+BATCHES = RESULTS / "batch-eigenvalues.csv"
 MODELS = {"additive": (AMBER, "o"), "multiplicative": (GREEN, "s"), "directional": (BLUE, "^")}
 WIDE = 100  # a range beyond which only powers of ten have room for a label
 Row = dict[str, str]
@@ -83,3 +93,67 @@ def eigenvalues() -> Any:
                 axes.set_ylabel(name)
                 axes.legend(frameon=False, fontsize="small")
     return above
+
+
+def through_training() -> Any:
+    """λ₁ of full data, batches and predictions through training by SGD and KFAC, and σ (Figure 5.6)."""
+    every = courses_of(Store(RESULTS / "reproductions", "eigenvalues-through-training", "cpu").rows())
+    networks = list(dict.fromkeys(courses.first[0]["network"] for courses in every))
+    figure = new_figure(2.3 * len(networks), 7.0)
+    for column, network in enumerate(networks):
+        places = [column + 1 + row * len(networks) for row in range(3)]
+        upper = tidy(figure.add_subplot(3, len(networks), places[0]))
+        lower = tidy(figure.add_subplot(3, len(networks), places[1], sharey=upper))
+        last = tidy(figure.add_subplot(3, len(networks), places[2]))
+        mine = [courses for courses in every if courses.first[0]["network"] == network]
+        for axes, optimizer in zip((upper, lower), OPTIMIZERS, strict=True):
+            draw_course(axes, next(courses for courses in mine if courses.optimizer == optimizer))
+            axes.set_ylabel(f"λ₁, {optimizer}" if column == 0 else "")
+        draw_deviations(last, mine)
+        upper.set_title(network, fontsize="medium")
+        last.set(ylabel="σ" if column == 0 else "", xlabel="epoch")
+    figure.legend(*upper.get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False)
+    figure.legend(*last.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    return last
+
+
+def draw_course(axes: Any, courses: Courses) -> None:
+    """λ₁ of one operator, means over seeds; bars are the standard deviation between batches."""
+    stops = range(len(courses.epochs))
+    for model, (colour, mark) in MODELS.items():
+        told = over_seeds(courses, lambda point, model=model: near_claimed(point).told(model, "largest").value)
+        axes.plot(stops, told, mark + "-", color=colour, markersize=3.5, linewidth=1.1, label=model)
+    axes.plot(stops, over_seeds(courses, lambda point: point["full largest"]), "--", color=GREY, label="full data")
+    seen = over_seeds(courses, lambda point: near_claimed(point).mean("largest").value)
+    between = over_seeds(courses, lambda point: near_claimed(point).deviation("largest"))
+    axes.errorbar(stops, seen, yerr=between, fmt="o", color="black", markersize=3, capsize=2, label="batches of 128")
+    _stops(axes, courses)
+
+
+def draw_deviations(axes: Any, every: list[Courses]) -> None:
+    """σ of both operators by both optimisers, means over seeds with their standard errors."""
+    for courses in every:
+        colour = BLUE if courses.optimizer == "SGD" else VERMILION
+        points = [[math.sqrt(point["variance"]) for point in courses.at(epoch)] for epoch in courses.epochs]
+        readings = [mean_of(values) for values in points]
+        operator = courses.name.split(", ")[-1]
+        axes.errorbar(range(len(readings)), [reading.value for reading in readings],
+                      yerr=[reading.stderr for reading in readings], color=colour, capsize=2, linewidth=1.1,
+                      linestyle="-" if operator == "Hessian" else "--",
+                      label=f"{courses.optimizer}, {operator}")  # fmt: skip
+        _stops(axes, courses)
+
+
+def _stops(axes: Any, courses: Courses) -> None:
+    """Epochs side by side, whatever lies between them, and heights in logarithms with numbers as text."""
+    axes.set_xticks(range(len(courses.epochs)), map(str, courses.epochs))
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high > WIDE * low else (1.0, 2.0, 3.0, 5.0)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def over_seeds(courses: Courses, value: Callable[[Point], float]) -> list[float]:
+    """The mean over seeds at every stop."""
+    return [mean_of([value(point) for point in courses.at(epoch)]).value for epoch in courses.epochs]

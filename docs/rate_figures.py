@@ -13,7 +13,7 @@ import torch
 from matplotlib.ticker import LogLocator, NullFormatter
 from torch import Tensor
 
-from lambdahat.experiments import Rows
+from lambdahat.experiments import Rows, Store, find
 from lambdahat.experiments.minibatch import lanczos_experiment
 from lambdahat.experiments.minibatch.damping_claims import RATE, expected_damping
 from lambdahat.experiments.minibatch.frontiers import Frontier
@@ -33,6 +33,10 @@ RULES = {"linear": (BLUE, "o"), "square root": (VERMILION, "s"), "inverse": (BLU
 GUESS = 0.9  # the error of ten classes guessed, which a run that diverged counts as
 FEW_DECADES = 300.0  # a range below which threes have room for a label
 WAYS = {1e-4: BLUE, 1e-3: SKY, 1e-2: GREEN, 1e-1: AMBER, 1.0: VERMILION}  # dampings whose runs are drawn step by step
+BATCH_NORM = (
+    "VGG-4×16-BN, γ = 0.0005: error over batch sizes", "VGG-4×16, γ = 0.0005: error over batch sizes",
+    "WideResNet-10×1, γ = 0.0005: error over epochs, α ∝ B", "Rates at B = 128",
+)  # fmt: skip
 
 
 def rows_of(part: str) -> Rows:
@@ -225,3 +229,13 @@ def _way(
     values, errors = ([getattr(each, part) for each in readings] for part in ("value", "stderr"))
     axes.errorbar(places, values, errors, fmt=style, markersize=3.5, color=colour, markerfacecolor=face or colour,
                   capsize=2, elinewidth=1, linewidth=1.2, label=name)  # fmt: skip
+
+
+def batch_norm_rates() -> Any:
+    """Error over batch sizes with and without batch norm, of a residual network on the way, and over rates."""
+    runs = Store(BENCHMARKS / "results" / "reproductions", "batch-norm-rates", "cpu").rows()
+    charts = {chart.title: chart for chart in find("batch-norm-rates").charts(runs)}
+    figure, axes = new_figure(9.4, 7.4), None
+    for place, title in enumerate(BATCH_NORM, start=1):
+        axes = draw(charts[title], tidy(figure.add_subplot(2, 2, place)))
+    return axes

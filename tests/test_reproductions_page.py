@@ -83,6 +83,19 @@ def test_the_page_is_that_of_the_stores(script):
     assert script.written(page, STORES) == page, f"run {command}"
 
 
+def test_runs_at_paper_scale_are_of_marked_experiments(script):
+    runs = [run for run in script.runs_in(STORES) if run.store.scale == "paper"]
+    assert {run.experiment.name for run in runs} <= registry.PAPER_SCALE <= set(registry.PLACES)
+
+
+def test_what_is_marked_and_not_run_through_is_named(script, one_toy, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "PAPER_SCALE", {"toy"})
+    sweep(one_toy, tmp_path, scale="paper", only="rate=2.0")
+    assert script.summary(script.runs_in(tmp_path)).endswith("not run through: `toy`.")
+    sweep(one_toy, tmp_path, scale="paper")
+    assert "not run through" not in script.summary(script.runs_in(tmp_path))
+
+
 def test_stores_are_small():
     sizes = {path.name: path.stat().st_size for path in STORES.glob("*.sqlite")}
     assert sizes

@@ -48,15 +48,20 @@ def asked_for(names: list[str] | None, everything: bool) -> list[str]:
 
 
 def list_experiments() -> None:
-    """A table for each paper, a line for each experiment: cells of its scales, and what it is."""
+    """A table for each paper, a line for each experiment: cells of its scales, and what it is.
+
+    A star marks those whose ``paper`` scale is run too and kept.
+    """
     header = ("experiment", *(f"cells, {scale}" for scale in SCALES), "what")
     for paper, found in groupby(registry.every(), key=lambda experiment: experiment.paper):
         rows = []
         for experiment in found:
-            counts = (f"{len(experiment.grid(scale)):,}" for scale in SCALES)
-            rows.append((experiment.name, *counts, f"{experiment.title} ({experiment.part})"))
+            counts = [f"{len(experiment.grid(scale)):,}" for scale in SCALES]
+            star = " *" if experiment.name in registry.PAPER_SCALE else ""
+            rows.append((experiment.name, *counts[:-1], counts[-1] + star, f"{experiment.title} ({experiment.part})"))
         print_table(header, rows, paper)
         print()
+    print("* run at the scale paper too; the verdicts of all that were run are in docs/reproductions.md")
 
 
 def run_reproduce(names: list[str], choices: Choices, as_json: bool, quiet: bool) -> int:

@@ -60,6 +60,12 @@ PLACES: dict[str, tuple[str, str]] = {
     "averaging-dimension": ("averaging.averaging_dimension", "EXPERIMENT"),
     "averaging-ensembles": ("averaging.averaging_ensembles", "EXPERIMENT"),
 }
+# run at ``paper`` scale too, on a GPU or in hours on a CPU, with the rows kept in benchmarks/results/reproductions
+PAPER_SCALE = frozenset({
+    "softmax-decay", "deep-linear-toy", "vector-fields", "logdet-moments", "graph-spectra", "graph-similarity",
+    "graph-communities", "lanczos-theorems", "gadam-image", "gadam-imagenet", "gadam-language", "adam-ia",
+    "averaging-schedules", "averaging-dimension", "averaging-ensembles",
+})  # fmt: skip
 
 
 def find(name: str) -> Experiment:
