@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -121,13 +122,17 @@ def draw_course(axes: Any, courses: Courses) -> None:
     """λ₁ of one operator, means over seeds; bars are the standard deviation between batches."""
     stops = range(len(courses.epochs))
     for model, (colour, mark) in MODELS.items():
-        told = over_seeds(courses, lambda point, model=model: near_claimed(point).told(model, "largest").value)
+        told = over_seeds(courses, partial(_told, model=model))
         axes.plot(stops, told, mark + "-", color=colour, markersize=3.5, linewidth=1.1, label=model)
     axes.plot(stops, over_seeds(courses, lambda point: point["full largest"]), "--", color=GREY, label="full data")
     seen = over_seeds(courses, lambda point: near_claimed(point).mean("largest").value)
     between = over_seeds(courses, lambda point: near_claimed(point).deviation("largest"))
     axes.errorbar(stops, seen, yerr=between, fmt="o", color="black", markersize=3, capsize=2, label="batches of 128")
     _stops(axes, courses)
+
+
+def _told(point: Point, model: str) -> float:
+    return near_claimed(point).told(model, "largest").value
 
 
 def draw_deviations(axes: Any, every: list[Courses]) -> None:

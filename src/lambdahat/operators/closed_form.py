@@ -244,7 +244,7 @@ def used_once(
     """The uses of layers with the batch first that are their only ones, and the parameters that enter by them alone."""
     uses = uses_of_leaves(output)
     once = {
-        prefix: found[0] for prefix, found in calls.items() if len(found) == 1 and len(found[0].entered) == batch.size
+        prefix: found[0] for prefix, found in calls.items() if len(found) == 1 and found[0].samples == batch.size
     }
     own = set().union(*(names_in(prefix, call.layer, leaves) for prefix, call in once.items()))
     return once, {name for name in own if uses[id(leaves[name])] == 1 and (wanted is None or name in wanted)}

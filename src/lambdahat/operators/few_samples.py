@@ -83,7 +83,7 @@ def few_of(problem: Problem, leaves: dict[str, Tensor]) -> Few:
     try:
         with twice_differentiable():
             output, calls = recorded(problem, leaves, batch)
-    except (RuntimeError, ValueError, IndexError) as error:  # a model for one batch size only
+    except (RuntimeError, ValueError, IndexError, AssertionError) as error:  # a model for one batch size only
         reason = f"the model does not take {batch.size} samples ({str(error).partition(chr(10))[0]})"
         return Few(problem, leaves, batch, failed=reason)
     return Few(problem, leaves, batch, output, calls)

@@ -35,6 +35,12 @@ class Call:
     came: GradientEdge | None
     slope: Tensor | None
 
+    @property
+    def samples(self) -> int:
+        """The length of the first dimension; 0 where that is no batch's, for the layer took one sample without it."""
+        own = len(self.layer.kernel_size) + 1 if isinstance(self.layer, CONVOLUTIONS) else 1
+        return len(self.entered) if self.entered.ndim > own else 0
+
 
 Calls = dict[str, list[Call]]
 

@@ -302,7 +302,7 @@ def patches(layer: nn.Module, entered: Tensor) -> Tensor:
     By strided windows and one copy: F.unfold starts a kernel for each sample on a GPU, and is slower on a CPU.
     """
     assert isinstance(layer, CONVOLUTIONS)
-    windows, dims, borders = entered, len(layer.kernel_size), layer._reversed_padding_repeated_twice
+    windows, dims, borders = entered, len(layer.kernel_size), _borders(layer)
     if any(borders):
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
         windows = F.pad(entered, borders, mode=mode)
@@ -312,3 +312,20 @@ def patches(layer: nn.Module, entered: Tensor) -> Tensor:
         windows = windows.unfold(axis, hole * (size - 1) + 1, step)[..., ::hole]
     moved = windows.permute([0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims)])
     return moved.reshape(len(entered), entered.shape[1] * math.prod(layer.kernel_size), -1)
+
+
+def _borders(layer: Any) -> list[int]:
+    """What is added to the input before and after, the last dimension first.
+
+    Zeros by the layer's settings as they are now, as torch does, for users change them; others as it was made.
+    """
+    if layer.padding_mode != "zeros":
+        return list(layer._reversed_padding_repeated_twice)
+    if layer.padding == "valid":
+        return [0] * (2 * len(layer.kernel_size))
+    if layer.padding == "same":
+        totals = [hole * (size - 1) for size, hole in zip(layer.kernel_size, layer.dilation, strict=True)]
+        pairs = [(total // 2, total - total // 2) for total in totals]
+    else:
+        pairs = [(border, border) for border in layer.padding]
+    return [border for pair in reversed(pairs) for border in pair]
