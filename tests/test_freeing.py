@@ -65,7 +65,6 @@ def noted(monkeypatch: pytest.MonkeyPatch, kind: type) -> list[weakref.ref[objec
 @pytest.mark.parametrize("work", WORK)
 def test_everything_dies_without_the_collector(monkeypatch, work, memory):
     WORK[work](wide(memory))  # what is made once, at the first call in a process
-    gc.collect()
     made = [noted(monkeypatch, kind) for kind in (lh.Problem, Products, Together, Runner)]
     gc.disable()
     try:

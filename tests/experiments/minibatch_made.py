@@ -9,7 +9,6 @@ import torch
 
 import lambdahat as lh
 from lambdahat.experiments.minibatch.points import BatchCell, CurvaturePoint
-from lambdahat.experiments.sweeps import sweep
 from lambdahat.randommatrix.batch_curvature import BatchEigenvalues
 from lambdahat.randommatrix.directions import DirectionalVariance
 from lambdahat.randommatrix.predictions import BatchPrediction, PredictedOutlier
@@ -58,9 +57,8 @@ def point(cells, epoch=0, variance=(1.0, 0.01), top=1.0, batch_scale=1.0, networ
                           (part, part))  # fmt: skip
 
 
-def swept(experiment, folder):
-    """What the runner stores at the scale smoke."""
-    store = sweep(experiment, folder, scale="smoke")
+def whole(store):
+    """The rows of a run in which no cell raised."""
     assert store.errors() == []
     return store.rows()
 

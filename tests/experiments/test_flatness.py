@@ -20,7 +20,6 @@ from lambdahat.experiments.image_sets import images, modes_of, network
 from lambdahat.experiments.readings import decades
 from lambdahat.experiments.registry import find
 from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED
-from lambdahat.experiments.sweeps import sweep
 from lambdahat.operators import operator
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.problem import Problem
@@ -30,9 +29,8 @@ DIGITS = {"data": "digits", "training": 60, "held_out": 40, "seed": 3, "batch": 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_smoke_runs_to_verdicts_tables_and_charts(name, tmp_path):
-    experiment = find(name)
-    store = sweep(experiment, tmp_path, scale="smoke")
+def test_smoke_runs_to_verdicts_tables_and_charts(name, smoke):
+    experiment, store = find(name), smoke(name)
     assert store.errors() == []
     rows = store.rows()
     verdicts = judge(experiment.claims(rows))

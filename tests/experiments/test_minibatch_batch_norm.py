@@ -15,7 +15,7 @@ from lambdahat.experiments.minibatch.batch_norm_claims import claims, largest_ra
 from lambdahat.experiments.minibatch.batch_norm_experiment import EXPERIMENT, run, trajectory
 from lambdahat.experiments.reproduction import FAILS, HOLDS, UNTESTED
 from lambdahat.report.chart_figures import draw
-from tests.experiments.minibatch_made import assert_same_rows, swept
+from tests.experiments.minibatch_made import assert_same_rows, whole
 
 SEEDS = 6
 SIZES = (64, 128, 512, 1024, 2048)
@@ -24,8 +24,8 @@ CELL = {"data": "digits", "training": 64, "held_out": 32, "side": 0, "augmented"
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return swept(EXPERIMENT, tmp_path_factory.mktemp("norm"))
+def found(smoke):
+    return whole(smoke(EXPERIMENT.name))
 
 
 def test_rates_follow_their_rules():

@@ -32,15 +32,15 @@ from lambdahat.experiments.minibatch.rate_subjects import Subject, prepared
 from lambdahat.randommatrix import predict
 from lambdahat.report.chart_figures import draw
 from lambdahat.results import Eigenpairs, Estimate
-from tests.experiments.minibatch_made import assert_same_rows, swept
+from tests.experiments.minibatch_made import assert_same_rows, whole
 
 TINY = Subject("tiny", "mlp", "digits", 128, (128,), 10, 2, 1, 128, {"widths": (4,)})
 SIZES = (16, 64, 256, 1024)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return swept(EXPERIMENT, tmp_path_factory.mktemp("damping"))
+def found(smoke):
+    return whole(smoke(EXPERIMENT.name))
 
 
 @pytest.fixture(scope="module")

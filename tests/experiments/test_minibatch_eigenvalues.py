@@ -21,7 +21,7 @@ from lambdahat.experiments.minibatch.eigen_subjects import SCALES, load_split, t
 from lambdahat.experiments.reproduction import VERDICTS
 from lambdahat.randommatrix import effective_batch
 from lambdahat.report.chart_figures import draw
-from tests.experiments.minibatch_made import N, cell, point, swept
+from tests.experiments.minibatch_made import N, cell, point, whole
 
 TEN = np.arange(10.0)  # mean 4.5, deviation √(55/6)
 DEVIATION = math.sqrt(55 / 6)
@@ -194,8 +194,8 @@ def test_a_batch_that_shows_more_is_seen():
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return swept(EXPERIMENT, tmp_path_factory.mktemp("eigenvalues"))
+def found(smoke):
+    return whole(smoke(EXPERIMENT.name))
 
 
 def test_every_network_epoch_operator_and_size_is_measured(found):

@@ -19,7 +19,7 @@ from lambdahat.experiments.minibatch.evolution_experiment import EXPERIMENT, SCA
 from lambdahat.experiments.minibatch.evolution_rows import courses_of, rows_of
 from lambdahat.optim import KFAC
 from lambdahat.report.chart_figures import draw
-from tests.experiments.minibatch_made import assert_same_rows, cell, point, swept
+from tests.experiments.minibatch_made import assert_same_rows, cell, point, whole
 
 TEN = np.arange(10.0) - 4.5  # mean 0
 DEVIATION = math.sqrt(55 / 6)
@@ -132,8 +132,8 @@ def test_networks_that_learnt_nothing_test_nothing():
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return swept(EXPERIMENT, tmp_path_factory.mktemp("evolution"))
+def found(smoke):
+    return whole(smoke(EXPERIMENT.name))
 
 
 def test_every_network_optimiser_seed_stop_and_operator_is_measured(found):

@@ -27,7 +27,7 @@ from lambdahat.experiments.minibatch.stacked_networks import Cells, Settings
 from lambdahat.operators import hessian
 from lambdahat.randommatrix import largest_stable_rate
 from lambdahat.report.chart_figures import draw
-from tests.experiments.minibatch_made import assert_same_rows, swept
+from tests.experiments.minibatch_made import assert_same_rows, whole
 
 TINY = Subject("tiny", "mlp", "digits", 128, (4, 32, 128), 10, 2, 1, 32, {"widths": (4,)})
 SAMPLES = 10**9
@@ -40,8 +40,8 @@ def ground():
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return swept(EXPERIMENT, tmp_path_factory.mktemp("rates"))
+def found(smoke):
+    return whole(smoke(EXPERIMENT.name))
 
 
 def test_the_edge_is_that_of_the_library_s_bisection():

@@ -9,13 +9,11 @@ from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import SCALES
 from lambdahat.experiments.registry import PLACES, every, find
 from lambdahat.experiments.reproduction import VERDICTS
-from lambdahat.experiments.sweeps import sweep
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_the_smoke_scale_runs(name, tmp_path):
-    experiment = find(name)
-    store = sweep(experiment, tmp_path, scale="smoke")
+def test_the_smoke_scale_runs(name, smoke):
+    experiment, store = find(name), smoke(name)
     assert store.errors() == []
     rows = store.rows()
     verdicts = judge(experiment.claims(rows))

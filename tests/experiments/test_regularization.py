@@ -21,8 +21,6 @@ from lambdahat.experiments.regularization.stacks import Member, Stack
 from lambdahat.experiments.regularization.tables import agreement, mean_and_deviation
 from lambdahat.experiments.regularization.xor_rules import XOR, XOR_TASK, XORD_TASK
 from lambdahat.experiments.statistics import Reading
-from lambdahat.experiments.store import Store
-from lambdahat.experiments.sweeps import sweep
 from lambdahat.models import xor_network
 from lambdahat.optim import SelectiveL2, batch_product, layers_of
 from lambdahat.optim.regularizers import StoppedThenSelectiveL2
@@ -115,22 +113,9 @@ def test_the_sizes_read_from_the_printed_norms_give_them_back(activation):
         assert shrunk == pytest.approx(printed[rule]["norm"], rel=0.02)
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory):
-    """Stores of the smoke scale, each run once."""
-    folder, stores = tmp_path_factory.mktemp("rules"), {}
-
-    def get(name) -> Store:
-        if name not in stores:
-            stores[name] = sweep(find(name), folder, scale="smoke")
-        return stores[name]
-
-    return get
-
-
 @pytest.mark.parametrize("task", TASKS)
-def test_every_rule_is_measured_and_every_claim_judged(swept, task):
-    experiment, store = find(NAMES[task]), swept(NAMES[task])
+def test_every_rule_is_measured_and_every_claim_judged(smoke, task):
+    experiment, store = find(NAMES[task]), smoke(NAMES[task])
     assert store.errors() == []
     rows = store.rows()
     for activation in ("tanh", "relu"):
@@ -158,8 +143,8 @@ def test_every_rule_is_measured_and_every_claim_judged(swept, task):
     assert (curve.y[-1], curve.error[-1]) == (pytest.approx(mean, rel=1e-3), pytest.approx(2 * deviation, rel=1e-2))
 
 
-def test_data_in_place_of_the_papers_are_named(swept):
-    assert "8 × 8 digits in place of MNIST" in find("rules-mnist").tables(swept("rules-mnist").rows())[0].title
+def test_data_in_place_of_the_papers_are_named(smoke):
+    assert "8 × 8 digits in place of MNIST" in find("rules-mnist").tables(smoke("rules-mnist").rows())[0].title
 
 
 @pytest.mark.parametrize("experiment", [MNIST, CIFAR], ids=lambda experiment: experiment.name)

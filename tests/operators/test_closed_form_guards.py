@@ -14,7 +14,8 @@ from lambdahat.operators.layer_calls import recorded
 from lambdahat.operators.linearise import leaves_of
 from lambdahat.operators.probed_layers import Layers
 from lambdahat.problem import Problem
-from tests.operators.test_closed_form import agree
+from tests.operators.test_closed_form import agree, flat, problem_of
+from tests.operators.test_piecewise import Net
 from tests.oracles import dense_ggn, dense_hessian
 
 
@@ -56,6 +57,55 @@ def test_hooks_that_mix_the_signals_of_samples(mixing: str) -> None:
     problem = Problem(model, "cross_entropy", (torch.randn(8, 4).double(), torch.arange(8) % 3))
     trusted = closed_form.trusted_layers(few_of(problem, leaves_of(problem, problem.vector)))
     assert trusted.names == {"2.weight", "2.bias"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"padding": 1}, {"padding": (2, 2), "dilation": (2, 2)}),
+        ({"padding": 1}, {"padding": (0, 1)}),
+        ({"padding": "same"}, {"dilation": (1, 3)}),
+    ],
+)
+def test_convolutions_changed_after_they_were_made(before, after) -> None:
+    """As networks for segmentation do with those of a classifier: torch pads by what the layer says now."""
+
+    def make() -> nn.Module:
+        layer = nn.Conv2d(2, 3, 3, **before)
+        for name, value in after.items():
+            setattr(layer, name, value)
+        return flat(layer, nn.Tanh(), width=layer(torch.zeros(1, 2, 5, 5)).numel())
+
+    problem = problem_of(make, (2, 5, 5))
+    agree(problem, dense_ggn(problem))
+    assert trace(hessian(problem), method="exact").value == pytest.approx(float(dense_hessian(problem).trace()))
+
+
+@pytest.mark.parametrize(("layer", "shape"), [(nn.Linear(4, 5), (4,)), (nn.Conv1d(4, 5, 3), (4, 3))])
+def test_layers_that_take_one_input_without_a_batch(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    """Of as many numbers or channels as guards look at samples."""
+    given = torch.randn(shape, generator=torch.Generator().manual_seed(0)).double()
+
+    def make() -> nn.Module:
+        return Net(lambda m, x: m.b(torch.relu(m.a(x) + m.c(given).flatten())), a=nn.Linear(4, 5), b=nn.Linear(5, 3),
+                   c=layer)  # fmt: skip
+
+    problem = problem_of(make, (4,))
+    agree(problem, dense_ggn(problem))
+    assert trace(hessian(problem), method="exact").value == pytest.approx(float(dense_hessian(problem).trace()))
+
+
+def test_a_model_that_asserts_its_batch_size() -> None:
+    def rule(m: Net, x: Tensor) -> Tensor:
+        assert len(x) == 8, "eight samples"
+        return m.a(x)
+
+    problem = problem_of(lambda: Net(rule, a=nn.Linear(4, 3)), (4,), samples=16, batch_size=8)
+    for operator in (hessian(problem), ggn(problem)):
+        with pytest.raises(ValueError, match=r"does not take 4 samples \(eight samples"):
+            trace(operator, method="exact")
+        found = trace(operator)
+        assert found.value == pytest.approx(float(dense_hessian(problem).trace()), abs=4 * found.stderr + 1e-9)
 
 
 def test_one_class_has_no_curvature():

@@ -181,6 +181,31 @@ def test_ggn_of_a_linear_model_is_its_hessian() -> None:
     assert relative(ggn(problem).dense(), dense_hessian(problem)) < 1e-12
 
 
+class Copying(nn.Module):
+    """An autoencoder that gives its input too, which no parameter enters."""
+
+    def __init__(self, net: nn.Module, first: bool) -> None:
+        super().__init__()
+        self.net, self.first = net, first
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x, self.net(x)) if self.first else (self.net(x), x)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("mode", ["reverse", "forward"])
+@pytest.mark.parametrize("make", [ggn, gradient_covariance])
+def test_outputs_that_do_not_depend_on_parameters(make, mode: str, first: bool) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 3)).double()
+        x = torch.randn(6, 3, dtype=torch.float64)
+    copying = Problem(Copying(net, first), lambda z, y: (z[0] - z[1]).square().mean(), (x, x), batch_size=4)
+    plain = Problem(net, "mse", (x, x), batch_size=4)
+    eye = torch.eye(plain.num_parameters, dtype=torch.float64)
+    torch.testing.assert_close(make(copying, mode=mode) @ eye, make(plain, mode=mode) @ eye)
+
+
 def test_log_softmax_in_the_model_is_seen_through() -> None:
     """FACTS: with LogSoftmax inside the model and NLL the naive Gauss–Newton matrix is 0."""
     plain = network("mlp")

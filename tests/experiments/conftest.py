@@ -1,0 +1,24 @@
+"""Runs at the scale smoke, each made once and shared by the tests and by the processes that run them."""
+
+import fcntl
+import os
+
+import pytest
+
+from lambdahat.experiments.registry import find
+from lambdahat.experiments.sweeps import sweep
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory):
+    """A function: the store of an experiment by its name."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "smoke"
+    folder.mkdir(exist_ok=True)
+
+    def run(name):
+        with (folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return sweep(find(name), folder, scale="smoke")
+
+    return run
