@@ -95,7 +95,7 @@ FREE = {
 
 @pytest.mark.parametrize(
     ("model", "most", "launches"),
-    [("perceptron", 465, 185), ("smooth perceptron", 740, 375), ("convolutions", 500, 196)],
+    [("perceptron", 470, 187), ("smooth perceptron", 745, 375), ("convolutions", 525, 200)],
 )
 def test_operations_of_a_trace(model: str, most: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the model to the number, one batch: on a GPU the time of a small network is that of starting these."""
@@ -121,8 +121,8 @@ def test_passes_of_the_guards() -> None:
     assert made.model is not None
     made.model.register_forward_hook(lambda _, inputs, output: seen.append(len(output)))
     trace(hessian(made), method="exact")
-    # four samples together for all guards, the first and the last alone; the data
-    assert sorted(seen) == [1, 1, 4, 5, 5, 5]
+    # four samples together for all guards, the first alone and the others; the data
+    assert sorted(seen) == [1, 3, 4, 5, 5, 5]
 
 
 def test_problem_of_a_named_loss_runs_the_model_twice() -> None:

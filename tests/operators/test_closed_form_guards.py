@@ -95,6 +95,43 @@ def test_layers_that_take_one_input_without_a_batch(layer: nn.Module, shape: tup
     assert trace(hessian(problem), method="exact").value == pytest.approx(float(dense_hessian(problem).trace()))
 
 
+def test_operations_whose_rule_for_vmap_is_wrong() -> None:
+    """Of several signals at once torch sends back wrong ones through cdist, without an error (2.13)."""
+    places = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)).double()
+
+    def make() -> nn.Module:
+        return Net(lambda m, x: m.b(torch.cdist(m.a(x), places)), a=nn.Linear(4, 5), b=nn.Linear(6, 3))
+
+    problem = problem_of(make, (4,))
+    agree(problem, dense_ggn(problem))
+
+
+@pytest.mark.parametrize("make", [hessian, ggn])
+def test_a_model_that_writes_into_its_input(make) -> None:
+    """What guards keep of the first samples is not what later passes write into."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3))
+
+    problem = problem_of(model, (4,))
+    operator = make(problem)
+    assert operator.known_trace() == pytest.approx(float(dense_ggn(problem).trace()))
+    torch.testing.assert_close(operator.known_diagonal(), dense_ggn(problem).diagonal())
+
+
+def test_two_samples_among_the_others_are_exchanged() -> None:
+    """The first and the last are what they are alone."""
+
+    def rule(m: Net, x: Tensor) -> Tensor:
+        h = m.a(x).relu()
+        return m.b(torch.cat([h[:1], h[1:3].flip(0), h[3:]]) if len(h) == 4 else h)
+
+    problem = problem_of(lambda: Net(rule, a=nn.Linear(5, 6), b=nn.Linear(6, 3)), (5,), samples=4, batch_size=4)
+    for operator in (hessian(problem), ggn(problem)):
+        with pytest.raises(ValueError, match="exact"):
+            trace(operator, method="exact")
+
+
 def test_a_model_that_asserts_its_batch_size() -> None:
     def rule(m: Net, x: Tensor) -> Tensor:
         assert len(x) == 8, "eight samples"

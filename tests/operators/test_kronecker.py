@@ -234,6 +234,17 @@ def test_single_precision_and_bfloat16_have_float32_factors() -> None:
         assert K.logdet(DAMPING) == pytest.approx(exact.logdet(DAMPING), rel=tolerance)
 
 
+def test_a_convolution_changed_after_it_was_made_is_taken_as_it_is() -> None:
+    made = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(75, 3)).double()
+    changed = copy.deepcopy(made)
+    changed[0] = nn.Conv2d(2, 3, 3).double()
+    changed[0].load_state_dict(made[0].state_dict())
+    changed[0].padding = (1, 1)
+    x, y = data((2, 5, 5), 3)
+    for build in (kfac, ekfac):
+        assert torch.equal(build(make(changed, x, y)).dense(), build(make(made, x, y)).dense())
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize("case", ["mlp", "cnn"])
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse"])

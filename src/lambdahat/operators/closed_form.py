@@ -199,7 +199,8 @@ def trusted_layers(few: Few) -> Trusted:
 
     Agreement in numbers guards against everything a look at modules cannot see: hooks that change what a layer gives,
     inputs whose first dimension is not the batch. With a mix u_i for each sample a layer's form gives Σ_i J_iᵀu_i, and
-    with d_i u_i in its place the signal of sample i is d_i times what it was.
+    with d_i u_i in its place the signal of sample i is d_i times what it was. Both come back in one pass too, by which
+    those of factors will: torch's rules for vmap are not all right, that of cdist for one.
     """
     output, leaves = few.output, few.leaves
     width = sum(call.width for found in few.calls.values() for call in found) // few.batch.size
@@ -208,15 +209,20 @@ def trusted_layers(few: Few) -> Trusted:
     if not within:
         return Trusted(set(), width)
     mixed = few.mixed()
-    factors = (2.0 ** torch.arange(len(output), device=output.device)).to(output)  # exact, whatever they multiply
+    powers = torch.arange(len(output), device=output.device)
+    factors = 2.0 ** torch.stack([torch.zeros_like(powers), powers])  # 1 and d_i, exact, whatever they multiply
     edges = [call.left for call in within.values()]
+    seeds = _by_rows(mixed.mix, factors)
     with twice_differentiable():
-        scaled = torch.autograd.grad(output, edges, _by_rows(mixed.mix, factors), retain_graph=True, allow_unused=True)
+        scaled = layer_squares.in_one_pass([output], edges, [seeds])
+        if scaled is None:
+            alone = torch.autograd.grad(output, edges, seeds[1], retain_graph=True, allow_unused=True)
+            scaled = [None if part is None else part.unsqueeze(0) for part in alone]
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for (prefix, call), other in zip(within.items(), scaled, strict=True):
         if other is not None and prefix in mixed.signals:
             delta = mixed.signals[prefix].detach()
-            pairs[f"{prefix}."] = (_by_rows(delta, factors), other)
+            pairs[f"{prefix}."] = (_by_rows(delta, factors[-len(other) :]), other)
             own = ((full_name(prefix, key), said) for key, said in layer_squares.gradients(call, delta).items())
             pairs |= {name: (said, mixed.slopes[name].detach()) for name, said in own if name in mixed.slopes}
     close = _close(pairs, tolerance(few.problem))
@@ -224,7 +230,8 @@ def trusted_layers(few: Few) -> Trusted:
 
 
 def _by_rows(tensor: Tensor, factors: Tensor) -> Tensor:
-    return tensor * factors.to(tensor.dtype).reshape(-1, *[1] * (tensor.ndim - 1))
+    """(K, B, …), of a tensor (B, …) and factors (K, B)."""
+    return tensor * factors.to(tensor.dtype).reshape(*factors.shape, *[1] * (tensor.ndim - 1))
 
 
 def _close(pairs: dict[str, tuple[Tensor, Tensor]], allowed: float) -> set[str]:
@@ -243,9 +250,7 @@ def used_once(
 ) -> tuple[dict[str, Call], set[str]]:
     """The uses of layers with the batch first that are their only ones, and the parameters that enter by them alone."""
     uses = uses_of_leaves(output)
-    once = {
-        prefix: found[0] for prefix, found in calls.items() if len(found) == 1 and found[0].samples == batch.size
-    }
+    once = {prefix: found[0] for prefix, found in calls.items() if len(found) == 1 and found[0].samples == batch.size}
     own = set().union(*(names_in(prefix, call.layer, leaves) for prefix, call in once.items()))
     return once, {name for name in own if uses[id(leaves[name])] == 1 and (wanted is None or name in wanted)}
 

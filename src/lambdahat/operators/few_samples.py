@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, take
@@ -36,11 +37,13 @@ class Mixed:
 class Few:
     """The output of some samples with its graph, and the uses of layers on the way to it.
 
-    ``failed``: why there is none.
+    ``batch`` is a copy of the samples ``given``: a model may write into its input, and the graph keeps it. Other passes
+    take those given. ``failed``: why there is no output.
     """
 
     problem: Problem
     leaves: dict[str, Tensor]
+    given: Batch
     batch: Batch
     output: Any = None
     calls: Calls = field(default_factory=dict)
@@ -77,16 +80,22 @@ class Few:
 def few_of(problem: Problem, leaves: dict[str, Tensor]) -> Few:
     """The first samples of the first batch that has more than one."""
     batch = next((batch for batch in problem.batches if batch.size > 1), problem.batches.first())
-    batch = take(batch, slice(SEVERAL))
+    given = take(batch, slice(SEVERAL))
     if problem.norm == "train":
-        return Few(problem, leaves, batch, failed="samples are normalised by the statistics of their batch")
+        return Few(problem, leaves, given, given, failed="samples are normalised by the statistics of their batch")
+    batch = _copied(given)
     try:
         with twice_differentiable():
             output, calls = recorded(problem, leaves, batch)
     except (RuntimeError, ValueError, IndexError, AssertionError) as error:  # a model for one batch size only
-        reason = f"the model does not take {batch.size} samples ({str(error).partition(chr(10))[0]})"
-        return Few(problem, leaves, batch, failed=reason)
-    return Few(problem, leaves, batch, output, calls)
+        said = str(error).partition("\n")[0] or type(error).__name__
+        reason = f"the model does not take {batch.size} samples ({said})"
+        return Few(problem, leaves, given, batch, failed=reason)
+    return Few(problem, leaves, given, batch, output, calls)
+
+
+def _copied(batch: Batch) -> Batch:
+    return replace(batch, data=tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch.data))
 
 
 def normalised(problem: Problem, batch: Batch, output: Tensor) -> int | None:

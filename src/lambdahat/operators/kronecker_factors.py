@@ -23,6 +23,7 @@ from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, rows_of, take
 from lambdahat.evaluators import Parameters
+from lambdahat.operators.layer_squares import borders
 from lambdahat.problem import Problem
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -74,7 +75,7 @@ class Layer:
 def patches(x: Tensor, module: Any) -> Tensor:
     """The inputs under the kernel at each position, (b, R, groups, channels/groups · kernel), in 1 to 3 dimensions."""
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)  # holds padding="same" as well
+    x = F.pad(x, borders(module), mode=mode)
     for axis, (size, step, gap) in enumerate(zip(module.kernel_size, module.stride, module.dilation, strict=True)):
         x = x.unfold(axis + 2, (size - 1) * gap + 1, step)[..., ::gap]
     count = len(module.kernel_size)

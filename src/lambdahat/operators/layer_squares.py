@@ -302,10 +302,10 @@ def patches(layer: nn.Module, entered: Tensor) -> Tensor:
     By strided windows and one copy: F.unfold starts a kernel for each sample on a GPU, and is slower on a CPU.
     """
     assert isinstance(layer, CONVOLUTIONS)
-    windows, dims, borders = entered, len(layer.kernel_size), _borders(layer)
-    if any(borders):
+    windows, dims, added = entered, len(layer.kernel_size), borders(layer)
+    if any(added):
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-        windows = F.pad(entered, borders, mode=mode)
+        windows = F.pad(entered, added, mode=mode)
     for axis, (size, step, hole) in enumerate(
         zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), start=2
     ):
@@ -314,7 +314,7 @@ def patches(layer: nn.Module, entered: Tensor) -> Tensor:
     return moved.reshape(len(entered), entered.shape[1] * math.prod(layer.kernel_size), -1)
 
 
-def _borders(layer: Any) -> list[int]:
+def borders(layer: Any) -> list[int]:
     """What is added to the input before and after, the last dimension first.
 
     Zeros by the layer's settings as they are now, as torch does, for users change them; others as it was made.

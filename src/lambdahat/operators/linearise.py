@@ -222,7 +222,8 @@ def gauss_newton_forward(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
             )
             live = [pair for pair in pairs if isinstance(pair[0], Tensor) and pair[0].requires_grad]
             forward = [torch.zeros_like(z) if t is None else t.detach() for z, t in live]
-            return _pull([z for z, _ in live], parameters, make_map(primal, batch)(forward), False)
+            multiply = _between_live([z for z, _ in pairs], make_map(primal, batch))
+            return _pull([z for z, _ in live], parameters, multiply(forward), False)
 
         return product
 
@@ -334,7 +335,22 @@ def _outputs(
     flat, spec = tree_flatten(structure)
     live = [z for z in flat if isinstance(z, Tensor) and z.requires_grad]
     constant = tree_unflatten([z.detach() if isinstance(z, Tensor) else z for z in flat], spec)
-    return live, make_map(constant, batch)
+    return live, _between_live(flat, make_map(constant, batch))
+
+
+def _between_live(outputs: Sequence[Any], multiply: OutputMap) -> OutputMap:
+    """A map of tangents on all real tensors of an output as one on those that parameters enter; others do not move."""
+    smooth = [z for z in outputs if _smooth(z)]
+    moving = [z.requires_grad for z in smooth]
+    if all(moving):
+        return multiply
+
+    def between(u: list[Tensor]) -> list[Tensor]:
+        given = iter(u)
+        every = [next(given) if moves else torch.zeros_like(z) for z, moves in zip(smooth, moving, strict=True)]
+        return [part for part, moves in zip(multiply(every), moving, strict=True) if moves]
+
+    return between
 
 
 def _smooth(value: Any) -> bool:

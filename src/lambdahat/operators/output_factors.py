@@ -72,21 +72,23 @@ def samples_separate(few: Few) -> bool:
 
 
 def _separate_output(few: Few) -> Tensor | None:
-    """The output of a few samples if each row is that of its sample alone, for the first and the last; else None."""
-    problem, batch, last = few.problem, few.batch, few.batch.size - 1
-    if not isinstance(few.output, Tensor) or few.output.ndim == 0 or len(few.output) != batch.size:
+    """The output of a few samples if the first alone and the others by themselves give the same; else None."""
+    problem, size = few.problem, few.batch.size
+    if not isinstance(few.output, Tensor) or few.output.ndim == 0 or len(few.output) != size:
         return None
     together = few.output.detach()
+    parts = [slice(0, 1), slice(1, size)] if size > 1 else [slice(0, 1)]
     try:
         with twice_differentiable(), torch.no_grad():
-            alone = [problem.output(few.leaves, take(batch, slice(i, i + 1))) for i in sorted({0, last})]
+            apart = [problem.output(few.leaves, take(few.given, which)) for which in parts]
     except (RuntimeError, ValueError, IndexError, AssertionError):  # a model for one batch size only
         return None
-    if any(z.shape != (1, *together.shape[1:]) for z in alone):
+    shapes = [(which.stop - which.start, *together.shape[1:]) for which in parts]
+    if [z.shape for z in apart] != shapes:
         return None
-    off = torch.cat(alone) - together[:: last or 1]
-    gap, size = torch.stack([torch.linalg.vector_norm(z, math.inf) for z in (off, together)]).tolist()
-    return together if gap <= tolerance(problem) * size else None
+    off = torch.cat(apart) - together
+    gap, scale = torch.stack([torch.linalg.vector_norm(z, math.inf) for z in (off, together)]).tolist()
+    return together if gap <= tolerance(problem) * scale else None
 
 
 def require_separable(problem: Problem) -> None:
@@ -123,6 +125,8 @@ def require_separable(problem: Problem) -> None:
 
 def why_no_factors(few: Few) -> str:
     """The reason, where ``exact_factors`` finds none."""
+    if few.failed:
+        return few.failed
     return "the loss has no factors at this output" if samples_separate(few) else "samples mix in the model"
 
 

@@ -88,7 +88,7 @@ def form_of(few: Few) -> Form:
     if form.refused:
         return form
     with twice_differentiable():
-        reason = _hidden_writes(problem, leaves, batch, output)
+        reason = _hidden_writes(few)
         if not reason and not form.bends:
             reason = _bend(few)
     return refused_form(reason) if reason else form
@@ -183,12 +183,12 @@ class _Writes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _hidden_writes(problem: Problem, leaves: dict[str, Tensor], batch: Batch, output: Tensor) -> str:
+def _hidden_writes(few: Few) -> str:
     """What a write in place into part of a tensor did: its node in the graph does not say."""
-    if not any(kind_of(node) == "CopySlices" for node in graph_nodes([output])):
+    if not any(kind_of(node) == "CopySlices" for node in graph_nodes([few.output])):
         return ""
     with _Writes() as writes:
-        problem.output(leaves, batch)
+        few.problem.output(few.leaves, few.given)
     others = sorted(writes.names - IN_PLACE)
     return f"{others[0]} writes in place into part of a tensor" if others else ""
 

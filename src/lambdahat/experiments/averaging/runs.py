@@ -24,7 +24,7 @@ from lambdahat.training import fit
 from lambdahat.training.stepping import joint_norm
 
 REFRESHED = 10_000  # samples for the batch-norm statistics of an average (§7.3.1)
-JUDGED = 1000  # samples at once: a batch of all would fill a GPU that several processes share
+JUDGED = 1024  # samples at once: a batch of all would fill a GPU that several processes share
 
 
 @dataclass(frozen=True)
