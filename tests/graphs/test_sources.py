@@ -11,7 +11,8 @@ import pytest
 import scipy.io
 import scipy.sparse
 
-from lambdahat.graphs import Graph, edges, graph, text_files
+from lambdahat.graphs import Graph, edges, graph, name_table, text_files
+from lambdahat.graphs.name_table import NameTable
 
 EDGES = [(0, 1), (1, 2), (0, 2), (2, 3)]
 PLAIN = np.array([[0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 0, 1], [0, 0, 1, 0]], dtype=float)
@@ -209,19 +210,48 @@ def test_chunks_make_the_same_graph(tmp_path, monkeypatch):
         (np.ones(400), pairs.T), shape=(50, 50)), loops="keep"))  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "most"), [("{} {}\n", 1.6), ("{} {} {}.7\n", 2.0), ("n{} n{}\n", 6.0)])
-def test_streaming_takes_less_than_twice_the_graph_and_names_are_kept_once(tmp_path, monkeypatch, line, most):
-    """20,000 names of 55 bytes each, and where they are, are three times the graph; as text a row had 512 bytes."""
-    monkeypatch.setattr(text_files, "CHUNK_ROWS", 4_000)
-    monkeypatch.setattr(edges, "BLOCK", 4_000)
-    pairs = np.random.default_rng(0).integers(0, 20_000, (100_000, 2)).tolist()
+LINES = {
+    "plain": "{} {}\n",
+    "weights": "{} {} {}.7\n",
+    "numbers with gaps and weights": "{}0 {}0 {}.5\n",
+    "names": "node{} node{}\n",
+    "names and weights": "node{} node{} {}.7\n",
+}
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES.keys())
+def test_reading_takes_less_than_twice_the_graph(tmp_path, line):
+    """The graph is its matrix and the names of its nodes, which as text of up to 15 bytes take 16 each."""
+    pairs = np.random.default_rng(0).integers(0, 40_000, (200_000, 2)).tolist()
     path = written(tmp_path, "g.txt", "".join(line.format(u, v, u % 9) for u, v in pairs))
     tracemalloc.start()
-    found = graph(path).adjacency
+    found = graph(path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    size = found.data.nbytes + found.indices.nbytes + found.indptr.nbytes
-    assert peak < most * size, peak / size
+    matrix = found.adjacency
+    names = 0 if found.names is None else found.names.nbytes
+    size = matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes + names
+    assert peak < 2 * size, peak / size
+
+
+def test_names_are_numbered_as_a_dict_would_over_many_chunks():
+    """Short and long ones, over enough chunks that the table grows several times."""
+    rng, table, expected = np.random.default_rng(0), NameTable(), {}
+    for _ in range(40):
+        names = dict.fromkeys(f"{'é' * int(i % 40)}{i}" for i in rng.integers(0, 9_000, 500))
+        assert [expected.setdefault(name, len(expected)) for name in names] == table.numbers(names).tolist()
+    table.close()
+    assert table.names.tolist() == list(expected)
+    assert len(expected) > 4 * name_table.SLOTS
+
+
+def test_names_of_one_hash_stay_apart(monkeypatch):
+    monkeypatch.setattr(name_table, "_hashes", lambda names: np.full(len(names), -7))
+    monkeypatch.setattr(name_table, "SLOTS", 4)
+    table = NameTable()
+    assert table.numbers(["b", "a"]).tolist() == [0, 1]
+    assert table.numbers([*"cabdef"]).tolist() == [2, 1, 0, 3, 4, 5]
+    assert table.names.tolist() == [*"bacdef"]
 
 
 @pytest.mark.parametrize("duplicates", ["max", "sum", "mean"])
@@ -240,6 +270,22 @@ def test_rules_over_many_chunks_are_those_of_a_table(monkeypatch, duplicates, di
     np.fill_diagonal(expected, one_way.diagonal())
     found = dense(rows, duplicates=duplicates, directed=directed, loops="keep")
     assert np.allclose(found, expected, rtol=1e-14)
+
+
+def test_a_matrix_of_the_caller_is_left_as_it_was():
+    entries = scipy.sparse.coo_array((TRIPLES[:, 2], TRIPLES[:, :2].T.astype(np.int32)), shape=(3, 3))
+    before = [part.copy() for part in (entries.row, entries.col, entries.data)]
+    graph(entries)
+    assert all(np.array_equal(a, b) for a, b in zip(before, (entries.row, entries.col, entries.data), strict=True))
+
+
+def test_node_numbers_and_weights_that_grow_wider_on_the_way(tmp_path, monkeypatch):
+    """Numbers beyond 32 bits, and a weight that float32 does not hold, after chunks of small ones."""
+    monkeypatch.setattr(text_files, "CHUNK_ROWS", 2)
+    rows = [(0, 1, 1.5), (1, 2, 2.0), (2, 3, 0.5), (3, 7_000_000_000, 0.1), (0, 3, 2.5)]
+    found = graph(written(tmp_path, "g.txt", "".join(f"{u} {v} {w}\n" for u, v, w in rows)))
+    assert list(found.names) == [0, 1, 2, 3, 7_000_000_000]
+    assert np.array_equal(found.degrees, [4.0, 3.5, 2.5, 3.1, 0.1])
 
 
 def test_rules_of_a_graph_of_ours_are_obeyed():

@@ -17,7 +17,8 @@ Chunk = tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]
 LOOPS = ("drop", "keep")
 DUPLICATES = ("max", "sum", "mean", "refuse")
 DIRECTED = ("max", "sum", "mean", "mutual", "refuse")
-BLOCK = 1 << 16  # edges handled at once: what is kept of them on the way is small beside the graph
+BLOCK = 1 << 13  # edges handled at once: what is kept of them on the way is small beside the graph
+JOINED = 1 << 18  # edges kept in one array: many small ones leave memory in pieces too small for the graph's arrays
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def adjacency_of(chunks: Iterable[Chunk], rules: Rules, num_nodes: int | None = 
 def _collect(chunks: Iterable[Chunk], rules: Rules) -> tuple[list[Chunk], bool]:
     """Checked chunks of few rows, with 32-bit node numbers where they fit; and whether a weight is other than 1."""
     kept: list[Chunk] = []
+    recent: list[Chunk] = []
     weighted = False
     for u, v, w in chunks:
         if rules.weighted:
@@ -68,11 +70,24 @@ def _collect(chunks: Iterable[Chunk], rules: Rules) -> tuple[list[Chunk], bool]:
         elif w is not None:
             u, v, w = u[w != 0], v[w != 0], None  # an entry of 0 is no edge
         weighted = weighted or (w is not None and bool((w != 1).any()))
-        u, v, w = _narrow(u), _narrow(v), _light(w)
-        for first in range(0, len(u), BLOCK):
-            part = slice(first, first + BLOCK)
-            kept.append((u[part], v[part], None if w is None else w[part]))
-    return kept, weighted
+        recent.append((_narrow(u), _narrow(v), None if w is None else _light(w)))
+        if len(recent) > 1 and sum(len(part) for part, _, _ in recent) >= JOINED:
+            recent = [_joined(recent)]
+        if len(recent[0][0]) >= JOINED:
+            kept += _cut(recent.pop(0))
+    return kept + [block for chunk in recent for block in _cut(chunk)], weighted
+
+
+def _joined(chunks: list[Chunk]) -> Chunk:
+    first, second, weights = zip(*chunks, strict=True)
+    return np.concatenate(first), np.concatenate(second), None if weights[0] is None else np.concatenate(weights)
+
+
+def _cut(chunk: Chunk) -> list[Chunk]:
+    """Views of few rows each."""
+    u, v, w = chunk
+    parts = [slice(first, first + BLOCK) for first in range(0, len(u), BLOCK)]
+    return [(u[part], v[part], None if w is None else w[part]) for part in parts]
 
 
 def require_weights(weights: NDArray[Any] | None) -> None:
@@ -92,10 +107,8 @@ def _narrow(nodes: NDArray[Any]) -> NDArray[Any]:
     return nodes.astype(np.int32, copy=False) if high < 2**31 else nodes
 
 
-def _light(weights: NDArray[Any] | None) -> NDArray[Any] | None:
+def _light(weights: NDArray[Any]) -> NDArray[Any]:
     """The weights in float32 where that is exact, as for counts: kept so until they are written into the graph."""
-    if weights is None:
-        return None
     with np.errstate(over="ignore"):
         single = weights.astype(np.float32)
     return single if bool((single == weights).all()) else weights
@@ -124,9 +137,16 @@ def _numbered(chunks: list[Chunk]) -> tuple[NDArray[Any] | None, int]:
 
 
 def _map(chunks: list[Chunk], number: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
-    """Replace the nodes chunk by chunk: a second list of chunks would be twice the file."""
+    """Replace the nodes chunk by chunk, in their own arrays: new ones would leave holes of their size in memory."""
     for i, (u, v, w) in enumerate(chunks):
-        chunks[i] = number(u), number(v), w
+        chunks[i] = _into(u, number(u)), _into(v, number(v)), w
+
+
+def _into(array: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype != values.dtype:
+        return values
+    array[:] = values
+    return array
 
 
 def _placed(chunks: list[Chunk], count: int, loops: str, heavy: bool, both: bool) -> Any:
@@ -134,25 +154,27 @@ def _placed(chunks: list[Chunk], count: int, loops: str, heavy: bool, both: bool
 
     The chunks are used up on the way. Weights are float64 where they are ``heavy``, and ones in float32 otherwise.
     """
-    degrees = np.zeros(count, dtype=np.int64)
-    for i, chunk in enumerate(chunks):
-        u, v, _ = chunks[i] = _without(chunk, loops)
-        np.add.at(degrees, u, 1)
-        if both:
-            np.add.at(degrees, v[u != v], 1)
-    indptr = np.zeros(count + 1, dtype=np.int64)
+    degrees = _row_lengths(chunks, count, loops, both)
+    indptr = np.zeros(count + 1, dtype=degrees.dtype)
     np.cumsum(degrees, out=indptr[1:])
     free, total = np.subtract(indptr[1:], degrees, out=degrees), int(indptr[-1])
     indices, data = np.empty(total, dtype=np.int32), np.empty(total) if heavy else None
     while chunks:
-        u, v, w = chunks.pop()
-        _place(u, v, w, free, indices, data)
-        if both:
-            apart = u != v
-            _place(v[apart], u[apart], None if w is None else w[apart], free, indices, data)
-    indptr = indptr.astype(np.int32) if total < 2**31 else indptr
+        _place_chunk(_without(chunks.pop(), loops), free, indices, data, both)
+    indptr = indptr.astype(np.int32, copy=False) if total < 2**31 else indptr
     values = np.ones(total, dtype=np.float32) if data is None else data
     return scipy.sparse.csr_array((values, indices, indptr), shape=(count, count))
+
+
+def _row_lengths(chunks: list[Chunk], count: int, loops: str, both: bool) -> NDArray[Any]:
+    kind: Any = np.int32 if 2 * sum(len(u) for u, _, _ in chunks) < 2**31 else np.int64
+    lengths = np.zeros(count, dtype=kind)
+    for chunk in chunks:
+        u, v, _ = _without(chunk, loops)
+        np.add.at(lengths, u, kind(1))  # a plain 1 would be int64, and cast one by one
+        if both:
+            np.add.at(lengths, v[u != v], kind(1))
+    return lengths
 
 
 def _without(chunk: Chunk, loops: str) -> Chunk:
@@ -163,7 +185,15 @@ def _without(chunk: Chunk, loops: str) -> Chunk:
     return chunk if kept.all() else (u[kept], v[kept], None if w is None else w[kept])
 
 
-def _place(rows: Any, columns: Any, weights: Any, free: NDArray[np.int64], indices: Any, data: Any) -> None:
+def _place_chunk(chunk: Chunk, free: NDArray[Any], indices: Any, data: Any, both: bool) -> None:
+    u, v, w = chunk
+    _place(u, v, w, free, indices, data)
+    if both:
+        apart = u != v
+        _place(v[apart], u[apart], None if w is None else w[apart], free, indices, data)
+
+
+def _place(rows: Any, columns: Any, weights: Any, free: NDArray[Any], indices: Any, data: Any) -> None:
     """Write a chunk behind what its rows hold so far; ``free`` is where each row goes on."""
     if not len(rows):
         return

@@ -95,7 +95,7 @@ def _file(path: Path, format: str | None, rules: Rules, name: str | None) -> Gra
         return Graph(matrix, np.array(labels), name)
     chunks, table = edge_list(path, rules.weighted)
     matrix, names = adjacency_of(chunks, rules)
-    return Graph(matrix, np.array(list(table), dtype=object) if table else names, name)
+    return Graph(matrix, table.names if table else names, name)
 
 
 def _sparse(path: Path) -> Any:

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from lambdahat._check import require
 from lambdahat._progress import report
 from lambdahat.graphs.edges import Chunk
+from lambdahat.graphs.name_table import NameTable
 
-CHUNK_ROWS = 1 << 16
+CHUNK_ROWS = 1 << 12
 COMMENTS = ("#", "%", "//")
 PACKED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 QUOTED = re.compile(r'"([^"]*)"|(\S+)')
@@ -56,13 +57,13 @@ class _Layout:
         return 3 if self.heavy else 2
 
 
-def edge_list(path: Path, weighted: bool) -> tuple[Iterator[Chunk], dict[str, int]]:
-    """Chunks (from, to, weight or None) of an edge list, and the numbers of its names, filled as the chunks are read.
+def edge_list(path: Path, weighted: bool) -> tuple[Iterator[Chunk], NameTable]:
+    """Chunks (from, to, weight or None) of an edge list, and its names, filled as the chunks are read.
 
     Nodes that are no numbers are numbered 0, 1, … as they come. A first row that is no edge is left out: one of
     words above numbers, or above a column of weights, or of words such as "source" and "target" above other names.
     """
-    layout, table = _layout(path, weighted), dict[str, int]()
+    layout, table = _layout(path, weighted), NameTable()
     return _chunks(path, layout, table), table
 
 
@@ -127,7 +128,7 @@ def _numbers(cells: list[str]) -> bool:
     return len(cells) == 2 and all(re.fullmatch(r"\d+", cell) for cell in cells)
 
 
-def _chunks(path: Path, layout: _Layout, table: dict[str, int]) -> Iterator[Chunk]:
+def _chunks(path: Path, layout: _Layout, table: NameTable) -> Iterator[Chunk]:
     """The rows as arrays, with an error that says which row is wrong."""
     number: Any = np.int64 if layout.numbered else np.int32
     kind = [("u", number), ("v", number), ("w", np.float64)][: layout.needed]
@@ -145,6 +146,7 @@ def _chunks(path: Path, layout: _Layout, table: dict[str, int]) -> Iterator[Chun
             done += len(edges)
             report("edges read", done)
             yield edges["u"].copy(), edges["v"].copy(), edges["w"].copy() if layout.heavy else None
+    table.close()
 
 
 def _batches(rows: Iterator[str]) -> Iterator[Iterator[str]]:
@@ -153,15 +155,15 @@ def _batches(rows: Iterator[str]) -> Iterator[Iterator[str]]:
         yield itertools.chain([first], itertools.islice(rows, CHUNK_ROWS - 1))
 
 
-def _numbers_of(rows: Iterator[str], kind: Any, layout: _Layout, table: dict[str, int]) -> Any:
+def _numbers_of(rows: Iterator[str], kind: Any, layout: _Layout, table: NameTable) -> Any:
     columns = None if layout.wide == len(kind) else range(len(kind))
     return np.loadtxt(rows, dtype=kind, delimiter=layout.separator, comments=None, quotechar='"', ndmin=1,
                       usecols=columns)  # fmt: skip
 
 
-def _names_of(rows: Iterator[str], kind: Any, layout: _Layout, table: dict[str, int]) -> Any:
-    """Names by their number in ``table``, which gets those that are new: the text itself is kept once."""
-    needed = layout.needed
+def _names_of(rows: Iterator[str], kind: Any, layout: _Layout, table: NameTable) -> Any:
+    """Names by their number in ``table``: a dict of text, fast but large, is kept for the rows at hand only."""
+    needed, local = layout.needed, dict[str, int]()
 
     def edges() -> Iterator[tuple[float, ...]]:
         for row in rows:
@@ -169,9 +171,13 @@ def _names_of(rows: Iterator[str], kind: Any, layout: _Layout, table: dict[str, 
             fits = len(cells) == needed if layout.wide == needed else len(cells) >= needed
             if not fits or not cells[0] or not cells[1]:
                 raise ValueError(repr(row))
-            yield *(table.setdefault(name, len(table)) for name in cells[:2]), *map(float, cells[2:needed])
+            ends = local.setdefault(cells[0], len(local)), local.setdefault(cells[1], len(local))
+            yield (*ends, float(cells[2])) if layout.heavy else ends
 
-    return np.fromiter(edges(), dtype=kind)
+    made = np.fromiter(edges(), dtype=kind)
+    numbers = table.numbers(local)
+    made["u"], made["v"] = numbers[made["u"]], numbers[made["v"]]
+    return made
 
 
 def gml(path: Path) -> tuple[list[str], Chunk, bool]:
