@@ -250,7 +250,7 @@ def graphs() -> Iterator[Figure]:
     asked = "memory of the moments of 1.6 million nodes: a few vectors a probe"
     yield Figure(5, asked, script, ratio(peak, block), " vectors", where=(CPU,))
     for kind in ("plain", "weights", "names"):
-        asked = f"edges by the million ({kind}) stream in without doubling memory: the peak over the graph and its names"
+        asked = f"edges by the million ({kind}) stream in without doubling memory: peak over graph and names"
         read = filed({CPU: "graphs-reading"}, "times the graph", kind=kind)
         yield Figure(5, asked, "graphs.py reading", read, most=2, where=(CPU,))
 
