@@ -69,6 +69,7 @@ def test_results_of_every_kind_are_drawn(browser, tmp_path):
     path = page({**RESULTS, "llc": a_coefficient()}, tmp_path / "page.html")
     for width in (390, 1280):
         browser.open(path, width)
+        browser.evaluate("document.querySelectorAll('details.part').forEach((part) => { part.open = true })")
         draw_all(browser)
         assert overflow(browser) == 0
     assert browser.complaints() == []
