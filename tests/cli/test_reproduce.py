@@ -82,9 +82,10 @@ def test_quiet_prints_nothing():
 def test_the_list_has_a_table_for_each_paper_and_counts_cells(monkeypatch):
     other = dataclasses.replace(toy(), name="another", paper="A second paper", part="§2")
     monkeypatch.setattr(registry, "every", lambda: [toy(), other])
+    monkeypatch.setattr(registry, "PAPER_SCALE", {"another"})
     lines = [" ".join(line.split()) for line in call("reproduce", "--list").stdout.splitlines()]
     assert "toy 4 8 16 A toy (Table 1)" in lines
-    assert lines.index("no paper") < lines.index("A second paper") < lines.index("another 4 8 16 A toy (§2)")
+    assert lines.index("no paper") < lines.index("A second paper") < lines.index("another 4 8 16 * A toy (§2)")
 
 
 def test_a_cell_that_raises_is_said_and_the_rest_is_kept(monkeypatch):

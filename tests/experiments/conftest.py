@@ -1,9 +1,9 @@
 """Runs at the scale smoke, each made once and shared by the tests and by the processes that run them."""
 
-import fcntl
 import os
 
 import pytest
+from filelock import FileLock  # torch brings it
 
 from lambdahat.experiments.registry import find
 from lambdahat.experiments.sweeps import sweep
@@ -17,8 +17,7 @@ def smoke(tmp_path_factory):
     folder.mkdir(exist_ok=True)
 
     def run(name):
-        with (folder / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with FileLock(folder / f"{name}.lock"):
             return sweep(find(name), folder, scale="smoke")
 
     return run

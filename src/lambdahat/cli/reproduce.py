@@ -50,7 +50,7 @@ def asked_for(names: list[str] | None, everything: bool) -> list[str]:
 def list_experiments() -> None:
     """A table for each paper, a line for each experiment: cells of its scales, and what it is.
 
-    A star marks those whose ``paper`` scale is run too and kept.
+    A star marks those to be run at ``paper`` scale too.
     """
     header = ("experiment", *(f"cells, {scale}" for scale in SCALES), "what")
     for paper, found in groupby(registry.every(), key=lambda experiment: experiment.paper):
@@ -61,7 +61,7 @@ def list_experiments() -> None:
             rows.append((experiment.name, *counts[:-1], counts[-1] + star, f"{experiment.title} ({experiment.part})"))
         print_table(header, rows, paper)
         print()
-    print("* run at the scale paper too; the verdicts of all that were run are in docs/reproductions.md")
+    print("* marked for the scale paper too; docs/reproductions.md says what has been run and what came out")
 
 
 def run_reproduce(names: list[str], choices: Choices, as_json: bool, quiet: bool) -> int:

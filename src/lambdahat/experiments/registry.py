@@ -60,7 +60,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "averaging-dimension": ("averaging.averaging_dimension", "EXPERIMENT"),
     "averaging-ensembles": ("averaging.averaging_ensembles", "EXPERIMENT"),
 }
-# run at ``paper`` scale too, on a GPU or in hours on a CPU, with the rows kept in benchmarks/results/reproductions
+# marked to be run at ``paper`` scale too, on a GPU or in hours on a CPU; docs/reproductions.md names those still to run
 PAPER_SCALE = frozenset({
     "softmax-decay", "deep-linear-toy", "vector-fields", "logdet-moments", "graph-spectra", "graph-similarity",
     "graph-communities", "lanczos-theorems", "gadam-image", "gadam-imagenet", "gadam-language", "adam-ia",
