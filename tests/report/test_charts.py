@@ -149,3 +149,25 @@ def test_matplotlib_has_the_numbers():
     assert [label.get_text() for label in bars.get_xticklabels()] == ["a", "b"]
     assert draw(STEMS).collections[0].get_segments()[1][1].tolist() == [2.0, 0.1]
     assert draw(LINES, axes) is axes
+
+
+def test_names_below_an_axis_are_in_short_lines_and_stay_whole_in_the_data():
+    names = ["FFNN 2 × 64 on Fashion-MNIST", "a<b", 3]
+    layout = figure_of(Chart("", "net", "loss", (Series("s", names, [1, 2, 3], style="bars"),)))["layout"]
+    assert layout["xaxis"]["tickvals"] == ["FFNN 2 × 64 on Fashion-MNIST", "a&lt;b", "3"]
+    assert layout["xaxis"]["ticktext"] == ["FFNN 2 × 64 on<br>Fashion-MNIST", "a&lt;b", "3"]
+    assert figure_of(Chart("", "net", "", (Series("s", names, [1, 2, 3]),)))["data"][0]["x"][0] == names[0]
+    heat = figure_of(CELLS)["layout"]
+    assert "ticktext" not in heat["xaxis"]  # numbers
+    assert "ticktext" not in heat["yaxis"]  # beside an axis two lines would be too many
+
+
+@pytest.mark.parametrize(("count", "size"), [(299, 6), (300, 3)])
+def test_marks_of_a_crowd_are_small(count, size):
+    places = list(range(count))
+    (trace,) = figure_of(Chart("", "x", "y", (Series("s", places, places, style="points"),)))["data"]
+    assert trace["marker"]["size"] == size
+
+
+def test_a_chart_without_a_name_across_is_described_without_it():
+    assert described(Chart("", "", "Tr H", (Series("SGD", ["a"], [1.0]),))).startswith("Tr H. SGD: 1 at a")

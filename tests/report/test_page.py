@@ -139,7 +139,7 @@ def test_the_overview_and_the_contents_go_paper_by_paper(written):
     assert overview.count(">§2<") == 3  # the part of the paper
     contents = text[text.index("<nav") : text.index("</nav>")]
     assert re.findall(r'class="group">(.*?)<', contents) == ["A paper", "Another paper"]
-    assert re.findall(r'href="#(.*?)"', contents) == ["overview", "experiment-1", "experiment-2", "experiment-3"]
+    assert re.findall(r'href="#(.*?)"', contents) == ["overview", *(f"experiment-{i}-cpu" for i in (1, 2, 3))]
 
 
 @pytest.mark.parametrize(("count", "shown"), [(4, True), (5, False)])
@@ -165,7 +165,7 @@ def test_a_sentence_begins_with_a_capital_where_it_is_a_word(text, expected):
 
 
 def test_the_data_come_back(seen):
-    found = seen.payload("experiment-2")
+    found = seen.payload("experiment-2-cpu")
     section = an_experiment(2)
     assert found["charts"] == [figure_of(chart) for chart in section.charts]
     assert found["rows"]["columns"] == ["seed", "loss", "name", "extra"]
@@ -235,7 +235,7 @@ def test_the_page_of_stores_comes_from_the_stores_alone(tmp_path):
     seen = Reader(page_of_stores(tmp_path / "runs", tmp_path / "p.html", find=find).read_text(encoding="utf-8"))
     assert "no paper · Table 1 · smoke scale" in seen.texts["p"]
     assert seen.texts["code"] == ["lambdahat reproduce toy --scale smoke"]
-    rows = seen.payload("a-toy")["rows"]
+    rows = seen.payload("toy-smoke")["rows"]
     by_row = zip(*rows["values"], strict=True)
     assert [dict(zip(rows["columns"], row, strict=True)) for row in by_row] == list(store.rows())
     section = section_of_store(store, find("toy"))
@@ -275,7 +275,7 @@ def test_the_rows_of_an_unknown_experiment_are_kept(tmp_path):
     store = sweep(find("toy"), tmp_path / "runs", scale="smoke")
     store.path.rename(store.path.with_name("later-smoke.sqlite"))
     seen = Reader(page(tmp_path / "runs", tmp_path / "p.html").read_text(encoding="utf-8"))
-    assert len(seen.payload("later")["rows"]["values"][0]) == 18
+    assert len(seen.payload("later-smoke")["rows"]["values"][0]) == 18
     assert any("does not know the experiment" in text for text in seen.texts["p"])
 
 

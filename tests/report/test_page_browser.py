@@ -148,18 +148,18 @@ def opened(browser):
 def test_sections_open_by_links_by_keys_and_all_at_once(browser, long):
     browser.open(long, 1280)
     assert opened(browser)[1:] == [False] * 5
-    browser.evaluate("document.querySelector('nav a[href=\\'#experiment-3\\']').click()")
-    browser.until("document.querySelector('#experiment-3 .chart .main-svg')")
+    browser.evaluate("document.querySelector('nav a[href=\\'#experiment-3-cpu\\']').click()")
+    browser.until("document.querySelector('#experiment-3-cpu .chart .main-svg')")
     assert opened(browser)[1:] == [False, False, False, True, False]
-    assert abs(browser.evaluate("document.getElementById('experiment-3').getBoundingClientRect().top") - 72) < 2
-    browser.evaluate("document.querySelector('#experiment-3 summary').focus()")
+    assert abs(browser.evaluate("document.getElementById('experiment-3-cpu').getBoundingClientRect().top") - 72) < 2
+    browser.evaluate("document.querySelector('#experiment-3-cpu summary').focus()")
     for kind in ("keyDown", "keyUp"):
         browser.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13,
                      text="\r")  # fmt: skip
-    browser.until("!document.querySelector('#experiment-3 details').open")
+    browser.until("!document.querySelector('#experiment-3-cpu details').open")
     browser.until("!document.querySelector('.chart.drawn')")  # its charts are let go
-    browser.evaluate("document.querySelector('nav a[href=\\'#experiment-3\\']').click()")  # the address is the same
-    browser.until("document.querySelector('#experiment-3 .chart .main-svg')")
+    browser.evaluate("document.querySelector('nav a[href=\\'#experiment-3-cpu\\']').click()")  # the address is the same
+    browser.until("document.querySelector('#experiment-3-cpu .chart .main-svg')")
     for label, state in (("Close all sections", True), ("Open all sections", False)):
         browser.evaluate("document.getElementById('unfold').click()")
         browser.until(f"document.getElementById('unfold').textContent === {label!r}")
@@ -169,8 +169,8 @@ def test_sections_open_by_links_by_keys_and_all_at_once(browser, long):
 
 def test_an_address_opens_its_section(browser, long):
     browser.open(long, 390)
-    browser.evaluate("location.hash = '#experiment-4'")
-    browser.until("document.querySelector('#experiment-4 .chart .main-svg')")
+    browser.evaluate("location.hash = '#experiment-4-cpu'")
+    browser.until("document.querySelector('#experiment-4-cpu .chart .main-svg')")
     assert overflow(browser) == 0
 
 
@@ -276,10 +276,15 @@ def test_paper_has_every_chart_of_open_sections_in_light_colours(browser, page_n
         "addEventListener('beforeprint', () => { window.printed = [document.documentElement.dataset.theme,"
         f" {drawn}, getComputedStyle(document.body).backgroundColor, document.getElementById('claims').open]; }})"
     )
+    browser.evaluate(
+        "addEventListener('beforeprint', () => { window.told = document.querySelector('details[open] > .facts').open })"
+    )
     browser.evaluate("document.getElementById('claims').open = false")
     before[0] = False
     assert browser.pdf().startswith(b"%PDF")
     assert browser.evaluate("window.printed") == ["light", count, "rgb(255, 255, 255)", True]
+    assert browser.evaluate("window.told")  # configurations are on paper, and closed afterwards
+    assert not browser.evaluate("document.querySelector('.facts[open]')")
     assert browser.evaluate("document.documentElement.dataset.theme") is None
     assert opened(browser) == before
     assert browser.complaints() == []

@@ -15,10 +15,11 @@ from typing import Any
 from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.reproduction import Table
 from lambdahat.report.page_overview import navigation, overview
-from lambdahat.report.page_tables import badge, claim_of, grid, tally
+from lambdahat.report.page_tables import badge, claim_of, grid, tally, unbroken
 from lambdahat.report.plotly_charts import described, figure_of
 from lambdahat.report.sections import Card, Section
 from lambdahat.report.style import counted, sentence
+from lambdahat.results import Status
 
 ASSETS = Path(__file__).parent / "assets"
 UNFOLD = (
@@ -31,9 +32,12 @@ OPENED = 4  # sections: where there are more, a reader opens those of interest
 
 def document(sections: Sequence[Section], title: str, library: str) -> str:
     """The whole page; ``library`` is the source of plotly.js."""
-    names = _identifiers([section.title for section in sections])
+    titles = [section.title for section in sections]
+    names = _identifiers([section.name or section.title for section in sections])
     places = list(zip(sections, names, strict=True))
-    body = "\n".join(_section(section, name, len(places) <= OPENED) for section, name in places)
+    body = "\n".join(
+        _section(section, name, len(places) <= OPENED, titles.count(section.title) > 1) for section, name in places
+    )
     css, script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     payloads = {name: {"charts": [figure_of(chart) for chart in section.charts], "rows": columns_of(section.rows)}
                 for section, name in places}  # fmt: skip
@@ -121,37 +125,65 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "section"
 
 
-def _section(section: Section, name: str, shown: bool) -> str:
-    """One section, which its title opens and closes."""
+def _section(section: Section, name: str, shown: bool, twin: bool) -> str:
+    """One section, which its title opens and closes; where another has its title, its setting stands beside it."""
+    beside = f'<span class="setting">{escape(section.setting)}</span> ' if twin and section.setting else ""
     parts = [
         f'<section id="{name}" aria-labelledby="{name}-h"><details class="part"{" open" if shown else ""}>',
-        f'<summary><h2 id="{name}-h">{escape(section.title)}</h2> {tally(section.verdicts)}</summary>',
+        f'<summary><h2 id="{name}-h">{escape(section.title)}</h2> {beside}{tally(section.verdicts)}</summary>',
     ]
     if under := " · ".join(filter(None, (section.paper, section.part, section.setting))):
         parts.append(f'<p class="paper">{escape(under)}</p>')
     if section.ran:
         parts.append(f'<p class="ran">{escape(section.ran)}</p>')
+    parts.append(_jumps(section, name))
     parts += [f"<p>{escape(text)}</p>" for text in section.about.split("\n\n") if text.strip()]
     parts += [f'<p class="note">{escape(note)}</p>' for note in section.notes]
     if section.cards:
         parts.append('<ul class="cards">' + "".join(map(_card, section.cards)) + "</ul>")
     if section.verdicts:
         lines = [
-            (claim_of(one), *map(escape, (one.source, one.published, one.evidence)), badge(one.verdict))
+            (claim_of(one), *map(escape, (one.source, one.published)), unbroken(one.evidence), badge(one.verdict))
             for one in section.verdicts
         ]
-        parts.append("<h3>Claims</h3>")
+        parts.append(_heading(name, "Claims"))
         parts.append(grid("Claims", ("claim", "source", "published", "here", "verdict"), lines, "blocks claims"))
+        parts.append(_statuses(section))
     if section.charts:
         figures = "".join(_figure(chart, name, number) for number, chart in enumerate(section.charts))
-        parts.append(f'<h3>Figures</h3><div class="figures">{figures}</div>')
+        parts.append(f'{_heading(name, "Figures")}<div class="figures">{figures}</div>')
     if section.tables:
-        parts.append("<h3>Tables</h3>" + "".join(map(_table_of, section.tables)))
+        parts.append(_heading(name, "Tables") + "".join(map(_table_of, section.tables)))
     if section.assumptions:
         items = "".join(f"<li>{escape(text)}</li>" for text in section.assumptions)
-        parts.append(f'<h3>Assumptions</h3><ul class="assumptions">{items}</ul>')
+        parts.append(f'{_heading(name, "Assumptions")}<ul class="assumptions">{items}</ul>')
     parts.append(_provenance(section, name))
     return "".join(parts) + "</details></section>"
+
+
+def _heading(section: str, text: str) -> str:
+    return f'<h3 id="{section}--{slug(text)}">{text}</h3>'
+
+
+def _statuses(section: Section) -> str:
+    """What the statuses mean that the claims name."""
+    told = " ".join(part for one in section.verdicts for part in (one.claim, one.evidence))
+    texts = (f"{status.name}: {status.value}" for status in Status if re.search(rf"\b{status.name}\b", told))
+    return "".join(f'<p class="meaning">{escape(text)}</p>' for text in texts)
+
+
+def _jumps(section: Section, name: str) -> str:
+    """Links to the parts of a long section, with how much there is of each."""
+    sizes = {"Claims": len(section.verdicts), "Figures": len(section.charts), "Tables": len(section.tables),
+             "Assumptions": len(section.assumptions), "Run it again": 1 if section.command else 0}  # fmt: skip
+    found = {text: size for text, size in sizes.items() if size}
+    if len(found) < 3:
+        return ""
+    links = (
+        f'<a href="#{name}--{slug(text)}">{text}{f" ({size})" if text != "Run it again" else ""}</a>'
+        for text, size in found.items()
+    )
+    return f'<p class="jumps">{" ".join(links)}</p>'
 
 
 def _card(card: Card) -> str:
@@ -163,7 +195,7 @@ def _card(card: Card) -> str:
 def _figure(chart: Chart, section: str, number: int) -> str:
     """A place that the script draws in, with a description, and a table that it fills when opened."""
     place = f"{section}-chart-{number}"
-    beside = "" if chart.source.startswith("not ") or not chart.source else "Beside "
+    beside = "" if chart.source.startswith("not ") or not chart.source else "Compare with "
     below = " ".join(filter(None, (chart.caption, chart.source and sentence(f"{beside}{chart.source}."))))
     caption = f"<p>{escape(below)}</p>" if below else ""
     return (
@@ -176,7 +208,7 @@ def _figure(chart: Chart, section: str, number: int) -> str:
 
 
 def _table_of(table: Table) -> str:
-    lines = [tuple(escape(str(cell)) for cell in row) for row in table.rows]
+    lines = [tuple(unbroken(str(cell)) for cell in row) for row in table.rows]
     return f"<h4>{escape(table.title)}</h4>" + grid(table.title, table.header, lines)
 
 
@@ -185,7 +217,8 @@ def _provenance(section: Section, name: str) -> str:
     parts = []
     if section.command:
         parts.append(
-            f'<h3>Run it again</h3><div class="command"><pre tabindex="0"><code>{escape(section.command)}</code></pre>'
+            f'{_heading(name, "Run it again")}<div class="command">'
+            f'<pre tabindex="0"><code>{escape(section.command)}</code></pre>'
             '<button type="button" class="copy">Copy</button></div>'
         )
     if section.rows:
@@ -199,5 +232,5 @@ def _provenance(section: Section, name: str) -> str:
     if section.facts:
         lines = [(escape(key), escape(value)) for key, value in section.facts.items()]
         table = grid("Configuration", ("what", "value"), lines)
-        parts.append(f"<details><summary>Configuration and versions</summary>{table}</details>")
+        parts.append(f'<details class="facts"><summary>Configuration and versions</summary>{table}</details>')
     return "".join(parts)

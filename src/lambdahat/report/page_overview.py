@@ -7,8 +7,8 @@ from html import escape
 
 from lambdahat.experiments.reproduction import Verdict
 from lambdahat.experiments.statistics import LEVEL
-from lambdahat.report.page_tables import MARKS, OURS, badge, claim_of, grid, tally
-from lambdahat.report.sections import Section
+from lambdahat.report.page_tables import MARKS, OURS, badge, claim_of, grid, tally, unbroken
+from lambdahat.report.sections import Card, Section
 from lambdahat.report.style import counted
 
 Named = tuple[Section, str]  # and the name of its place on the page
@@ -17,21 +17,25 @@ OTHERS = "Results"  # the heading of what belongs to no paper
 PAPERS, OWN = "of the papers", "our own"  # whose a claim is
 LARGEST, SMALLER = "largest of each experiment", "smaller ones"  # which runs
 MEANING = (
-    f'<p class="meaning">Holds: our figures say so, at {100 * LEVEL:.0f} % over all claims of an experiment; does not '
-    "hold: they say the opposite; undecided: they say neither; not testable here: the run is not what the claim is "
-    "about.</p>"
+    '<p class="meaning">Holds: our numbers show it; does not hold: they show the opposite; undecided: they show '
+    "neither; not testable here: the run cannot test the claim, for the reason beside it. Over all claims of an "
+    f"experiment the chance of a wrong “holds” is at most {100 * LEVEL:.0f}\u00a0%, of a wrong “does not hold” too.</p>"
+    '<p class="meaning">Our numbers are value ± standard error, most often of a difference, over n runs or '
+    "draws; effect: the difference over its standard deviation.</p>"
+)
+SCALED = (
+    '<p class="meaning">Scales: smoke takes seconds and shows that the code runs; cpu takes minutes on two cores, '
+    "with less data and smaller networks; paper has the sizes of the paper.</p>"
 )
 ONCE = '<p class="meaning">An experiment run at several scales counts once in the totals, at its largest.</p>'
 
 
 def overview(places: Sequence[Named]) -> str:
-    """Experiments and claims with their verdicts; where there are none, all numbers; else the names of all parts."""
+    """Experiments and claims with their verdicts; where there are none, all numbers."""
     if any(section.verdicts for section, _ in places):
         body = _totals(places) + "".join(_paper(*group) for group in by_paper(places)) + _claims(places)
-    elif any(section.cards for section, _ in places):
-        body = _numbers(places)
     else:
-        body = "<ul>" + "".join(f"<li>{_link(place)}</li>" for place in places) + "</ul>"
+        body = _numbers(places)
     return f'<section id="overview" aria-labelledby="overview-h"><h2 id="overview-h">Overview</h2>{body}</section>'
 
 
@@ -84,7 +88,12 @@ def _totals(places: Sequence[Named]) -> str:
     lines = head + _buttons(papers, PAPERS if own else "") if papers else ""
     if own:
         lines += f'<p class="meaning">Our own, which no paper makes {OURS}:</p>' + _buttons(own, OWN, "small")
-    return lines + MEANING + (ONCE if len(judged) > len(counted_ones) else "")
+    return (
+        lines
+        + MEANING
+        + (SCALED if any(section.experiment for section in judged) else "")
+        + (ONCE if len(judged) > len(counted_ones) else "")
+    )
 
 
 def _buttons(verdicts: Sequence[str], whose: str, kind: str = "") -> str:
@@ -138,8 +147,7 @@ def _claims(places: Sequence[Named]) -> str:
 def _line(verdict: Verdict, place: Named) -> tuple[str, ...]:
     section, name = place
     link = f'<a href="#{name}">{escape(section.name or section.title)}</a>'
-    figures = map(escape, (verdict.published, verdict.evidence))
-    return (claim_of(verdict), link, *figures, badge(verdict.verdict))
+    return (claim_of(verdict), link, escape(verdict.published), unbroken(verdict.evidence), badge(verdict.verdict))
 
 
 def _met(told: Sequence[Mapping[str, str]], name: str, options: Iterable[str]) -> list[str]:
@@ -157,9 +165,15 @@ def _choice(name: str, label: str, options: Sequence[str]) -> str:
 
 
 def _numbers(places: Sequence[Named]) -> str:
-    lines = [
-        (_link(place), *map(escape, (card.label, card.value, card.detail, card.remedy)))
-        for place in places
-        for card in place[0].cards
-    ]
-    return grid("Numbers", ("of", "quantity", "value", "interval", "remedy"), lines, sortable=True)
+    """A line for each number, and one for each part that has none; a column in which nothing stands is left out."""
+    header = ("of", "quantity", "value", "interval", "remedy")
+    lines = []
+    for place in places:
+        section = place[0]
+        drawn = counted(len(section.charts), "figure") if section.charts else ""
+        none = [Card(section.setting, drawn, remedy=" ".join(section.notes))]
+        lines += [(_link(place), escape(card.label), unbroken(card.value), escape(card.detail), escape(card.remedy))
+                  for card in section.cards or none]  # fmt: skip
+    kept = [place for place in range(len(header)) if any(line[place] for line in lines)]
+    told = [tuple(line[place] for place in kept) for line in lines]
+    return grid("Numbers", [header[place] for place in kept], told, "blocks", sortable=True)

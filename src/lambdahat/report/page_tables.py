@@ -24,6 +24,11 @@ def badge(verdict: str) -> str:
     return f'<span class="badge {kind}"><span aria-hidden="true">{sign}</span> {escape(verdict)}</span>'
 
 
+def unbroken(text: str) -> str:
+    """Text as HTML in which no line ends between a number and its error."""
+    return escape(text).replace(" ± ", "\u00a0±\u00a0")
+
+
 def claim_of(verdict: Verdict) -> str:
     """The sentence of a claim, marked where it is ours and not the paper's."""
     return escape(sentence(verdict.claim)) + (f" {OURS}" if verdict.own else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -18,6 +19,8 @@ SYMBOLS = ("circle", "square", "triangle-up", "x")
 HATCHES = ("", "/", "x", ".")
 DIGITS = 7
 MARKED = 40  # a line of more points has no marks
+CROWD = 300  # from so many points on their marks are small
+LETTERS = 14  # of a line of a name below an axis
 FINE = 8  # a map with at least so many numbers along both sides is a field, drawn as contours
 TEXTED = 12  # a map with at most so many cells along a side has its values written in
 WIDE = 30.0  # beyond this factor the marks of a logarithmic axis are powers of 10
@@ -25,6 +28,7 @@ NARROW = 4.0  # from this factor up to WIDE they are 1, 2 and 5 times those; bel
 MARKS = 8  # powers of 10 that are marked, at most
 FAR, DEEP = 30, 12  # an axis over more than FAR powers of 10 opens at its upper DEEP: the rest is rounding
 BAND = 0.18  # opacity
+CAMERA = {"eye": {"x": 1.9, "y": 1.9, "z": 1.1}, "center": {"x": 0, "y": 0, "z": -0.15}}
 
 Trace = dict[str, Any]
 
@@ -46,7 +50,7 @@ def described(chart: Chart) -> str:
         return f"{kind} of {chart.heat.name or chart.title} over {chart.x_label} and {chart.y_label}: {_range(cells)}."
     parts = [_in_words(series) for series in chart.series]
     parts += [f"a line at {height:.4g} marks {label}" for label, height in chart.lines]
-    return f"{chart.y_label} over {chart.x_label}. " + "; ".join(parts) + "."
+    return " over ".join(filter(None, (chart.y_label, chart.x_label))) + ". " + "; ".join(parts) + "."
 
 
 def _in_words(series: Series) -> str:
@@ -120,7 +124,7 @@ def _traces(chart: Chart, number: int) -> list[Trace]:
     if series.style == "bars":
         trace |= {"type": "bar", "marker": _bar(colour, turn, series.published)}
     else:
-        trace |= {"type": "scatter", "mode": _mode(series), "marker": _mark(colour, turn, series.published)}
+        trace |= {"type": "scatter", "mode": _mode(series), "marker": _mark(colour, turn, series)}
         trace["line"] = {"color": colour, "width": 2, "dash": "dash" if series.published else DASHES[turn]}
     if series.style == "step":
         trace["line"]["shape"] = "hv"
@@ -143,10 +147,12 @@ def _mode(series: Series) -> str:
     return "lines" if len(series.x) > MARKED and not series.published else "lines+markers"
 
 
-def _mark(colour: str, turn: int, published: bool) -> dict[str, Any]:
-    """What is published is hollow."""
+def _mark(colour: str, turn: int, series: Series) -> dict[str, Any]:
+    """What is published is hollow; marks of a crowd are small."""
+    published = series.published
     symbol = f"{SYMBOLS[turn] if turn else 'diamond'}-open" if published else SYMBOLS[turn]
-    return {"color": colour, "size": 9 if published else 8 if turn else 6, "symbol": symbol}
+    return {"color": colour, "size": 3 if len(series.x) >= CROWD else 9 if published else 8 if turn else 6,
+            "symbol": symbol}  # fmt: skip
 
 
 def _bar(colour: str, turn: int, published: bool) -> dict[str, Any]:
@@ -218,13 +224,13 @@ def _layout(chart: Chart) -> dict[str, Any]:
     if chart.heat is not None and chart.surface:
         scene = {"xaxis": {"title": {"text": _text(chart.x_label)}}, "yaxis": {"title": {"text": _text(chart.y_label)}},
                  "zaxis": {"title": {"text": _text(chart.heat.name)}, "type": "log" if chart.y_log else "linear"},
-                 "aspectmode": "cube", "camera": {"eye": {"x": 1.9, "y": 1.9, "z": 1.1}}}  # fmt: skip
+                 "aspectmode": "cube", "camera": CAMERA}  # fmt: skip
         return {"scene": scene, "height": 440}
     heat = chart.heat
     across = heat.x if heat is not None else [x for series in chart.series for x in series.x]
     up: Sequence[Any] = heat.y if heat is not None else [y for series in chart.series for y in series.y]
     layout: dict[str, Any] = {
-        "xaxis": _axis(chart.x_label, across, chart.x_log, heat),
+        "xaxis": _axis(chart.x_label, across, chart.x_log, heat) | _named(across),
         "yaxis": _axis(chart.y_label, up, chart.y_log, heat),
         "height": 380 if heat is not None else 340,
     }
@@ -239,7 +245,7 @@ def _axis(label: str, places: Sequence[Any], log: bool, heat: Heat | None) -> di
     """A map of cells has equal cells, whatever its labels."""
     named = any(isinstance(place, str) for place in places) or (heat is not None and not is_field(heat))
     kind = "category" if named else "log" if log else "linear"
-    axis: dict[str, Any] = {"title": {"text": _text(label)}, "type": kind, "automargin": True}
+    axis: dict[str, Any] = {"title": {"text": _text(label), "standoff": 8}, "type": kind, "automargin": True}
     values = [place for place in places if not isinstance(place, str) and _number(place) is not None and place > 0]
     if kind == "log":
         axis |= {"exponentformat": "power", "tickfont": {"size": 10}}
@@ -252,6 +258,19 @@ def _axis(label: str, places: Sequence[Any], log: bool, heat: Heat | None) -> di
         elif high - low > math.log10(NARROW):  # whole numbers: plotly labels 20 as 2
             axis |= {"dtick": "D2", "tickformat": "~g"}
     return axis
+
+
+def _named(places: Sequence[Any]) -> dict[str, Any]:
+    """Names below an axis in short lines, slanted where they do not fit side by side; nothing for numbers.
+
+    The places keep their names as they are: hovering and the table of numbers show them so.
+    """
+    if not any(isinstance(place, str) for place in places):
+        return {}
+    names = list(dict.fromkeys(map(_word, places)))
+    lines = [textwrap.wrap(name, LETTERS, break_long_words=False, break_on_hyphens=False) for name in names]
+    return {"tickvals": [_text(name) for name in names], "ticktext": ["<br>".join(map(_text, each)) for each in lines],
+            "autotickangles": [0, -40, -90]}  # fmt: skip
 
 
 def _marks(chart: Chart) -> tuple[list[Trace], list[Trace]]:

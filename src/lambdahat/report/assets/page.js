@@ -45,7 +45,7 @@
   }
   // A chart is as much higher as its legend needs beyond one row
   // A chart too low for its legend is never drawn, so its rows are first guessed from the names, then measured
-  const ROW = 28, SAMPLE = 45, SIDES = 68, heights = new Map();
+  const LEAST = 210, ROW = 28, SAMPLE = 45, SIDES = 68, heights = new Map();
   const ruler = document.createElement("canvas").getContext("2d");
   function guessed(place, width) {
     const { data, layout } = figures.get(place);
@@ -58,13 +58,35 @@
     return Math.ceil(widths.length / across) * (ROW + 1) - ROW;
   }
   let part = 1; // of its height: on paper charts are lower
-  const grown = (place) => part * figures.get(place).layout.height + (heights.get(place) || 0);
+  const base = (place, { height, scene }) => (scene ? Math.min(height, place.clientWidth) : height);
+  const grown = (place) => part * base(place, figures.get(place).layout) + (heights.get(place) || 0);
   function needed(place) {
     const legend = place.querySelector(".legend .bg");
-    return legend ? Math.max(0, Math.ceil(legend.getBoundingClientRect().height) - ROW) : 0;
+    const more = legend ? Math.max(0, Math.ceil(legend.getBoundingClientRect().height) - ROW) : 0;
+    return more + lacking(place, more);
+  }
+  // Long names below an axis leave little of the frame, which is at least as high as the title beside it
+  function lacking(place, more) {
+    const size = place._fullLayout._size;
+    if (!size || figures.get(place).layout.scene) return 0;
+    const least = Math.max(part * LEAST, place.querySelector(".ytitle")?.getBoundingClientRect().height || 0);
+    return Math.max(0, Math.ceil(least - size.h - more + (heights.get(place) || 0)));
+  }
+  // On a phone the bar of a map lies above it, and a landscape stands further away, so that its names are whole
+  const CELLS = 7, narrow = (place) => place.clientWidth < 400;
+  function tracesOf(place, figure) {
+    const traces = coloured(figure.data);
+    for (const trace of narrow(place) ? traces : []) {
+      const bar = trace.colorbar;
+      if (trace.x.length > CELLS) delete trace.texttemplate; // no number can be read there
+      if (bar) Object.assign(bar, { orientation: "h", x: 0.5, y: 1.02, yanchor: "bottom", title: { ...bar.title, side: "top" } });
+    }
+    return traces;
   }
   function layoutOf(place, figure, size) {
     const layout = coloured(figure.layout);
+    if (layout.scene && narrow(place)) for (const way of ["x", "y", "z"]) layout.scene.camera.eye[way] *= 1.12;
+    const small = narrow(place) && !layout.showlegend && figure.data[0]?.z;
     const look = { gridcolor: colour("@rule"), linecolor: colour("@rule"), zerolinecolor: colour("@rule") };
     for (const axis of [layout.xaxis, layout.yaxis, layout.scene?.xaxis, layout.scene?.yaxis, layout.scene?.zaxis])
       if (axis) Object.assign(axis, look);
@@ -72,7 +94,7 @@
     return {
       ...layout, autosize: true, ...size, height: grown(place), uirevision: "kept", hovermode: "closest",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family, size: !layout.scene ? 12 : place.clientWidth < 500 ? 9 : 11, color: colour("@ink") },
+      font: { family, size: small ? 9 : layout.scene ? 11 : 12, color: colour("@ink") },
       margin: layout.scene ? { l: 0, r: 0, t: 0, b: 0 } : { l: 56, r: 12, t: HOVERS ? 30 : 10, b: 44 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("@muted"), activecolor: colour("@accent") },
       legend: { orientation: "h", x: 0, y: 0, yref: "container", yanchor: "bottom", bgcolor: "rgba(0,0,0,0)", maxheight: 4000 },
@@ -89,7 +111,7 @@
     const figure = figures.get(place);
     place.classList.add("drawn");
     place.style.height = grown(place) + "px";
-    return Plotly.react(place, coloured(figure.data), layoutOf(place, figure, size), config(!figure.layout.scene));
+    return Plotly.react(place, tracesOf(place, figure), layoutOf(place, figure, size), config(!figure.layout.scene));
   }
   async function fitted(place) {
     heights.set(place, guessed(place, place.clientWidth));
@@ -146,7 +168,7 @@
   const filters = all("[data-filter]");
   const RUNS = document.querySelector("[data-filter=run] option:nth-child(2)")?.value; // those that the totals count
   const fits = (row, { dataset: { filter: name }, value }) =>
-    !value || (name === "words" ? row.textContent.toLowerCase().includes(value.trim().toLowerCase()) : row.dataset[name] === value);
+    !value || (name === "words" ? row.textContent.replaceAll("\u00a0", " ").toLowerCase().includes(value.trim().toLowerCase()) : row.dataset[name] === value);
   function filter() {
     const rows = all("#claims tbody tr");
     for (const row of rows) row.hidden = !filters.every((one) => fits(row, one));
@@ -244,8 +266,14 @@
   }));
 
   all(".copy").forEach((one) => one.addEventListener("click", async () => {
-    await navigator.clipboard?.writeText(one.previousElementSibling.textContent);
-    one.textContent = "Copied";
+    const source = one.previousElementSibling;
+    try {
+      await navigator.clipboard.writeText(source.textContent);
+      one.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(source); // for the reader's own keys
+      one.textContent = "Selected";
+    }
     setTimeout(() => (one.textContent = "Copy"), 2000);
   }));
 
@@ -253,7 +281,7 @@
   const sections = all("main > section > details");
   function reach() {
     const found = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
-    const part = found && found.querySelector(":scope > details.part");
+    const part = found && (found.querySelector(":scope > details.part") || found.closest("details.part"));
     if (!part || part.open) return;
     part.open = true;
     found.scrollIntoView();
@@ -285,19 +313,28 @@
   }, { rootMargin: "-20% 0px -70% 0px" });
   all("main > section").forEach((section) => spy.observe(section));
 
-  // Paper: light, one column, all claims, the sections that are open with all their charts; what they need is there soon
+  // Paper: light, one column, all claims, and of open sections all charts and the configuration; their data are there soon
   let before = null;
-  const WIDTH = 640;
+  const WIDTH = 640, PAPER = 700;
+  // One table that is wider than the paper would make every page smaller: its letters are smaller instead
+  function fitTables() {
+    root.classList.add("measured");
+    const tables = all("details[open] .scroll > table").map((table) => [table, PAPER / table.offsetWidth]);
+    root.classList.remove("measured");
+    for (const [table, scale] of tables) table.style.fontSize = scale < 1 ? `${0.8 * scale}rem` : "";
+  }
   plotly().then(() => all(".chart").forEach((place) => data(place.dataset.section)));
   function drawnAtOnce(place) {
     Plotly.purge(place); // a new drawing is done at once, a change of one not
     paint(place, { width: WIDTH, autosize: false });
   }
   addEventListener("beforeprint", () => {
-    before = { theme: root.dataset.theme, claims: claims?.open };
+    const told = [...(claims ? [claims] : []), ...all("details[open] > .facts")].filter((one) => !one.open);
+    before = { theme: root.dataset.theme, told };
     root.dataset.theme = "light";
     part = 0.8;
-    if (claims) claims.open = true;
+    for (const one of told) one.open = true;
+    fitTables();
     for (const place of all("details[open] .chart")) {
       const found = read.get(place.dataset.section);
       if (!found || !window.Plotly) continue;
@@ -313,7 +350,8 @@
   addEventListener("afterprint", () => {
     before.theme === undefined ? delete root.dataset.theme : (root.dataset.theme = before.theme);
     part = 1;
-    if (claims) claims.open = before.claims;
+    for (const one of before.told) one.open = false;
+    all(".scroll > table").forEach((table) => (table.style.fontSize = ""));
     all("details[open] .chart").forEach(forget); // those near the screen are drawn again
   });
 })();
