@@ -20,6 +20,7 @@ GEMV_RUN = 4096
 FEW = 4  # rows on the host that are on the device at a time
 CHUNK = 1 << 20  # elements of a basis that are combined together
 WIDENED = 1 << 18  # elements that are widened together
+STRIDE = 64  # elements: all rows start alike in memory, for cuDNN looks for its kernels anew at every other alignment
 
 
 def basis_bytes(count: int, dim: int, dtype: torch.dtype, place: str) -> int:
@@ -50,8 +51,9 @@ class Basis:
     ) -> None:
         self.dtype, self.device, self.place, self.dim = dtype, device, place, dim
         host, stored = place == "host", HALF[dtype] if place == "half" else dtype
-        self.rows = torch.empty(capacity, dim, dtype=stored, device="cpu" if host else device,
-                                pin_memory=host and device.type == "cuda")  # fmt: skip
+        stride = -(-dim // STRIDE) * STRIDE if place == "device" else dim
+        self.rows = torch.empty(capacity, stride, dtype=stored, device="cpu" if host else device,
+                                pin_memory=host and device.type == "cuda")[:, :dim]  # fmt: skip
         self._whole: dict[int, Tensor] = {}
 
     def __getitem__(self, j: int) -> Tensor:

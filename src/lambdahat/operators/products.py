@@ -22,6 +22,7 @@ GRAPH_FRACTION = 0.4
 CROWDED = 0.25  # share of a GPU's memory in use from which graphs that nobody holds are looked for
 BLOCK = 16
 CUDA_GRAPH_BYTES = 1 << 30
+ALIGNED = 64  # bytes that cuDNN looks at: it searches for its kernels anew where a tangent starts elsewhere
 FINITE = "products by finite differences, good to about ε^(2/3), for autograd cannot differentiate the model twice: "
 
 
@@ -98,6 +99,8 @@ class Products:
 
     def _sum(self, rows: Tensor, batched: bool) -> Tensor:
         """Σ_b w_b A_b rows, accumulated in the operator's dtype."""
+        if rows.is_cuda and rows.data_ptr() % ALIGNED:  # a row of a block
+            rows = rows.clone()
         tangents = [
             piece.to(leaf.dtype)
             for piece, leaf in zip(self.problem.space.split(rows), self.leaves.values(), strict=True)
