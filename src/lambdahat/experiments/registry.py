@@ -57,6 +57,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "gadam-language": ("averaging.gadam_language", "EXPERIMENT"),
     "adam-ia": ("averaging.adam_ia", "EXPERIMENT"),
     "averaging-schedules": ("averaging.averaging_schedules", "EXPERIMENT"),
+    "averaging-starts": ("averaging.averaging_starts", "EXPERIMENT"),
     "averaging-dimension": ("averaging.averaging_dimension", "EXPERIMENT"),
     "averaging-ensembles": ("averaging.averaging_ensembles", "EXPERIMENT"),
 }
@@ -64,7 +65,7 @@ PLACES: dict[str, tuple[str, str]] = {
 PAPER_SCALE = frozenset({
     "softmax-decay", "deep-linear-toy", "vector-fields", "logdet-moments", "graph-spectra", "graph-similarity",
     "graph-communities", "lanczos-theorems", "gadam-image", "gadam-imagenet", "gadam-language", "adam-ia",
-    "averaging-schedules", "averaging-dimension", "averaging-ensembles",
+    "averaging-schedules", "averaging-starts", "averaging-dimension", "averaging-ensembles",
 })  # fmt: skip
 
 

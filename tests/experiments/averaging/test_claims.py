@@ -11,19 +11,21 @@ from lambdahat.experiments.averaging import (
     averaging_dimension,
     averaging_ensembles,
     averaging_schedules,
+    averaging_starts,
     gadam_image,
     gadam_imagenet,
     gadam_language,
 )
 from lambdahat.experiments.averaging.preconditions import unready
 from lambdahat.experiments.averaging.runs import against_best, tuned_start
+from lambdahat.experiments.averaging.starts import STARTS, plans, start_claims
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import SCALES, Rows, key_of
 from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED
 
 SEEDS = 6
-MODULES = (adam_ia, averaging_dimension, averaging_ensembles, averaging_schedules, gadam_image, gadam_imagenet,
-           gadam_language)  # fmt: skip
+MODULES = (adam_ia, averaging_dimension, averaging_ensembles, averaging_schedules, averaging_starts, gadam_image,
+           gadam_imagenet, gadam_language)  # fmt: skip
 
 
 def noisy(value, seed, name):
@@ -116,6 +118,8 @@ def test_printed_gaps_are_those_of_the_tables():
     assert gadam_image.printed_gap("VGG", "Gadam", "SGD") == "+1.58 on CIFAR-100, +0.48 on CIFAR-10"
     assert gadam_image.printed_gap("PreResNet", "Gadam", "SGD") == "+0.15 on CIFAR-100, -0.13 on CIFAR-10"
     assert gadam_imagenet.printed_gap("GadamX", "SGD") == "+0.18 (PRN-110), +1.71 (WRN-28-10)"
+    assert gadam_imagenet.printed_gap("GadamX", "SGD", "PreResNet-20") == "+0.18 (PRN-110)"
+    assert gadam_imagenet.printed_gap("GadamX", "SGD", "WideResNet-16×4") == "+1.71 (WRN-28-10)"
 
 
 def test_a_best_start_is_chosen_by_the_other_seeds():
@@ -187,7 +191,7 @@ def schedule_rows(sign):
     rows = put(rows, "run", {name: 55 + sign * (name == "SGD, step") for name in level}, "training accuracy")
     fast = {"AdamW + LH": 1, "Gadam + LH": 2}
     rows = put(rows, "run", {name: 30 + sign * fast.get(name, 0) for name in level}, "early")
-    for start, every in averaging_schedules.plans(10, 4):
+    for start, every in plans(10, 4, averaging_schedules.FREQUENCIES):
         bonus = 0.5 if start == 0.9 else 0.0
         level = 50 + sign * (2.0 + bonus if every == 0 else 1.5)
         rows += [{"kind": "average", "run": "AdamW, flat", "network": "N", "seed": seed, "start": start,
@@ -222,11 +226,107 @@ def test_a_gap_that_is_there_at_a_flat_rate_is_not_that_of_the_thesis():
 
 
 def test_starts_fall_on_epochs_and_frequencies_on_steps():
-    plans = averaging_schedules.plans(30, 8)
-    assert plans[0.5, 0] == (15 * 8, 8)
-    assert plans[0.5, 5] == (15 * 8, 5)
-    assert plans[0.9, 0] == (27 * 8, 8)
-    assert len(plans) == len(averaging_schedules.STARTS) + len(averaging_schedules.FREQUENCIES) - 1
+    found = plans(30, 8, averaging_schedules.FREQUENCIES)
+    assert found[0.5, 0] == (15 * 8, 8)
+    assert found[0.5, 5] == (15 * 8, 5)
+    assert found[0.9, 0] == (27 * 8, 8)
+    assert len(found) == len(STARTS) + len(averaging_schedules.FREQUENCIES) - 1
+    assert plans(30, 8) == {(start, 0): found[start, 0] for start in STARTS}
+    assert plans(30, 8)[0.0, 0].due(8)  # from the end of the first epoch on
+    assert not plans(30, 8)[0.25, 0].due(8)
+
+
+def start_rows(sign, network, risen=0.0):
+    """Flat iterates that gain ``risen`` points after each sensible start; averages above the schedule, late ones most.
+
+    GadamX is above Gadam, and Lookahead helps in Figure 7.12b; with sign −1 all of it is the other way round.
+    """
+    level = {"AdamW, flat": 0, "AdamW, linear": 1, "PadamW, flat": 0, "PadamW, linear": 1, "SGD, linear": 2,
+             "SGD + LH": 3, "AdamW + LH": 2, "Gadam": 4, "Gadam + LH": 5}  # fmt: skip
+    rows = ends("run", {name: 50 + sign * rank for name, rank in level.items()})
+    rows = put(rows, "run", dict.fromkeys(level, 30.0), "early")
+    for run, ahead in (("AdamW, flat", 2), ("PadamW, flat", 3)):
+        rows += [{"kind": "average", "run": run, "seed": seed, "start": start, "frequency": 0,
+                  "accuracy": noisy(50 + sign * ahead + 0.5 * (start == 0.9), seed, f"{run} {start}")}
+                 for start in STARTS for seed in range(SEEDS)]  # fmt: skip
+        rows += [{"kind": "epoch", "run": run, "seed": seed, "epoch": epoch,
+                  "iterate accuracy": 50.0 + risen * (epoch == 12)}
+                 for seed in range(SEEDS) for epoch in range(1, 13)]  # fmt: skip
+    return [{**row, "network": network} for row in rows]
+
+
+@pytest.mark.parametrize(("sign", "expected"), [(1, HOLDS), (-1, FAILS)])
+@pytest.mark.parametrize(("network", "count"), [("VGG-A", 9), ("PreResNet-B", 13)])
+def test_claims_on_starts(network, count, sign, expected):
+    """Tuning gains half a point of whatever sign the rest has; optimisers are alike at first."""
+    found = verdicts(averaging_starts, start_rows(sign, network))
+    assert len(found) == count
+    always = [claim for claim in found if "gains from tuning" in claim or "converge alike" in claim]
+    assert len(always) == 2 + (network == "PreResNet-B")
+    assert {found.pop(claim) for claim in always} == {HOLDS}
+    assert set(found.values()) == {expected}
+
+
+def test_starts_are_read_network_by_network():
+    found = verdicts(averaging_starts, start_rows(1, "VGG-A") + start_rows(-1, "PreResNet-B"))
+    above = {claim: verdict for claim, verdict in found.items() if "best T_avg is above" in claim}
+    assert list(above.values()) == [HOLDS, FAILS]
+    assert [claim.split(":")[0] for claim in above] == ["VGG-A", "PreResNet-B"]
+
+
+def test_a_start_before_the_iterates_have_settled_is_not_judged():
+    found = {claim.sentence: claim.unmet for claim in averaging_starts.claims(Rows(start_rows(1, "VGG-A", risen=2.0)))}
+    reason = "averages of {} at a flat rate begin too soon, its iterates gain 2.0 points more"
+    for sentence, unmet in found.items():
+        base = "AdamW" if ": Gadam beats" in sentence else "PadamW"
+        assert unmet == (reason.format(base) if " beats " in sentence else ""), sentence
+
+
+def test_optimisers_that_differ_at_first_are_told_by_their_extremes():
+    rows = start_rows(1, "PreResNet-B")
+    for row in rows:
+        if row["kind"] == "end" and row["run"] == "SGD, linear":
+            row["early"] -= 3.0
+        if row["kind"] == "end" and row["run"] == "Gadam + LH":
+            row["early"] += 1.0
+    alike = next(claim for claim in averaging_starts.claims(Rows(rows)) if "converge alike" in claim.sentence)
+    assert "from Gadam + LH to SGD, linear" in alike.sentence
+    assert alike.reading.value == pytest.approx(4.0, abs=0.03)
+    assert [each.verdict for each in judge([alike])] == [FAILS]
+
+
+def test_both_experiments_on_starts_read_gadam_alike():
+    """The claims on one network's Gadam are those of averaging-schedules but for the network's name."""
+    rows = schedule_rows(1)
+    plain = averaging_schedules.claims(Rows(rows))[:4]
+    named = start_claims("Gadam", Rows(rows), plain[3].published, "N: ")
+    assert [claim.sentence for claim in named] == [f"N: {claim.sentence}" for claim in plain]
+    assert [claim.reading for claim in named] == [claim.reading for claim in plain]
+
+
+def test_the_best_start_stands_beside_the_thesis():
+    table = averaging_starts.tables(Rows({**row, "parameters": 7, "data": "D"} for row in start_rows(1, "VGG-A")))[0]
+    gadam, gadam_x = table.rows
+    assert gadam[:3] == ("VGG-A", "Gadam", "90%")
+    assert gadam[-2:] == ("76.11", "75.73")
+    assert gadam_x[-2:] == ("77.22", "76.85")
+    assert float(gadam[3].split()[0]) == pytest.approx(52.5, abs=0.02)
+    assert gadam[3] == gadam[4]  # every seed's others choose the same start
+
+
+def test_lookahead_runs_on_the_second_network_alone():
+    cells = averaging_starts.EXPERIMENT.grid("paper")
+    runs = {network: {cell["run"] for cell in cells if cell["network"] == network}
+            for network in ("VGG-16-BN", "PreResNet-20")}  # fmt: skip
+    bases = {"AdamW, flat", "AdamW, linear", "PadamW, flat", "PadamW, linear"}
+    assert runs["VGG-16-BN"] == bases
+    assert runs["PreResNet-20"] == bases | {"SGD, linear", "SGD + LH", "AdamW + LH", "Gadam", "Gadam + LH"}
+    of = {cell["run"]: (cell["optimizer"], cell["rate"], cell["decay"], cell["schedule"])
+          for cell in cells if cell["network"] == "PreResNet-20"}  # fmt: skip
+    assert of["PadamW, flat"] == ("PadamW", 0.1, 2.5e-3, "flat")
+    assert of["AdamW + LH"] == ("AdamW+LH", 1e-3, 0.1, "linear")
+    assert of["Gadam + LH"] == ("Gadam+LH", 1e-3, 0.1, "averaging")
+    assert len(cells) == 39
 
 
 def language_rows(sign, late=6.0):
@@ -264,13 +364,13 @@ def test_language_claims_wait_for_iterates_that_have_settled():
     assert "Adam learnt little, perplexity 20 from 20" in gadam_language.unlearnt(Rows(flat), "Adam")
 
 
-def imagenet_rows(sign, data):
+def imagenet_rows(sign, data, network="N"):
     level = {"SGD large": 0, "Lookahead, centralised": 0, "SGD IA, untuned": 0, "Padam": 1, "AdamW": 1, "SGD": 2,
              "GadamX, untuned": 3, "SGD IA": 3, "Gadam": 3, "Gadam δ = 1": 4, "GadamX": 5}  # fmt: skip
     fast = {"Lookahead, centralised": 1, "Gadam δ = 1": -1, "SGD large": -1}
     rows = ends("run", {name: 60 + sign * rank for name, rank in level.items()}, data=data)
-    return rows + [
-        {"kind": "epoch", "network": "N", "run": name, "seed": seed, "epoch": epoch, "averaged": epoch > 4,
+    return [{**row, "network": network} for row in rows] + [
+        {"kind": "epoch", "network": network, "run": name, "seed": seed, "epoch": epoch, "averaged": epoch > 4,
          "accuracy": 60 + sign * epoch,
          "iterate accuracy": noisy(60 + sign * fast.get(name, 0), seed, f"{name} {epoch}")}
         for name in level for seed in range(SEEDS) for epoch in range(1, 13)
@@ -292,6 +392,40 @@ def test_on_another_set_claims_on_imagenet_are_not_tested_but_three_of_ours_are(
     assert {each.verdict for each in judged if not each.own} == {UNTESTED}
     assert all("cifar10 in place of ImageNet" in each.evidence for each in judged if not each.own)
     assert [each.verdict for each in judged if each.own] == [HOLDS] * 3
+
+
+def test_table_7_4_is_read_network_by_network_beside_its_own_column():
+    networks = ("PreResNet-20", "WideResNet-16×4")
+    rows = imagenet_rows(1, "imagenet32", networks[0]) + imagenet_rows(-1, "imagenet32", networks[1])
+    judged = [each for each in judge(gadam_imagenet.claims(Rows(rows))) if each.verdict != UNTESTED]
+    assert len(judged) == 2 * len(gadam_imagenet.IN_TABLE)
+    for network, expected, column in zip(networks, (HOLDS, FAILS), ("PRN-110", "WRN-28-10"), strict=True):
+        own = [each for each in judged if each.claim.startswith(f"ImageNet 32 × 32, {network}: ")]
+        assert [each.verdict for each in own] == [expected] * len(gadam_imagenet.IN_TABLE)
+        assert all(each.published.endswith(f"({column})") and "," not in each.published for each in own)
+
+
+def test_on_two_networks_comparisons_of_ours_are_read_apart_and_the_text_over_both():
+    networks = ("PreResNet-20", "WideResNet-16×4")
+    rows = imagenet_rows(1, "cifar10", networks[0]) + imagenet_rows(-1, "cifar10", networks[1])
+    claims = gadam_imagenet.claims(Rows(rows))
+    own = [each.verdict for each in judge(claims) if each.own]
+    assert own == [HOLDS] * 3 + [FAILS] * 3
+    monotonic = next(claim for claim in claims if "improves with the number" in claim.sentence)
+    assert (monotonic.reading.value, monotonic.reading.count) == (0.0, 2 * SEEDS)  # +1 of the one and −1 of the other
+    both = next(claim for claim in claims if claim.source == "§7.10, Figure 7.18")
+    assert both.reading.count == 2 * SEEDS
+
+
+def test_the_text_is_read_of_networks_that_have_all_its_runs():
+    """A second network has the runs of Table 7.4 alone, whose high accuracy must not make SGD the best rival."""
+    second = [{**row, "accuracy": row["accuracy"] + 30} for row in imagenet_rows(1, "imagenet", "WideResNet-16×4")
+              if row["run"] in gadam_imagenet.TABLE]  # fmt: skip
+    alone = imagenet_rows(1, "imagenet", "PreResNet-20")
+    one, two = (gadam_imagenet.claims(Rows(rows)) for rows in (alone, alone + second))
+    assert [(each.sentence, each.reading) for each in one if "§7.10" in each.source] == [
+        (each.sentence, each.reading) for each in two if "§7.10" in each.source
+    ]
 
 
 @pytest.mark.parametrize(("sign", "expected"), [(1, HOLDS), (-1, FAILS)])

@@ -25,8 +25,8 @@ def pictures(tmp_path):
 
 
 def config(**changes):
-    settings = {"data": "imagenet32", "training": 16, "held_out": 2, "epochs": 3, "seeds": 1, "network": "VGG-4×2-BN",
-                "batch": 8, "augmented": False, "more_seeds": 1, **changes}  # fmt: skip
+    settings = {"data": "imagenet32", "training": 16, "held_out": 2, "epochs": 3, "seeds": 1,
+                "networks": ("VGG-4×2-BN",), "batch": 8, "augmented": False, "more_seeds": 1, **changes}  # fmt: skip
     return gadam_imagenet.Config(**settings)
 
 
@@ -82,3 +82,28 @@ def test_the_configurations_of_the_thesis_are_whole():
     for wanted in (gadam_imagenet.IMAGENET_32, gadam_imagenet.IMAGENET):
         assert len(gadam_imagenet.cells(wanted)) == 3 * (len(gadam_imagenet.RUNS) + len(gadam_imagenet.MORE))
     assert np.isclose(gadam_imagenet.FIRST * gadam_imagenet.IMAGENET.epochs, 60)
+
+
+def test_a_table_and_charts_for_each_network():
+    end = {"kind": "end", "data": "cifar10", "parameters": 5, "seed": 0, "accuracy": 1.0, "top 5": 2.0,
+           "iterate accuracy": 1.0, "training accuracy": 1.0}  # fmt: skip
+    networks = gadam_imagenet.EXPERIMENT.scales["paper"].networks
+    rows = Rows([{**end, "network": network, "run": name} for network in networks for name in gadam_imagenet.TABLE])
+    tables = gadam_imagenet.tables(rows)
+    assert [table.title.split(",")[0] for table in tables] == list(networks)
+    assert [table.header[-1] for table in tables] == [
+        "thesis, ImageNet 32 × 32, PRN-110",
+        "thesis, ImageNet 32 × 32, WRN-28-10",
+    ]
+    assert [table.rows[0][-1] for table in tables] == ["54.27, 77.96", "61.33, 83.52"]
+    assert len(gadam_imagenet.charts(rows)) == 2 * len(gadam_imagenet.charts(rows.where(network=networks[0])))
+
+
+def test_at_paper_scale_cells_are_network_by_run_by_seed():
+    cells = gadam_imagenet.EXPERIMENT.grid("paper")
+    first, second = ([cell["run"] for cell in cells if cell["network"] == name] for name in
+                     gadam_imagenet.EXPERIMENT.scales["paper"].networks)  # fmt: skip
+    assert sorted(first) == sorted(3 * [*gadam_imagenet.RUNS, *gadam_imagenet.MORE])
+    assert sorted(second) == sorted(3 * gadam_imagenet.TABLE)
+    assert {cell["precision"] for cell in cells} == {"bfloat16"}
+    assert not any("precision" in cell for cell in gadam_imagenet.EXPERIMENT.grid("cpu"))

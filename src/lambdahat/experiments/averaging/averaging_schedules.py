@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from lambdahat.experiments.averaging.plans import Averages, Plan
 from lambdahat.experiments.averaging.recipes import FULL, recipe, shared_settings
-from lambdahat.experiments.averaging.runs import Task, image_task, judged, mean, size_of, train
-from lambdahat.experiments.averaging.schedule_claims import REFERENCE, claims
+from lambdahat.experiments.averaging.runs import mean
+from lambdahat.experiments.averaging.schedule_claims import AHEAD, claims
+from lambdahat.experiments.averaging.starts import REFERENCE, STARTS, run_with_averages
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale
 from lambdahat.experiments.papers import SPECTRAL
 from lambdahat.experiments.readings import curve, errors, over_seeds
 from lambdahat.experiments.reproduction import Table
 
-STARTS = (0.0, 0.25, 0.5, 0.75, 0.9)  # shares of the run; 0.5 is the reference for frequencies
 FREQUENCIES = (1, 5, 20, 0)  # steps between averaged iterates, 0 once per epoch
 # Tables 7.2, 7.6 and 7.7: test accuracy of VGG-16 on CIFAR-100
 PRINTED = {"SGD, linear": 74.15, "SWA": 74.57, "AdamW, linear": 73.26, "Gadam": 75.73, "Gadam-Auto": 75.39,
@@ -57,40 +55,7 @@ def cells(config: Config) -> list[Cell]:
 
 def run(cell: Cell, device: str) -> list[Row]:
     """Rows of epochs and of the end; at a constant rate one more for each average."""
-    task = image_task(cell, device)
-    steps = math.ceil(task.problem.num_samples / cell["batch"])
-    flat = cell["run"].endswith("flat")
-    averages = Averages(list(plans(cell["epochs"], steps).values()) if flat else [])
-    trained = train(cell, task, [averages] if flat else [])
-    rows = [*trained.rows, {**trained.end, **size_of(task), "early": early(trained.rows)}]
-    return rows + (averaged_rows(averages, task, cell, steps) if flat else [])
-
-
-def early(rows: list[Row]) -> float:
-    """Mean accuracy of the iterates over the first third of the epochs: how fast a run converges."""
-    first = rows[: max(1, len(rows) // 3)]
-    return float(sum(row["iterate accuracy"] for row in first) / len(first))
-
-
-def plans(epochs: int, steps: int) -> dict[tuple[float, int], Plan]:
-    """By start (a share of the run) and frequency: all starts once per epoch, and all frequencies from the half on."""
-    wanted = [(start, 0) for start in STARTS] + [(REFERENCE, every) for every in FREQUENCIES]
-    return {
-        (start, every): Plan(min(max(1, round(start * epochs)), epochs) * steps if start else 0, every or steps)
-        for start, every in dict.fromkeys(wanted)
-    }
-
-
-def averaged_rows(averages: Averages, task: Task, cell: Cell, steps: int) -> list[Row]:
-    """The accuracy of each average at the end of the run."""
-    rows = []
-    for (start, every), plan in plans(cell["epochs"], steps).items():
-        if averages.counts[plan] == 0:  # a run that diverged
-            continue
-        model = averages.model(plan, task.model, task.training(cell["batch"]))
-        rows.append({"kind": "average", "start": start, "frequency": every, "averages": averages.counts[plan],
-                     "accuracy": judged(model, task.held_out)})  # fmt: skip
-    return rows
+    return run_with_averages(cell, device, FREQUENCIES)
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -146,12 +111,11 @@ def charts(rows: Rows) -> list[Chart]:
             curve(f"{name}, training", part, "training accuracy"),
             curve(f"{name}, held out", part, "iterate accuracy"),
         ]
-    ahead = ("SGD, linear", "SGD + LH", "AdamW, linear", "AdamW + LH", "Gadam", "Gadam + LH")
     starts = tuple(curve(name, made.where(run=name, frequency=0), "accuracy", "start") for name in made.distinct("run"))
     return [
         Chart("Training and held-out accuracy", "epoch", "accuracy, %", tuple(gaps), source="Figure 7.4"),
         Chart("Lookahead", "epoch", "accuracy, %",
-              tuple(curve(name, epochs.where(run=name), "accuracy") for name in ahead), source="Figure 7.12"),
+              tuple(curve(name, epochs.where(run=name), "accuracy") for name in AHEAD), source="Figure 7.12"),
         Chart("Start of averaging", "share of the run", "accuracy, %", starts, source="Figure 7.11"),
         Chart("Frequency of averaging", "an iterate is averaged", "accuracy, %",
               tuple(_by_frequency(made.where(run=name, start=REFERENCE), name) for name in made.distinct("run")),

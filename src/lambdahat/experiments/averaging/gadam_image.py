@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from lambdahat.estimators.spectra import spectrum
+from lambdahat.experiments.averaging.networks import family
 from lambdahat.experiments.averaging.preconditions import unlearnt, unready
 from lambdahat.experiments.averaging.recipes import BASES, FULL, recipe, shared_settings
 from lambdahat.experiments.averaging.runs import (
@@ -73,11 +74,6 @@ class Config(Scale):
     quick: bool = False
     lanczos: int = 30
     sharp_seeds: int = 2
-
-
-def family(network: str) -> str:
-    """The first word of a network's name: "VGG" of "VGG-16-BN"."""
-    return network.split("-")[0]
 
 
 def tuned(network: str, optimizer: str, quick: bool = False) -> tuple[float, float]:

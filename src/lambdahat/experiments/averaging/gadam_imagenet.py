@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from lambdahat.experiments.averaging.networks import family
 from lambdahat.experiments.averaging.pictures import picture_task
 from lambdahat.experiments.averaging.preconditions import unready
-from lambdahat.experiments.averaging.recipes import recipe
+from lambdahat.experiments.averaging.recipes import FULL, recipe, shared_settings
 from lambdahat.experiments.averaging.runs import against_best, gap, judged, mean, size_of, train
 from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale
 from lambdahat.experiments.papers import SPECTRAL
 from lambdahat.experiments.readings import curve, over_seeds
 from lambdahat.experiments.reproduction import Table
@@ -42,6 +44,7 @@ PRINTED: dict[str, dict[str, tuple[float, float]]] = {
     "WRN-28-10": {"SGD": (61.33, 83.52), "SGD IA": (62.32, 84.23), "AdamW": (55.51, 79.09), "Padam": (59.65, 81.74),
                   "Gadam": (60.50, 82.56), "GadamX": (63.04, 84.75)},
 }  # fmt: skip
+PRINTED_OF = {"PreResNet": "PRN-110", "WideResNet": "WRN-28-10"}  # by the family of ours
 RACE = "§7.10.1, Figure 7.19b"
 # Comparisons of Table 7.4, and those of §7.10 with what the text says: it prints no figures
 IN_TABLE = (("SGD IA", "SGD"), ("Gadam", "AdamW"), ("GadamX", "Padam"), ("GadamX", "SGD"), ("GadamX", "SGD IA"))
@@ -75,31 +78,35 @@ class Config(Scale):
     The runs of ``MORE`` have so many ``more_seeds``.
     """
 
-    network: str
+    networks: tuple[str, ...]
     side: int = 0
     augmented: bool = False
     folder: str = ""
+    precision: str = FULL
     more_seeds: int = 3
 
 
 # What the thesis ran: pass one of these in place of a scale where the data are there
-IMAGENET_32 = Config("imagenet32", 1_281_167, 50_000, 50, 3, "WideResNet-28×10", augmented=True)
+IMAGENET_32 = Config("imagenet32", 1_281_167, 50_000, 50, 3, ("WideResNet-28×10",), augmented=True)
 IMAGENET = Config(
-    "imagenet", 1_281_167, 50_000, 90, 3, "ResNet-50", side=224, batch=256, augmented=True, folder="imagenet"
+    "imagenet", 1_281_167, 50_000, 90, 3, ("ResNet-50",), side=224, batch=256, augmented=True, folder="imagenet"
 )
 
 
 def cells(config: Config) -> list[Cell]:
-    """Run × seed."""
-    base = settings_of(config, "seeds", "more_seeds")
+    """Network × run × seed; networks after the first have the runs of Table 7.4 alone."""
+    base = shared_settings(config, "networks", "seeds", "more_seeds")
     first = max(1, round(FIRST * config.epochs))
     marks = [round(config.epochs / 3), round(2 * config.epochs / 3)]
     return [
-        {**base, "run": name, **recipe(optimizer, rate, decay, config.epochs, schedule, first), **more,
+        {**base, "network": network, "run": name,
+         **recipe(optimizer, rate, decay, config.epochs, schedule, first), **more,
          **({"milestones": marks} if schedule == "step" else {}), "seed": seed}
+        for network in config.networks
         for runs, seeds in ((RUNS, config.seeds), (MORE, config.more_seeds))
         for name, (optimizer, rate, decay, schedule, more) in runs.items()
         for seed in range(seeds)
+        if network == config.networks[0] or name in TABLE
     ]  # fmt: skip
 
 
@@ -112,22 +119,44 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Table 7.4 and §7.10, which speak of ImageNet; on another set three of the comparisons are claims of ours."""
+    """Table 7.4, network by network, and §7.10, over the networks that have all its runs.
+
+    Both speak of ImageNet; on another set three of the comparisons are claims of ours.
+    """
     ends = rows.where(kind="end")
-    of = {name: ends.where(run=name) for name in ends.distinct("run")}
     small, missing = stand_in(ends, SMALL), stand_in(ends, WHOLE)
-    found = [
-        _above(of, upper, lower, SMALL, "§7.8.2, Table 7.4", printed_gap(upper, lower), small)
-        for upper, lower in IN_TABLE
-    ] + [_above(of, upper, lower, WHOLE, source, said, missing) for upper, lower, source, said in IN_TEXT]
+    raced = [name for name in ends.distinct("network") if {*RUNS} <= {*ends.where(network=name).distinct("run")}]
+    of = _by_run(ends.where(network=raced))
+    table: list[Claim] = []
+    placed: list[Claim] = []
+    for network, tail in told_apart(ends):
+        part = _by_run(ends.where(network=network))
+        there = [pair for pair in IN_TABLE if {*pair} <= {*part}]  # of a sweep that was cut short, what it has
+        table += [
+            _above(part, upper, lower, SMALL + tail, "§7.8.2, Table 7.4", printed_gap(upper, lower, network), small)
+            for upper, lower in there
+        ]
+        placed += [_placed(part, *pair, tail) for pair in PLACED if small and missing and pair in there]
+    text = [_above(of, upper, lower, WHOLE, source, said, missing) for upper, lower, source, said in IN_TEXT]
     rival, reading = against_best({name: of[name] for name in RUNS if name != "GadamX"}, "Gadam δ = 1")
     return [
-        *found,
+        *table,
+        *text,
         Claim(f"{WHOLE}: Gadam δ = 1 is above all but GadamX (here above {rival}, the best of them)", RACE,
               "beats all other optimisers", reading, unit=" points", unmet=missing),
-        *_course_claims(rows, missing),
-        *(_placed(of, upper, lower) for upper, lower in PLACED if small and missing),
+        *_course_claims(rows.where(network=raced), missing),
+        *placed,
     ]  # fmt: skip
+
+
+def _by_run(ends: Rows) -> dict[str, Rows]:
+    return {name: ends.where(run=name) for name in ends.distinct("run")}
+
+
+def told_apart(rows: Rows) -> list[tuple[str, str]]:
+    """The networks, each with what names it in claims and titles: nothing where there is but one."""
+    names = rows.distinct("network")
+    return [(name, f", {name}" if len(names) > 1 else "") for name in names]
 
 
 def _course_claims(rows: Rows, missing: str) -> list[Claim]:
@@ -152,9 +181,9 @@ def _above(of: dict[str, Rows], upper: str, lower: str, data: str, source: str, 
                  unit=" points", unmet=missing or unready(of[upper], of[lower]))  # fmt: skip
 
 
-def _placed(of: dict[str, Rows], upper: str, lower: str) -> Claim:
+def _placed(of: dict[str, Rows], upper: str, lower: str, tail: str) -> Claim:
     data = of[upper][0].get("data")
-    return Claim(f"on {data} in its place, {upper} is above {lower}", "after Table 7.4", "",
+    return Claim(f"on {data} in its place{tail}, {upper} is above {lower}", "after Table 7.4", "",
                  gap(of[upper], of[lower], "accuracy"), unit=" points", unmet=unready(of[upper], of[lower]),
                  own=True)  # fmt: skip
 
@@ -166,26 +195,38 @@ def stand_in(ends: Rows, wanted: str) -> str:
 
 
 def rising(epochs: Rows) -> Reading:
-    """The rank correlation of accuracy and epoch, seed by seed."""
-    found = []
-    for seed in epochs.distinct("seed"):
-        part = epochs.where(seed=seed)
-        found.append(correlation(part.values("epoch"), part.values("accuracy")).value)
-    return mean_of(found)
+    """The rank correlation of accuracy and epoch, network by network and seed by seed."""
+    parts = [
+        epochs.where(network=network, seed=seed)
+        for network in epochs.distinct("network")
+        for seed in epochs.distinct("seed")
+    ]
+    return mean_of([correlation(part.values("epoch"), part.values("accuracy")).value for part in parts])
 
 
-def printed_gap(upper: str, lower: str) -> str:
+def printed_of(network: str) -> dict[str, dict[str, tuple[float, float]]]:
+    """The columns of Table 7.4 beside which a network stands: its family's, or both."""
+    name = PRINTED_OF.get(family(network))
+    return {name: PRINTED[name]} if name else PRINTED
+
+
+def printed_gap(upper: str, lower: str, network: str = "") -> str:
     """The differences of two rows of Table 7.4."""
-    return ", ".join(f"{table[upper][0] - table[lower][0]:+.2f} ({name})" for name, table in PRINTED.items())
+    columns = printed_of(network).items()
+    return ", ".join(f"{table[upper][0] - table[lower][0]:+.2f} ({name})" for name, table in columns)
 
 
 def tables(rows: Rows) -> list[Table]:
-    """Top 1 and top 5 of each run beside Table 7.4."""
+    """Of each network top 1 and top 5 of each run beside Table 7.4."""
     ends = rows.where(kind="end")
+    return [_table(ends.where(network=network), printed_of(network)) for network in ends.distinct("network")]
+
+
+def _table(ends: Rows, columns: dict[str, dict[str, tuple[float, float]]]) -> Table:
     lines = []
     for name in ends.distinct("run"):
         part = ends.where(run=name)
-        printed = [table.get(name) for table in PRINTED.values()]
+        printed = [table.get(name) for table in columns.values()]
         lines.append((name, *(str(over_seeds(part, column)) for column in ("accuracy", "top 5", "iterate accuracy",
                                                                           "training accuracy")),
                       *("" if pair is None else f"{pair[0]:.2f}, {pair[1]:.2f}" for pair in printed)))  # fmt: skip
@@ -193,26 +234,36 @@ def tables(rows: Rows) -> list[Table]:
     apart = "" if first["data"] in DATA.values() else ", in place of ImageNet, which cannot be had here"
     title = f"{first['network']}, {first['parameters']:,} parameters, {first['data']}{apart}"
     header = ("run", "top 1, %", "top 5, %", "of the iterate", "in training",
-              *(f"thesis, ImageNet 32 × 32, {name}" for name in PRINTED))  # fmt: skip
-    return [Table(title, header, tuple(lines))]
+              *(f"thesis, ImageNet 32 × 32, {name}" for name in columns))  # fmt: skip
+    return Table(title, header, tuple(lines))
 
 
 def charts(rows: Rows) -> list[Chart]:
-    """Accuracy over epochs, and over the epochs with averages."""
-    epochs = rows.where(kind="epoch")
+    """Of each network accuracy over epochs, and over the epochs with averages."""
+    return [chart for network, tail in told_apart(rows) for chart in _charts(rows.where(network=network), tail)]
+
+
+def _charts(rows: Rows, tail: str) -> list[Chart]:
+    epochs, there = rows.where(kind="epoch"), rows.distinct("run")
     last = mean(rows.where(kind="end", run="SGD"), "accuracy").value
-    late = [curve(name, epochs.where(run=name, averaged=True), "accuracy") for name in ("SGD IA", "GadamX")]
-    return [
-        Chart("Accuracy on held-out pictures", "epoch", "accuracy, %",
-              tuple(curve(name, epochs.where(run=name), "accuracy") for name in RUNS), source="Figure 7.19b"),
-        Chart("Top 1 of the optimisers of Table 7.4", "epoch", "accuracy, %",
-              tuple(curve(name, epochs.where(run=name), "accuracy") for name in TABLE), source="Figure 7.7",
-              caption="The figure has the error among five. Of the average from when there is one."),
-        Chart("Rates of ImageNet 32 × 32 kept", "epoch", "accuracy, %",
-              tuple(curve(name, epochs.where(run=name), "accuracy") for name in UNTUNED), source="Figure 7.19a"),
-        Chart("Averages beside the end of SGD", "epoch", "accuracy, %", tuple(late), source="Figure 7.18",
+    late = [
+        curve(name, epochs.where(run=name, averaged=True), "accuracy") for name in ("SGD IA", "GadamX") if name in there
+    ]
+
+    def chart(title: str, names: Iterable[str], source: str, caption: str = "") -> Chart:
+        series = tuple(curve(name, epochs.where(run=name), "accuracy") for name in names if name in there)
+        return Chart(title + tail, "epoch", "accuracy, %", series, source=source, caption=caption)
+
+    of_average = "The figure has the error among five. Of the average from when there is one."
+    found = [
+        chart("Accuracy on held-out pictures", RUNS, "Figure 7.19b"),
+        chart("Top 1 of the optimisers of Table 7.4", TABLE, "Figure 7.7", of_average),
+        Chart(f"Averages beside the end of SGD{tail}", "epoch", "accuracy, %", tuple(late), source="Figure 7.18",
               lines=(("SGD, step schedule", last),)),
     ]  # fmt: skip
+    if set(UNTUNED) <= set(there):
+        found.insert(2, chart("Rates of ImageNet 32 × 32 kept", UNTUNED, "Figure 7.19a"))
+    return found
 
 
 EXPERIMENT = Experiment(
@@ -221,9 +272,10 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§§7.8.2 and 7.10, Table 7.4, Figures 7.7, 7.18 and 7.19",
     {
-        "smoke": Config("digits", 96, 64, 6, 2, "VGG-4×4-BN", batch=32, more_seeds=1),
-        "cpu": Config("cifar10", 2000, 4000, 30, 5, "VGG-4×16-BN", side=8, batch=64, more_seeds=2),
-        "paper": Config("cifar10", 10_000, 10_000, 30, 3, "PreResNet-20", augmented=True),
+        "smoke": Config("digits", 96, 64, 6, 2, ("VGG-4×4-BN",), batch=32, more_seeds=1),
+        "cpu": Config("cifar10", 2000, 4000, 30, 5, ("VGG-4×16-BN",), side=8, batch=64, more_seeds=2),
+        "paper": Config("cifar10", 5_000, 5_000, 30, 3, ("PreResNet-20", "WideResNet-16×4"), augmented=True,
+                        precision="bfloat16"),
     },
     cells,
     run,
@@ -236,7 +288,11 @@ EXPERIMENT = Experiment(
         "IMAGENET_32 and IMAGENET in experiments/averaging/gadam_imagenet.py read the real files where they are.",
         "Rates of §7.10: SGD 0.1, a tenth after each third; SGD IA down to 0.003; GadamX 0.3; Gadam δ = 1 at 0.5.",
         "Not printed, and chosen here: rates while averaging (a half), and the decays of both Gadam.",
-        "Averages over the last third of the epochs, as in Figure 7.18; one network, where Table 7.4 has two.",
+        "Averages over the last third of the epochs, as in Figure 7.18.",
+        "On a GPU PreResNet-20 and, for Table 7.4 alone, WideResNet-16×4, in place of PRN-110 and WRN-28-10.",
+        "They have 5,000 images; on a CPU there is one network of VGG's kind.",
+        "Both have the same rates, where §7.7.1 has some of its own for each network, and 200 epochs for the first.",
+        "Table 7.4 is read network by network, §7.10 of the first alone. On a GPU forward passes are in bfloat16.",
         "Untuned are the rates of ImageNet 32 × 32, 0.03, with half of it while averaging; on a CPU of two seeds.",
         "Those runs, AdamW and Padam were added later; Padam has SGD's rate.",
     ),

@@ -11,13 +11,14 @@ from torch import nn
 
 from lambdahat._check import require, require_choice, require_count
 from lambdahat.experiments.image_sets import NETWORKS as LARGE
-from lambdahat.models import preresnet, resnet50
+from lambdahat.models import preresnet, resnet50, wide_resnet
 from lambdahat.models.initial import he, initialize
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     **LARGE,
     "PreResNet-20": partial(preresnet, 20),
     "ResNet-50": resnet50,
+    "WideResNet-16×4": partial(wide_resnet, 16, 4),
 }
 SMALL = re.compile(r"VGG-4×(\d+)(-BN)?")
 
@@ -53,6 +54,11 @@ def network(name: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Mo
         return small_vgg(int(small[1]), small[2] is not None, shape[0], classes, seed)
     make = NETWORKS[require_choice(name, "network", NETWORKS, 'or "VGG-4×16-BN" of any width')]
     return make(channels=shape[0], classes=classes, seed=seed)
+
+
+def family(name: str) -> str:
+    """The first word of a network's name: "VGG" of "VGG-16-BN"."""
+    return name.split("-")[0]
 
 
 def parameters_of(model: nn.Module) -> int:

@@ -66,6 +66,8 @@ def image_task(cell: Cell, device: str, start: int | None = None) -> Task:
     """A cell's network on a part of its data set, which follows the cell's seed; ``start`` is that of the weights."""
     found = images(cell, device)
     model = network(cell["network"], found.shape, found.classes, cell["seed"] if start is None else start).to(device)
+    if device.startswith("cuda"):
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # what tensor cores read
     problem = Problem(model, "cross_entropy", found.training, batch_size=JUDGED)
     return Task(model, problem, problem.on(found.held_out, JUDGED).batches)
 
