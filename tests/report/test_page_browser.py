@@ -10,8 +10,8 @@ import pytest
 
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.report.page import page, write_page
-from tests.report.browser import CHROMIUM, Browser
-from tests.report.pages import HOSTILE, an_experiment, experiments, with_own_claims
+from tests.report.browser import CHROMIUM
+from tests.report.pages import HOSTILE, an_experiment, with_own_claims
 from tests.report.test_chains import a_coefficient
 from tests.report.test_figures import RESULTS
 
@@ -22,17 +22,6 @@ window.files = [];
 URL.createObjectURL = (blob) => (window.files.push(blob.arrayBuffer()), '#');
 HTMLAnchorElement.prototype.click = function () { window.named = this.download; };
 """
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("profile")) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    return write_page(experiments(), tmp_path_factory.mktemp("page") / "report.html", "A title")
 
 
 def overflow(browser):

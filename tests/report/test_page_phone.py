@@ -7,22 +7,11 @@ import pytest
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.reproduction import Table
 from lambdahat.report.page import write_page
-from tests.report.browser import CHROMIUM, Browser
-from tests.report.pages import an_experiment, experiments
+from tests.report.browser import CHROMIUM
+from tests.report.pages import an_experiment
 from tests.report.test_page_browser import draw_all, overflow
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("profile")) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    return write_page(experiments(), tmp_path_factory.mktemp("page") / "report.html", "A title")
 
 
 def test_long_names_leave_room_for_the_chart(browser, tmp_path):
