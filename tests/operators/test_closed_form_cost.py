@@ -152,3 +152,31 @@ def test_in_one_pass_where_vmap_gives_up() -> None:
     z = 2 * x
     z.register_hook(lambda slope: slope * float(slope.sum()))  # a number of all seeds together there is not
     assert in_one_pass([z], [x], [torch.eye(3)]) is None
+
+
+class _Convolutions(TorchDispatchMode):
+    """Batch size and cuDNN's search of every convolution inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[int, bool]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "convolution" in func._schema.name:
+            self.seen.add((len(args[0]), torch.backends.cudnn.benchmark))
+        return func(*args, **(kwargs or {}))
+
+
+def test_cudnn_searches_for_kernels_of_products_and_not_of_checks():
+    """A search tries ten kernels for every shape: worth it for what comes back, not for a pass over a few samples."""
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 36, 3))
+    problem = Problem(net, "cross_entropy", (torch.randn(12, 1, 8, 8), torch.randint(3, (12,))))
+    with _Convolutions() as checks:
+        found = trace(hessian(problem))
+    assert found.stderr == 0  # exact: no products
+    assert checks.seen
+    assert not any(search for _, search in checks.seen)
+    with _Convolutions() as products:
+        hessian(problem) @ torch.ones(problem.num_parameters)
+    assert products.seen == {(12, True)}
+    assert torch.backends.cudnn.benchmark is False

@@ -39,16 +39,28 @@ def twice_differentiable() -> Iterator[None]:
     """What the passes of an operator run under: gradients on, and kernels that have second derivatives.
 
     Attention goes by the plain kernel: the fused ones have no second derivative, no forward mode and no batching rule.
-    The same shapes come back at every product, so that cuDNN's search for the fastest convolution pays.
     """
-    fast, search = torch.backends.mha.get_fastpath_enabled(), torch.backends.cudnn.benchmark
+    fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    torch.backends.cudnn.benchmark = True
     try:
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def repeated() -> Iterator[None]:
+    """The same for passes whose shapes come back at every product, so that cuDNN's search for fast kernels pays.
+
+    A check runs once, over a few samples, and must not search: that takes longer than the check.
+    """
+    search = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        with twice_differentiable():
+            yield
+    finally:
         torch.backends.cudnn.benchmark = search
 
 

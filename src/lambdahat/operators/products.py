@@ -46,7 +46,7 @@ class Products:
         self.stream = side_stream(problem.device)
         self.cache: list[linearise.Product] = []
         budget = self._room() if memory is None else memory
-        with linearise.twice_differentiable():
+        with linearise.repeated():
             self._prepare(budget)
 
     def _prepare(self, budget: float) -> None:
@@ -67,7 +67,7 @@ class Products:
 
     def apply(self, rows: Tensor) -> Tensor:
         """Rows (k, P) times the operator: this rank's share of it, then the sum over ranks."""
-        with linearise.twice_differentiable():
+        with linearise.repeated():
             own = self._apply(rows)
         return self.problem.ranks.sum(own, "a product", rows)
 
@@ -228,7 +228,7 @@ class Products:
         assert self.stream is not None
 
         def product(row: Tensor) -> Tensor:
-            with linearise.twice_differentiable():
+            with linearise.repeated():
                 return self._sum(row, batched=False)
 
         return product, self.stream

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lambdahat.operators.linearise import twice_differentiable
+from lambdahat.operators.linearise import repeated
 from lambdahat.operators.replay import beside, side_stream
 from lambdahat.sampling.gradients import OneByOne, Together
 from lambdahat.sampling.kernels import Kernel
@@ -76,7 +76,7 @@ class GraphRunner(Runner):
         self._place.add_(1)
 
     def _capture(self) -> None:
-        with twice_differentiable():
+        with repeated():
             self._captured()
 
     def _captured(self) -> None:

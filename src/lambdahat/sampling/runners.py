@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import describe
-from lambdahat.operators.linearise import twice_differentiable
+from lambdahat.operators.linearise import repeated
 from lambdahat.problem import Problem
 from lambdahat.sampling.gradients import OneByOne, Together, full_data, on_batches
 from lambdahat.sampling.kernels import Info, Kernel
@@ -128,7 +128,7 @@ class Runner:
 
     def skip(self, steps: int) -> None:
         """Steps that nothing is recorded of."""
-        with twice_differentiable() if isinstance(self.gradients, Together) else nullcontext():
+        with repeated() if isinstance(self.gradients, Together) else nullcontext():
             for _ in range(steps):
                 self._step()
 
@@ -138,7 +138,7 @@ class Runner:
         What is to be averaged has one entry for all of them, (chains, 1, …). Without ``look``, the traces alone.
         """
         # fused attention has no rule for vmap
-        with twice_differentiable() if isinstance(self.gradients, Together) else nullcontext():
+        with repeated() if isinstance(self.gradients, Together) else nullcontext():
             return self._advanced(draws, look and self.plan.looks)
 
     def _advanced(self, draws: int, look: bool) -> Record:
