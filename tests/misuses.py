@@ -263,6 +263,7 @@ MODELS: dict[str, Row] = {
     "inference mode": (in_inference_mode, ValueError, r"a problem must be made outside torch\.inference_mode.*no_grad"),
     "meta device": (lambda: problem(nn.Linear(4, 3, device="meta")), ValueError,
         "model must be on one device, with data"),
+    "parameters as tensors": (lambda: problem(parameters=[Z]), TypeError, "pass names, as in parameters="),
     "parameters by number": (lambda: problem(parameters=3), TypeError, "parameters must be a glob, a list of globs"),
     "missing device of a function": (lambda: function(device="cuda:99"), ValueError, "device must be available"),
     "no such device": (lambda: problem(device="gpu"), ValueError, 'device must be available, got .gpu.; use "cpu"'),

@@ -70,3 +70,14 @@ def test_choices():
     for wrong in ("c", None, 3, ["a"]):
         with pytest.raises(ValueError, match=r"^which must be one of 'a', 'b', got "):
             require_choice(wrong, "which", ("a", "b"))
+
+
+def test_a_choice_is_spelt_for_you():
+    with pytest.raises(
+        ValueError, match=r"^data set must be one of 'mnist', 'xord', got 'mnst'; did you mean 'mnist'\?$"
+    ):
+        require_choice("mnst", "data set", ("mnist", "xord"))
+    with pytest.raises(ValueError, match=r"got 'mnst'; did you mean 'mnist'\?; or pass a path$"):
+        require_choice("mnst", "data set", {"mnist": 0}, "or pass a path")
+    with pytest.raises(ValueError, match=r"got 'nothing'$"):
+        require_choice("nothing", "data set", ("mnist", "xord"))

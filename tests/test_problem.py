@@ -124,6 +124,46 @@ def test_models_that_return_logits_and_loss(loss):
     assert problem.num_parameters == 7 * 4 + 20  # tied weights once
 
 
+class InADict(nn.Module):
+    """What a model gives, as a plain dict."""
+
+    def __init__(self, body: nn.Module, *names: str) -> None:
+        super().__init__()
+        self.body, self.names = body, names
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> dict[str, Tensor]:
+        output = self.body(*args, **kwargs)
+        return {name: getattr(output, name, output) for name in self.names}
+
+
+@pytest.mark.parametrize("loss", ["model", "cross_entropy"])
+def test_models_that_return_a_dict(loss):
+    model, columns = seeded(LanguageModel), sentences()
+    told = Problem(InADict(model, "logits", "loss"), loss, columns, batch_size=2)
+    same = Problem(model, loss, columns, batch_size=2)
+    assert told.loss() == same.loss()
+    assert torch.equal(told.gradient(), same.gradient())
+    run = lh.training.fit(
+        told, torch.optim.SGD(told.source.parameters(), lr=0.0), epochs=1, batch_size=len(columns["labels"])
+    )
+    assert run.history[0]["loss"] == pytest.approx(same.loss(), rel=1e-6)
+
+
+def test_a_callable_gets_the_whole_dict():
+    model = InADict(mlp(), "scores", "logits")
+    problem = Problem(model, lambda output, y: F.cross_entropy(output["scores"], y), (X, Y))
+    agrees(problem, plain(mlp(), F.cross_entropy, X, Y))
+
+
+def test_a_dict_without_what_is_looked_for():
+    with pytest.raises(
+        TypeError, match=r"output must be a tensor for loss 'cross_entropy', got dict of 'scores'.*logits"
+    ):
+        Problem(InADict(mlp(), "scores"), "cross_entropy", (X, Y))
+    with pytest.raises(TypeError, match=r"must hold its loss, got dict of 'scores'; .*return it as \"loss\""):
+        Problem(InADict(mlp(), "scores"), "model", (X, Y))
+
+
 def test_a_batch_without_a_label_that_counts_weighs_nothing():
     columns = sentences()
     columns["labels"][:2] = -100
@@ -243,6 +283,39 @@ def test_dtype_casts_model_and_data():
     assert (problem.dtype, problem.vector.dtype, problem.gradient().dtype) == (torch.float64,) * 3
     agrees(problem, plain(copy.deepcopy(model).double(), F.cross_entropy, X, Y))
     assert model[0].weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "told"),
+    [
+        (torch.float16, "float32 vector of float16 parameters"),
+        (torch.bfloat16, "bfloat16"),
+        (torch.float64, "float64"),
+    ],
+)
+def test_the_text_says_what_is_computed_in(dtype, told):
+    problem = Problem(mlp().to(dtype), "cross_entropy", (X.to(dtype), Y))
+    assert repr(problem) == f"Problem(P={problem.num_parameters}, n={len(X)}, {told}, cpu)"
+    assert {tensor.dtype for tensor in problem.named(problem.vector).values()} == {dtype}
+
+
+def test_the_text_of_parameters_of_two_kinds():
+    model = mlp()
+    model[0].half()
+    assert "float64 vector of float16 and float64" in repr(Problem(Halved(model), "cross_entropy", (X, Y)))
+    cast = Problem(mlp().half(), "cross_entropy", (X, Y), dtype=torch.float32)
+    assert "float32, cpu" in repr(cast)
+
+
+class Halved(nn.Module):
+    """A first layer in half precision."""
+
+    def __init__(self, body: nn.Sequential) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body[1:](self.body[0](x.half()).double())
 
 
 def test_bfloat16_models():

@@ -71,6 +71,30 @@ EXAMPLES: dict[str, Result] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_texts_are_short_and_hold_no_array(name):
+    result = EXAMPLES[name]
+    assert repr(result).startswith(f"{type(result).__name__}(")
+    for text in (repr(result), str(result)):
+        assert len(text) < 700
+        assert "array(" not in text
+        assert "tensor(" not in text
+
+
+def test_texts_have_values_and_shapes():
+    density = Density(np.zeros(4000), np.zeros(4000), np.zeros(4000), 0.25)
+    assert str(density) == "Density(grid=float64 (4000,), values=float64 (4000,), stderr=float64 (4000,), width=0.25)"
+    told = repr(Measurement({"trace": Estimate(5.0, 0.1), "density": density}, {"sizes": tuple(range(99))}))
+    assert "{'trace': 5 ± 0.1, 'density': Density(…)}" in told
+    spent = Estimate(5.0, 0.1, 3, Status.BUDGET_SPENT)
+    assert repr(Measurement({"trace": spent})).startswith("Measurement(results={'trace': 5 ± 0.1 [BUDGET_SPENT]}")
+    assert "'sizes': (0, 1, 2, 3, 4, … 99 in all)" in told
+    assert "values=[3, 1.5], vectors=float64 (4, 2)" in repr(
+        Eigenpairs(torch.tensor([3.0, 1.5]), torch.eye(4, 2).double(), torch.zeros(2), torch.ones(2) > 0)
+    )
+    assert repr(Estimate(torch.ones(7))).startswith("Estimate(value=float32 (7,), stderr=0, cost=0, status=CONVERGED")
+
+
 def same(first: Any, second: Any) -> bool:
     """Equal in type, dtype and every bit that matters; NaN equals NaN and −0 is not 0."""
     if dataclasses.is_dataclass(first):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
 from collections.abc import Collection
@@ -61,8 +62,20 @@ def require_interval(value: Any, name: str, least: float = -math.inf) -> tuple[f
     return low, high
 
 
+def did_you_mean(value: Any, choices: Collection[str]) -> str:
+    """A question with the choice that is spelt most like an unknown one; empty where none is near."""
+    near = difflib.get_close_matches(value, choices, 1) if isinstance(value, str) and value not in choices else []
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
 def require_choice(value: Any, name: str, choices: Collection[str], cure: str = "") -> str:
-    """One of the named choices."""
+    """One of the named choices; the error names the one that is spelt most like what came.
+
+    >>> require_choice("mnst", "data set", ("digits", "mnist"))
+    Traceback (most recent call last):
+    ValueError: data set must be one of 'digits', 'mnist', got 'mnst'; did you mean 'mnist'?
+    """
     known = ", ".join(repr(choice) for choice in choices)
+    cure = "; ".join(part for part in (did_you_mean(value, choices), cure) if part)
     require(isinstance(value, str) and value in choices, name, f"be one of {known}", describe(value), cure)
     return str(value)

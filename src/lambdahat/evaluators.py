@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lambdahat._check import require
+from lambdahat._check import describe, require
 from lambdahat.batches import Batch, take
 from lambdahat.labels import IGNORE, KEY, shifted, shifts_labels, token_labels
-from lambdahat.losses import Loss
+from lambdahat.losses import Custom, Loss
 from lambdahat.recomputing import checkpoints_of, recomputing
 
 Parameters = Mapping[str, Tensor]
 TARGET_KEYS = ("labels", "label", "targets", "target")
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+LOGITS, LOSS = "logits", "loss"  # by which names models give them
 LARGE = 1 << 20  # bytes of a tensor above which a copy for every pass would cost time and memory
 
 
@@ -59,7 +60,7 @@ class Evaluator:
         """The same for labels counted in tokens or sequences, with the causal shift where the model makes it."""
         other, asked = copy.copy(self), copy.copy(self)
         asked.model_loss = True
-        other.shifts = shifts_labels(lambda batch: asked.output(parameters, batch).loss, batches)
+        other.shifts = shifts_labels(lambda batch: _held(asked.output(parameters, batch), LOSS, None), batches)
         other.by_sequence = count == "sequences"
         if not self.model_loss:
             other.loss = self.loss.counted_in(count)
@@ -86,7 +87,7 @@ class Evaluator:
         return (data,), {}, data
 
     def output(self, parameters: Parameters, batch: Batch) -> Any:
-        """What the model gives for a batch; logits where it gives an object that holds them."""
+        """What the loss takes of what the model gives for a batch."""
         args, kwargs, _ = self.split(batch)
         kept = self._kept(batch)
         if kept is not None:  # a mean over no label would be NaN: any label does, for its weight is 0
@@ -96,7 +97,16 @@ class Evaluator:
             with checkpoints_of(self.model, tensors) as met:
                 output = functional_call(self.model, tensors, args, kwargs)
         self.checkpoints = self.checkpoints or bool(met)
-        return output if self.model_loss else getattr(output, "logits", output)
+        return self.read(output)
+
+    def read(self, output: Any) -> Any:
+        """What the loss takes of a model's output: the logits of an object or a dict that holds them, else all of it.
+
+        A callable of the user's gets a plain dict whole, and a model's own loss is looked for in all of it.
+        """
+        if self.model_loss or (type(self.loss) is Custom and isinstance(output, dict) and not hasattr(output, LOGITS)):
+            return output
+        return _held(output, LOGITS, output)
 
     @contextmanager
     def _lent(self) -> Iterator[dict[str, Tensor]]:
@@ -140,9 +150,10 @@ class Evaluator:
     def loss_of(self, output: Any, batch: Batch) -> Tensor:
         """The mean loss of a batch whose output is known."""
         if self.model_loss:
-            found = getattr(output, "loss", None)
-            require(isinstance(found, Tensor), 'the output of a model with loss="model"', "hold its loss", output,
-                    'give "labels" in each batch, or name a loss', TypeError)  # fmt: skip
+            found = _held(output, LOSS, None)
+            require(isinstance(found, Tensor), 'the output of a model with loss="model"', "hold its loss",
+                    held_by(output), 'give "labels" in each batch, return it as "loss", or name a loss',
+                    TypeError)  # fmt: skip
             assert isinstance(found, Tensor)
             kept = self._kept(batch)
             if kept is None:
@@ -197,6 +208,17 @@ class Evaluator:
         if labels is None:
             return None
         return (labels[:, 1:] if self.shifts else labels).ne(IGNORE).sum()
+
+
+def _held(output: Any, name: str, default: Any) -> Any:
+    """A part of a model's output by name: under that key of a mapping, or an attribute."""
+    return output.get(name, default) if isinstance(output, Mapping) else getattr(output, name, default)
+
+
+def held_by(output: Any) -> str:
+    """What an output is, for an error: of a mapping its keys."""
+    keys = f" of {', '.join(map(repr, output)) or 'nothing'}" if isinstance(output, Mapping) else ""
+    return f"{type(output).__name__}{keys}" if keys else describe(output)
 
 
 def _is_large(tensor: Tensor) -> bool:

@@ -118,7 +118,7 @@ class ShardedProblem:
         part = self._evaluate.terms(own) / (self._evaluate.terms(batch) or 1.0) if high > low else 0.0
         args, kwargs, _ = self._evaluate.split(own)
         output = self.model(*args, **kwargs)  # also without a sample of its own: the hooks gather on all ranks
-        value = self._evaluate.loss_of(getattr(output, "logits", output), own)
+        value = self._evaluate.loss_of(self._evaluate.read(output), own)
         return part * value.double(), part
 
     def _backward(self, batch: Batch, weight: float) -> Tensor:
@@ -168,7 +168,7 @@ class ShardedProblem:
             parts = float(self.ranks.sum(self._own_loss(first)[0], "the loss of the first batch"))
             args, kwargs, _ = self._evaluate.split(first)
             output = self.model(*args, **kwargs)
-            together = float(self._evaluate.loss_of(getattr(output, "logits", output), first))
+            together = float(self._evaluate.loss_of(self._evaluate.read(output), first))
         close = abs(parts - together) <= max(1e3 * torch.finfo(self.vector.dtype).eps, 1e-6) * (1 + abs(together))
         require(close, "the loss of a batch", "be the mean of its samples' own losses, for they are shared out",
                 f"{together:.6g}, and {parts:.6g} from its parts")  # fmt: skip

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lambdahat._check import require
+from lambdahat.derivatives import recomputed_weights, true_derivatives
 from lambdahat.sharded_tensors import is_sharded, without_sharding
 from lambdahat.space import Pattern, matcher
 
@@ -28,6 +29,7 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
         model = model.module
     model = without_sharding(model) if is_sharded(model) else model
     memo = {id(tensor): tensor for tensor in named_tensors(model).values()}
+    memo |= {id(tensor): tensor.detach() for tensor in recomputed_weights(model)}
     try:
         private = copy.deepcopy(model, memo)
     except (TypeError, RuntimeError, AttributeError) as error:
@@ -35,6 +37,7 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
                         "drop cached tensors or handles kept as attributes") from error  # fmt: skip
     private.eval()
     _checkpoint_layers(private)
+    true_derivatives(private)
     config = getattr(private, "config", None)
     if getattr(config, "use_cache", False):  # keys and values for generation, which only cost memory here
         config.use_cache = False  # type: ignore[union-attr]

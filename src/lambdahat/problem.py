@@ -33,12 +33,12 @@ class Problem:
     """The loss L(θ) = (1/n) Σ_i ℓ_i(θ) of a model over a data set, at the model's parameters.
 
     ``loss`` is a name ("cross_entropy", "mse", "bce_with_logits", "gaussian_nll", "nll"), a torch loss, a callable
-    ``loss(output, target)`` that averages over the batch, or "model" for models that compute their own
-    (``output.loss``, as transformers do). ``data`` is a Dataset, a DataLoader, tensors (x, y), or a list of batches; a
-    batch is (x, y) or a dict of the model's keyword arguments with the target under "labels". ``parameters`` selects
-    by glob; parameters that need no gradient are constants. ``norm`` sets the normalisation layers: "eval" uses running
-    statistics, "train" the statistics of each fixed batch, "frozen" running statistics with the layers' own parameters
-    held constant. Dropout is off.
+    ``loss(output, target)`` that averages over the batch, or "model" for models that compute their own (``output.loss``
+    or ``output["loss"]``, as transformers do). ``data`` is a Dataset, a DataLoader, tensors (x, y), or a list of
+    batches; a batch is (x, y) or a dict of the model's keyword arguments with the target under "labels". ``parameters``
+    selects by glob; parameters that need no gradient are constants. ``norm`` sets the normalisation layers: "eval" uses
+    running statistics, "train" the statistics of each fixed batch, "frozen" running statistics with the layers' own
+    parameters held constant. Dropout is off.
 
     For labels of several positions, −100 left out, the loss is the mean over positions and n counts samples. ``count``
     "tokens" makes n the positions too; "sequences" makes the loss the mean over samples of their sums, so that n·L is
@@ -367,7 +367,10 @@ class Problem:
 
     def __repr__(self) -> str:
         unit = f" {self.count}" if self.count else ""
-        return f"Problem(P={self.num_parameters}, n={self.num_terms}{unit}, {str(self.dtype)[6:]}, {self.device})"
+        held = {self._cast or tensor.dtype for tensor in self._parameters.values()}
+        kinds, kind = sorted(str(dtype)[6:] for dtype in held), str(self.dtype)[6:]
+        kind = kind if kinds == [kind] else f"{kind} vector of {' and '.join(kinds)} parameters"
+        return f"Problem(P={self.num_parameters}, n={self.num_terms}{unit}, {kind}, {self.device})"
 
     def _batched(self, data: Any, batch_size: int | None) -> Batches:
         if not _brings_batches(data):

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from lambdahat._check import describe, require
 from lambdahat.batches import Batch, Batches, concatenate, take
-from lambdahat.evaluators import AnyEvaluator, Evaluator, FunctionEvaluator, Parameters
+from lambdahat.evaluators import AnyEvaluator, Evaluator, FunctionEvaluator, Parameters, held_by
 from lambdahat.losses import NAMED, CrossEntropy, Custom, GaussianNLL, Loss
 
 
@@ -70,8 +70,8 @@ def _first_loss(
 def _require_tensors(loss: Loss, output: Any, target: Any) -> None:
     """A loss of the library's own is one of tensors."""
     single = isinstance(output, Tensor) or isinstance(loss, GaussianNLL)
-    require(single, "the model's output", f"be a tensor for loss {loss.name!r}", describe(output),
-            "wrap the model, or pass a callable loss(output, target)", TypeError)  # fmt: skip
+    require(single, "the model's output", f"be a tensor for loss {loss.name!r}", held_by(output),
+            'return it as "logits", wrap the model, or pass a callable loss(output, target)', TypeError)  # fmt: skip
     require(isinstance(target, Tensor), "data", f"give (inputs, targets) batches for loss {loss.name!r}",
             describe(target), 'use (x, y) tuples, or dicts with "labels"', TypeError)  # fmt: skip
 

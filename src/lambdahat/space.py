@@ -21,7 +21,8 @@ def matcher(pattern: Pattern) -> Callable[[str], bool]:
         return pattern
     globs = [pattern] if isinstance(pattern, str) else list(pattern) if isinstance(pattern, Iterable) else [pattern]
     fine = all(isinstance(glob, str) for glob in globs)
-    require(fine, "parameters", "be a glob, a list of globs or a callable", pattern, error=TypeError)
+    require(fine, "parameters", "be a glob, a list of globs or a callable", pattern,
+            'pass names, as in parameters="head.*", not the tensors', TypeError)  # fmt: skip
     return lambda name: any(name == glob or fnmatchcase(name, glob) for glob in globs)
 
 

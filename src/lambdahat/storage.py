@@ -23,9 +23,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lambdahat._check import require
+from lambdahat._check import describe, require
 
 FORMAT_VERSION = 1
+FEW = 5  # parts of a tuple or a mapping that the text of a result shows
+LONG = 80  # letters of a result within it
 
 
 class Status(Enum):
@@ -63,13 +65,20 @@ class Status(Enum):
 
 
 class Result:
-    """Base of all results: ``save(path)`` and ``load(path)``."""
+    """Base of all results: ``save(path)`` and ``load(path)``, and a short text for each, shapes in place of arrays."""
 
     _types: ClassVar[dict[str, type[Result]]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         Result._types[cls.__name__] = cls
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = Result.__repr__  # type: ignore[method-assign]  # or ``dataclass`` makes one of all contents
+
+    def __repr__(self) -> str:
+        pairs = [(part.name, getattr(self, part.name)) for part in dataclasses.fields(self)]  # type: ignore[arg-type]
+        told = [f"{name}={_short(value)}" for name, value in pairs if not _is_empty(value)]
+        return f"{type(self).__name__}({', '.join(told)})"
 
     def save(self, path: str | Path) -> Path:
         """Write to ``path`` (".json" is added when missing), atomically; arrays go beside it as .npz."""
@@ -122,6 +131,37 @@ class Result:
         require(isinstance(result, cls), "path", f"hold a {cls.__name__}", f"a {type(result).__name__}",
                 f"call {type(result).__name__}.load, or Result.load for any kind", TypeError)  # fmt: skip
         return result  # type: ignore[no-any-return]
+
+
+def _short(value: Any) -> str:
+    """A value for the text of a result: long arrays by shape, results by value or name, the first few of many."""
+    if isinstance(value, Tensor | np.ndarray):
+        if value.ndim == 1 and 0 < len(value) <= FEW:
+            return f"[{', '.join(map(_short, value.tolist()))}]"
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, Status):
+        return value.name
+    if isinstance(value, Result):
+        status = getattr(value, "status", Status.CONVERGED)
+        told = str(value).replace(f"{status.name}: {status.value}", status.name)  # the remedy is for its own text
+        worded = type(value).__str__ is not object.__str__ and len(told) <= LONG
+        return told if worded else f"{type(value).__name__}(…)"
+    if isinstance(value, float | np.floating):
+        return f"{float(value):.6g}"
+    if isinstance(value, Mapping):
+        parts = [f"{key!r}: {_short(item)}" for key, item in list(value.items())[:FEW]]
+        return f"{{{', '.join(parts)}{_rest(len(value))}}}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(_short(item) for item in value[:FEW])}{_rest(len(value)) or ',' * (len(value) == 1)})"
+    return describe(value)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, tuple | list | Mapping) and not value)
+
+
+def _rest(count: int) -> str:
+    return f", … {count} in all" if count > FEW else ""
 
 
 def write_atomically(path: Path, data: bytes) -> None:

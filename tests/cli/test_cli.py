@@ -200,10 +200,11 @@ def test_checkpoint_of_another_model_is_refused(project, tmp_path, change, messa
         ("{}:broken", "raised KeyError: 'missing' (users"),
         ("{}:number", "must be a function, got int"),
         ("{}", "FACTORY must be module:function"),
+        ("my/{}.py:make_problem", "got the file 'my/{0}.py:make_problem'; write my.{0}:make_problem"),
     ],
 )
 def test_a_bad_factory_is_explained(project, spec, message):
-    assert message in one_line_error(call("measure", spec.format(project)))
+    assert message.format(project) in one_line_error(call("measure", spec.format(project)))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_a_bad_factory_is_explained(project, spec, message):
     [
         (["--what", "traces"], "what must be one of 'trace'"),
         (["--what", ","], "what must name at least one"),
-        (["--samples", "100000"], "count must be an integer in [1, 200]"),
+        (["--samples", "100000"], "--samples must be an integer in [1, 200]"),
         (["--checkpoint", "none.pt"], "--checkpoint: no such file: none.pt"),
         (["--device", "abacus"], "abacus"),
     ],
@@ -465,7 +466,7 @@ def test_landscape_dry_run(project):
         (["--along", "upwards"], "along must be one of 'largest'"),
         (["--along", "largest", "--plane"], "along must name two directions"),
         (["--distance", "-1"], "distance must be"),
-        (["--held-out", "nowhere:data"], "no module named 'nowhere'"),
+        (["--held-out", "nowhere:data"], "--held-out: no module named 'nowhere'"),
     ],
 )
 def test_landscape_refuses(project, arguments, message):

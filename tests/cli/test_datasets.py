@@ -82,8 +82,9 @@ def test_check_says_where_there_is_nothing_to_check_against(folder, monkeypatch)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("fetch", "nothing"), "error: name must be one of 'digits', 'xord'"),
-        (("check", "nothing"), "error: name must be one of 'digits', 'xord'"),
+        (("fetch", "nothing"), "error: data set must be one of 'digits', 'xord'"),
+        (("fetch", "mnst"), "got 'mnst'; did you mean 'mnist'?"),
+        (("check", "nothing"), "error: data set must be one of 'digits', 'xord'"),
         (("fetch", "digits"), "error: name must be a data set that is not bundled"),
         (
             ("fetch", "mnist", "--mirror", "ftp://x"),

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from lambdahat.cli.loading import call_factory
-from lambdahat.cli.processes import of_torchrun, own_folder, rank
+from lambdahat.cli.processes import MEASURED, of_torchrun, own_folder, rank
 from lambdahat.measurements import Measurement
 from lambdahat.measuring import measure
 
@@ -83,6 +83,8 @@ def compare(ours, theirs, path):
 def test_one_document_is_printed(one, two):
     assert len(json.loads(two.stdout)["results"]) == len(one.table()) == 12
     assert two.stderr.count("llc: NOT_A_MINIMUM") == 1
+    assert two.stderr.count(MEASURED) == 1
+    assert two.stderr.index(MEASURED) < two.stderr.index("ChildFailedError")  # torchrun's report of exit code 1
 
 
 def test_each_rank_has_its_share_of_the_data(folder, one, two):

@@ -162,6 +162,7 @@ def test_report_builds_the_page_from_the_store_alone(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["reproduce", "tooy"], "EXPERIMENT must be one of toy, got 'tooy'; did you mean 'toy'? --list describes them"),
         (["reproduce", "mnist"], "EXPERIMENT must be one of toy, got 'mnist'; --list describes them"),
         (["reproduce"], "EXPERIMENTS must be some names or --all, got none; --list describes them"),
         (["reproduce", "toy", "--all"], "EXPERIMENTS must be some names or --all, got both; --list describes them"),

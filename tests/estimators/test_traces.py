@@ -270,3 +270,19 @@ class TestPerLayer:
     def test_names_are_needed(self) -> None:
         with pytest.raises(ValueError, match="operator must have named parameters"):
             trace_per_layer(Products(NETWORK))
+
+
+class _Controlled(Products):
+    """With a control variate of which the trace is known, and which is far from the matrix."""
+
+    def control(self):
+        return operator(torch.eye(self.dim, dtype=self.dtype))
+
+
+@pytest.mark.parametrize("order", [17, 20, 24, 31, 33, 40, 47, 49])
+@pytest.mark.parametrize("method", SAMPLED)
+def test_small_operators_get_the_dense_answer_within_the_default_budget(method: str, order: int) -> None:
+    matrix = with_eigenvalues(torch.linspace(-3, 3.5, order))
+    found = trace(_Controlled(matrix), tol=1e-3, method=method)
+    assert found.status is Status.CONVERGED
+    assert found.value == pytest.approx(float(matrix.trace()), rel=1e-6)

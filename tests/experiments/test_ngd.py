@@ -55,6 +55,7 @@ def test_smoke_runs_and_reads(name, smoke):
             assert {len(line) for line in table.rows} <= {len(table.header)}
         assert experiment.charts(found)
     for chart in experiment.charts(Rows(rows)):
+        assert chart.x_label
         draw(chart)
         assert (PLOTTED in chart.caption) == bool(chart.source)  # the paper prints no numbers
         assert chart.title[0].isupper()

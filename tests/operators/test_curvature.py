@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from lambdahat._rng import generator
+from lambdahat.estimators.diagonals import diagonal
+from lambdahat.estimators.traces import trace, trace_per_layer
 from lambdahat.operators import LinearOperator, fisher, ggn, gradient_covariance, hessian, linearise
 from lambdahat.problem import Problem
 from tests.cases import NETWORKS, LanguageModel, classifier, network, quadratic, sentences
@@ -303,6 +305,73 @@ def test_modes_that_a_model_cannot_take_are_passed_over() -> None:
     with pytest.warns(UserWarning, match=r"finite differences.*reverse: .*forward: "):
         assert operator.mode == "finite"
     assert relative(operator.dense(), dense) < 1e-7
+
+
+def _slopes(problem: Problem, step: float = 1e-5) -> Tensor:
+    """∂∇L/∂θ by central differences."""
+    theta = problem.vector
+    ways = step * torch.eye(len(theta), dtype=theta.dtype)
+    return torch.stack([problem.gradient(theta + way) - problem.gradient(theta - way) for way in ways]) / (2 * step)
+
+
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_normed_weights(dim: int | None) -> None:
+    """torch's kernel for g·v/‖v‖ along rows is differentiated twice as if ‖v‖ were constant."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+        x, y = torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1, 0])
+    nn.utils.parametrizations.weight_norm(model[0], dim=dim)
+    problem = Problem(model, "cross_entropy", (x, y))
+    exact = _slopes(problem)
+    for mode in ("reverse", "forward"):
+        assert relative(hessian(problem, mode=mode).dense(), exact) < 1e-8
+    assert float(trace(hessian(problem))) == pytest.approx(float(exact.trace()), rel=1e-8)
+    assert problem.loss() == pytest.approx(float(nn.functional.cross_entropy(model(x), y).detach()), rel=1e-12)
+
+
+@pytest.mark.parametrize("option", ["sparse", "scale_grad_by_freq"])
+def test_embeddings_whose_gradient_has_a_form_of_its_own(option: str) -> None:
+    def problem(**options: bool) -> Problem:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            layers = nn.Embedding(5, 3, **options), nn.Flatten(), nn.Tanh(), nn.Linear(12, 2)
+            tokens, y = torch.randint(0, 5, (6, 4)), torch.tensor([0, 1, 1, 0, 1, 0])
+        return Problem(nn.Sequential(*layers).double(), "cross_entropy", (tokens, y))
+
+    given, plain = problem(**{option: True}), problem()
+    assert torch.equal(given.gradient(), plain.gradient())
+    assert torch.equal(hessian(given).dense(), hessian(plain).dense())
+
+
+def test_embeddings_with_a_largest_norm() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Embedding(5, 3, padding_idx=0, max_norm=1.0), nn.Flatten(), nn.Tanh(), nn.Linear(12, 2)
+        )
+        tokens, y = torch.randint(1, 5, (6, 4)), torch.tensor([0, 1, 1, 0, 1, 0])
+    problem = Problem(model.double(), "cross_entropy", (tokens, y))
+    theta = problem.vector
+    assert relative(hessian(problem).dense(), _slopes(problem)) < 1e-8
+    problem.loss(theta)
+    assert torch.equal(theta, problem.vector)  # torch's own layer writes to what it is given
+    with torch.no_grad():
+        assert problem.loss() == pytest.approx(float(nn.functional.cross_entropy(model(tokens), y)), rel=1e-12)
+
+
+def test_traces_of_a_model_that_can_be_differentiated_once() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.EmbeddingBag(9, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+        tokens, y = torch.randint(0, 9, (6, 4)), torch.tensor([0, 1, 2, 0, 1, 2])
+    problem = Problem(model, "cross_entropy", (tokens, y))
+    exact = float(_slopes(problem).trace())
+    operator = hessian(problem)
+    with pytest.warns(UserWarning, match="finite differences"):
+        assert float(trace(operator)) == pytest.approx(exact, rel=1e-6)
+    assert float(diagonal(operator).value.sum()) == pytest.approx(exact, rel=1e-6)
+    assert sum(float(part) for part in trace_per_layer(operator).values()) == pytest.approx(exact, rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

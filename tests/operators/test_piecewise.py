@@ -357,7 +357,7 @@ CURVED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
             lambda m, x: m.b(F.relu(m.a(x))), a=parametrizations.weight_norm(nn.Linear(4, 5)), b=nn.Linear(5, 3)
         ),
         FLAT,
-        "WeightNorm",
+        "LinalgVectorNorm is not piecewise linear",
     ),
     "spectral norm": (
         lambda: Net(

@@ -8,6 +8,7 @@ import pytest
 
 from lambdahat.experiments.charts import Chart, Heat, Series
 from lambdahat.report.chart_figures import draw
+from lambdahat.report.page_tables import grid
 from lambdahat.report.plotly_charts import COLOURS, described, figure_of
 
 NAN = math.nan
@@ -171,3 +172,26 @@ def test_marks_of_a_crowd_are_small(count, size):
 
 def test_a_chart_without_a_name_across_is_described_without_it():
     assert described(Chart("", "", "Tr H", (Series("SGD", ["a"], [1.0]),))).startswith("Tr H. SGD: 1 at a")
+
+
+def test_numbers_on_a_map_can_be_read_on_every_shade():
+    """Contrast of 4.5 and more (WCAG 2.1, AA) from the darkest cell to the lightest."""
+    values = [[-4.0 + 0.5 * (4 * row + column) for column in range(4)] for row in range(4)]
+    axes = draw(Chart("m", "x", "y", heat=Heat(list("abcd"), list("efgh"), values)))
+    image = axes.images[0]
+    found = {text.get_position(): text for text in axes.texts}
+    assert found[0, 0].get_text() == "−4"
+    for row in range(4):
+        for column in range(4):
+            light = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+                     for part in image.to_rgba(values[row][column])[:3]]  # fmt: skip
+            ground = 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2] + 0.05
+            ink = {"black": 0.05, "white": 1.05}[found[column, row].get_color()]
+            assert max(ground, ink) / min(ground, ink) >= 4.5
+
+
+def test_tables_have_minus_signs():
+    page = grid("t", ("a", "b"), [("-1 of 3-5", '<a href="x-1">-0.5 ± 1e-05</a>'), ("<code>f -1</code>", "x-1")])
+    assert "−1 of 3-5" in page
+    assert '<a href="x-1">−0.5 ± 1e-05</a>' in page
+    assert "<code>f -1</code>" in page

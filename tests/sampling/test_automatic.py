@@ -201,6 +201,13 @@ def test_what_the_search_knows_is_no_option_of_llc():
             llc(bowl(), **{name: 1.0})
 
 
+def test_words_of_other_libraries_are_told_ours():
+    with pytest.raises(TypeError, match=r"got lr, num_chains; write step_size for lr, chains for num_chains$"):
+        llc(bowl(), lr=1e-3, num_chains=2)
+    with pytest.raises(TypeError, match=r"got step; there are baseline, burn_in, chains, .*; thin is sample's$"):
+        llc(bowl(), step=1e-3)
+
+
 def test_small_steps_of_many_draws_are_exact():
     """All of it together: λ̂ of noisy regression within its error of the exact value."""
     problem = regression(0.7)

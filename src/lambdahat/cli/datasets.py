@@ -38,7 +38,7 @@ def run_list(as_json: bool) -> int:
 def run_fetch(names: Sequence[str], folder: Path | None, mirror: str | None, quiet: bool) -> int:
     """Bring data sets; where nothing works, one line that says what was tried."""
     for name in names:
-        require_choice(name, "name", CATALOGUE)
+        require_choice(name, "data set", CATALOGUE)
     for name in names:
         with bars(quiet):
             try:
@@ -56,7 +56,7 @@ def run_check(names: Sequence[str], folder: Path | None, as_json: bool, quiet: b
     Where nobody published one, that is said and is no failure: only the size, if known, was compared.
     """
     for name in names:
-        require_choice(name, "name", CATALOGUE)
+        require_choice(name, "data set", CATALOGUE)
     wanted = names or [name for name, entry in CATALOGUE.items() if not entry.bundled and locate(name, folder)]
     rows, wrong, notes = [], [], []
     for name in wanted:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lambdahat._check import require_count
 from lambdahat.cli.exits import InputError, one_line
 from lambdahat.network import named_tensors
 from lambdahat.problem import Problem
@@ -45,14 +46,17 @@ def load_problem(spec: str, choices: Choices) -> Problem:
         problem = _with_checkpoint(problem, _within(spec, choices.checkpoint) if run else choices.checkpoint)
     if choices.device is not None or choices.dtype is not None or choices.norm is not None:
         problem = _rebuilt(problem, choices.device, choices.dtype, choices.norm)
-    return problem if choices.samples is None else problem.subsample(choices.samples, seed=choices.seed)
+    if choices.samples is None:
+        return problem
+    require_count(choices.samples, "--samples", 1, problem.num_samples, "leave it out for all of the data")
+    return problem.subsample(choices.samples, seed=choices.seed)
 
 
 def held_out_data(spec: str, factory: str) -> Any:
     """What ``--held-out`` names: a function's data or problem, or "test" of a run folder."""
     if spec == "test" and Path(factory).is_dir():
         return read_recipe(factory).split().test
-    return call_factory(spec)
+    return call_factory(spec, "--held-out")
 
 
 def _within(run: str, checkpoint: Path) -> Path:
@@ -63,11 +67,14 @@ def _within(run: str, checkpoint: Path) -> Path:
     return Path(run) / "checkpoints" / str(checkpoint) if named else checkpoint
 
 
-def call_factory(spec: str) -> Any:
+def call_factory(spec: str, option: str = "FACTORY") -> Any:
     """What ``package.module:attribute`` returns when called; the current directory can be imported from."""
     module_name, colon, attribute = spec.partition(":")
+    if module_name.endswith(".py"):
+        instead = module_name.removesuffix(".py").replace("/", ".") + ":" + (attribute or "make_problem")
+        raise InputError(f"{option} must be module:function, got the file {spec!r}; write {instead}")
     if not (module_name and colon and attribute):
-        raise InputError(f"FACTORY must be module:function, got {spec!r}; for example: package.module:make_problem")
+        raise InputError(f"{option} must be module:function, got {spec!r}; for example: package.module:make_problem")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -75,19 +82,19 @@ def call_factory(spec: str) -> Any:
     except ModuleNotFoundError as error:
         ours = error.name is not None and (module_name == error.name or module_name.startswith(error.name + "."))
         where = "the current directory and the Python path were searched" if ours else f"imported by {module_name}"
-        raise InputError(f"FACTORY: no module named {error.name!r}; {where}") from error
+        raise InputError(f"{option}: no module named {error.name!r}; {where}") from error
     except Exception as error:
-        raise InputError(f"FACTORY: importing {module_name} raised {_blame(error)}") from error
+        raise InputError(f"{option}: importing {module_name} raised {_blame(error)}") from error
     if not hasattr(module, attribute):
         names = ", ".join(sorted(name for name in vars(module) if callable(getattr(module, name)) and name[0] != "_"))
-        raise InputError(f"FACTORY: module {module_name} has no {attribute!r}; it has {names or 'no functions'}")
+        raise InputError(f"{option}: module {module_name} has no {attribute!r}; it has {names or 'no functions'}")
     factory = getattr(module, attribute)
     if not callable(factory):
-        raise InputError(f"FACTORY: {spec} must be a function, got {type(factory).__name__}")
+        raise InputError(f"{option}: {spec} must be a function, got {type(factory).__name__}")
     try:
         return factory()
     except Exception as error:
-        raise InputError(f"FACTORY: {spec}() raised {_blame(error)}") from error
+        raise InputError(f"{option}: {spec}() raised {_blame(error)}") from error
 
 
 def _blame(error: Exception) -> str:

@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lambdahat.cli.exits import BAD_INPUT, OK, say
+from lambdahat.cli.exits import BAD_INPUT, NOT_CONVERGED, OK, say
 from lambdahat.ranks import in_a_group
 
 SHARED = ("measure", "landscape")
 TIMEOUT = timedelta(minutes=30)
+MEASURED = "exit code 1: all was measured, but not all is CONVERGED; torchrun takes that for a failure, and reports one"
 
 
 def rank() -> int:
@@ -41,9 +42,11 @@ def of_torchrun(arguments: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except SystemExit as end:
-        if end.code not in (OK, None, 1):  # an error: the others may not get as far as here
+        if end.code not in (OK, None, NOT_CONVERGED):  # an error: the others may not get as far as here
             raise
         dist.barrier()
+        if rank() == 0 and end.code == NOT_CONVERGED:
+            say(MEASURED)
         raise SystemExit(end.code if rank() == 0 else OK) from None
     finally:
         dist.destroy_process_group()

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from lambdahat._check import did_you_mean
 from lambdahat.cli.exits import FAILED, NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
@@ -112,7 +113,9 @@ def run_report(folders: list[Path], out: Path, quiet: bool) -> int:
 
 def _found(name: str) -> Experiment:
     if name not in registry.PLACES:
-        raise InputError(f"EXPERIMENT must be one of {', '.join(registry.PLACES)}, got {name!r}; --list describes them")
+        near = did_you_mean(name, registry.PLACES)
+        raise InputError(f"EXPERIMENT must be one of {', '.join(registry.PLACES)}, got {name!r}; "
+                         f"{near}{' ' if near else ''}--list describes them")  # fmt: skip
     return registry.find(name)
 
 

@@ -73,17 +73,17 @@ class Plan:
 
 def run_train(recipe: Recipe, plan: Plan, out: Path | None, as_json: bool, quiet: bool) -> int:
     """Train, write and print; the exit code."""
-    split = recipe.split()
+    split = _naming("--data", recipe.split)
     recipe = replace(recipe, loss=loss_for(split, recipe))
     model = recipe.network(split).to(_device(plan.device))
     problem = Problem(model, recipe.loss, split.train)
-    optimizer: Any = make_optimizer(plan.optimizer, model, **plan.options)
+    optimizer: Any = _naming("--optimizer", make_optimizer, plan.optimizer, model, **plan.options)
     if plan.lookahead is not None:
         optimizer = Lookahead(optimizer, plan.lookahead)
     schedule = None
     if plan.schedule is not None:
         name, options = named_options(plan.schedule)
-        schedule = make_schedule(name, optimizer, plan.epochs, **options)
+        schedule = _naming("--schedule", make_schedule, name, optimizer, plan.epochs, **options)
     rules = [_rule(text, model) for text in plan.regularizers]
     average = None
     if plan.averaging is not None:
@@ -110,7 +110,7 @@ def run_train(recipe: Recipe, plan: Plan, out: Path | None, as_json: bool, quiet
 def loss_for(split: Split, recipe: Recipe) -> str:
     """The loss that the targets ask for: squared error where they are real numbers, else cross-entropy."""
     x, y = split.train
-    kind = MODELS[require_choice(recipe.model, "name", MODELS)].takes
+    kind = MODELS[require_choice(recipe.model, "--model", MODELS)].takes
     tokens, text = kind == "tokens", not x.is_floating_point()
     require(tokens == text, "--model", f"take the inputs of {recipe.data!r}, {'tokens' if text else 'real numbers'}",
             f"{recipe.model!r}, which takes {kind}")  # fmt: skip
@@ -128,16 +128,26 @@ def _rule(text: str, model: nn.Module) -> Any:
     kind = REGULARIZERS.get(name)
     if kind is not None and "layers" in inspect.signature(kind).parameters:
         options = {"layers": layers_of(model), **options}
-    return make_regularizer(name, **options)
+    return _naming("--regularizer", make_regularizer, name, **options)
 
 
 def _trackers(plan: Plan, seed: int) -> list[Any]:
     if not plan.track:
         return []
     samples = {} if plan.track_samples is None else {"samples": plan.track_samples}
-    return list(
-        make_trackers(plan.track, every=plan.track_every, unit=plan.track_unit, seed=seed, keep=True, **samples)
-    )
+    options = {"every": plan.track_every, "unit": plan.track_unit, "seed": seed, "keep": True, **samples}
+    return list(_naming("--track", make_trackers, plan.track, **options))
+
+
+def _naming(option: str, function: Any, *arguments: Any, **named: Any) -> Any:
+    """What the function returns; an error about a name it was given says which option that came from."""
+    try:
+        return function(*arguments, **named)
+    except ValueError as error:
+        text = one_line(error)
+        if not text.startswith("name must"):
+            raise
+        raise InputError(option + text.removeprefix("name")) from error
 
 
 def _written(function: Any, *arguments: Any, **named: Any) -> Any:

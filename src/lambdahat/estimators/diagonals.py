@@ -10,7 +10,7 @@ from torch import Tensor
 from lambdahat._check import require, require_count, require_positive
 from lambdahat.estimators.control import plain_pilot, with_control
 from lambdahat.estimators.probes import Probes, block_columns, unit_blocks
-from lambdahat.estimators.sequential import MINIMUM, Meter
+from lambdahat.estimators.sequential import MINIMUM, SMALL, Meter
 from lambdahat.operators.base import LinearOperator, require_operator
 from lambdahat.results import Estimate, Status
 
@@ -40,7 +40,7 @@ def diagonal(operator: LinearOperator, tol: float = 0.1, probes: int | None = No
         return Estimate(known, torch.zeros_like(known))
     near = operator.control()
     meter = Meter("diagonal", None, operator, *([] if near is None else [near]))
-    if probes is None and operator.dim <= MINIMUM:
+    if probes is None and operator.dim <= SMALL:
         return _dense(operator, meter)
     return _sampled(operator, near, meter, tol, probes, seed)
 

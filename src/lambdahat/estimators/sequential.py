@@ -23,6 +23,7 @@ from lambdahat.results import Estimate, Status, student_quantile
 LEVEL = 0.95
 NORMAL_QUANTILE = student_quantile(LEVEL, math.inf)
 MINIMUM = 16
+SMALL = 3 * MINIMUM  # a pilot, its sketch and fresh probes take as many products as the dense diagonal of this order
 LARGEST_DEFAULT = 4000
 
 

@@ -15,7 +15,7 @@ from lambdahat.estimators.deflation import Quantity, Sketch, deflated_mean
 from lambdahat.estimators.diagonals import dense_diagonal
 from lambdahat.estimators.exchangeable import ExchangeableTrace
 from lambdahat.estimators.probes import Probes, block_sizes, column_dots
-from lambdahat.estimators.sequential import MINIMUM, Goal, Mean, Meter, mean_until
+from lambdahat.estimators.sequential import MINIMUM, SMALL, Goal, Mean, Meter, mean_until
 from lambdahat.operators.base import LinearOperator, require_operator
 from lambdahat.results import Estimate, Status
 
@@ -54,7 +54,7 @@ def trace(
 
     >>> from lambdahat.operators import operator
     >>> trace(operator([[2.0, 1.0], [1.0, 3.0]]))
-    Estimate(value=5.0, stderr=0.0, cost=0, status=<Status.CONVERGED: ''>, dof=inf)
+    Estimate(value=5, stderr=0, cost=0, status=CONVERGED, dof=inf)
     """
     require_operator(operator)
     require_positive(tol, "tol")
@@ -70,7 +70,7 @@ def trace(
             return found_at_once
     near = operator.control() if method == "auto" else None
     meter = Meter("trace", max_matvecs, operator, *([] if near is None else [near]))
-    if operator.dim <= min(MINIMUM, meter.limit):
+    if operator.dim <= min(SMALL, meter.limit):
         return _dense(operator, meter)
     found = _ESTIMATORS[method](_Task(operator, near, probes, meter, tol))
     if not found.reached and operator.dim <= meter.left:
@@ -97,7 +97,7 @@ def trace_per_layer(
     known = operator.known_diagonal()
     if known is not None:
         return _summed(known, where, meter)
-    if operator.dim <= min(MINIMUM, meter.limit):
+    if operator.dim <= min(SMALL, meter.limit):
         return _summed(dense_diagonal(operator), where, meter)
     found = _sampled_layers(operator, near, where, Probes(operator, "rademacher", seed, "trace per layer"), meter, tol)
     if not found.reached and operator.dim <= meter.left:

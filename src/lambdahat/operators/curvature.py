@@ -216,9 +216,9 @@ class Hessian(Curvature):
         return f"{self.form.curved}, which takes {self.form.columns} signals a sample"
 
     def control(self) -> LinearOperator | None:
-        if self.problem.loss_function is None:
+        if self.problem.loss_function is None or self._near.factors is None:
             return None
-        return self._near if self._near.factors is not None else None
+        return None if self.mode == "finite" else self._near  # what forbids a second derivative forbids Jv too
 
     @cached_property
     def _near(self) -> GaussNewton:

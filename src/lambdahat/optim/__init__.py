@@ -1,5 +1,6 @@
 """The optimisers of the field, drop-in for ``torch.optim``; averaging, schedules and regularizers beside them."""
 
+from lambdahat.derivatives import true_second_derivatives
 from lambdahat.optim import schedules
 from lambdahat.optim.averaged_descent import ASGD, SWA, Averaged
 from lambdahat.optim.averaging import IterateAverage, refresh_batch_norm
@@ -43,4 +44,5 @@ __all__ = [
     "make_schedule",
     "refresh_batch_norm",
     "schedules",
+    "true_second_derivatives",
 ]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require
+from lambdahat.derivatives import require_true_second_derivative
 from lambdahat.krylov import lanczos
 from lambdahat.operators.base import LinearOperator
 
@@ -66,7 +67,8 @@ def batch_product(loss: Tensor, parameters: Sequence[Tensor]) -> BatchProduct:
     """The product closure of a batch's ``loss``, a scalar with its graph: ``product(v)`` is H v on that batch.
 
     Take it before ``loss.backward()``, and give that ``retain_graph=True``; or spare that pass, for
-    ``product.gradient`` is what it would leave in ``.grad``.
+    ``product.gradient`` is what it would leave in ``.grad``. A model with weight norm is run within
+    ``true_second_derivatives(model)``, for torch's own kernel has a wrong second derivative.
 
     >>> weight = torch.tensor([1.0, 2.0], requires_grad=True)
     >>> product = batch_product((weight**3).sum(), [weight])
@@ -76,6 +78,7 @@ def batch_product(loss: Tensor, parameters: Sequence[Tensor]) -> BatchProduct:
     require(isinstance(loss, Tensor) and loss.ndim == 0, "loss", "be a scalar tensor", loss, "take its mean")
     require(loss.requires_grad, "loss", "have its graph", "a tensor without one",
             "call batch_product before backward(), outside torch.no_grad()")  # fmt: skip
+    require_true_second_derivative(loss)
     trained = list(parameters)
     return BatchProduct(trained, [torch.autograd.grad(loss, trained, create_graph=True, allow_unused=True)])
 

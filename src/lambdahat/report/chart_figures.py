@@ -11,7 +11,19 @@ from lambdahat._check import require_choice
 from lambdahat.experiments.charts import Chart, Heat, Series
 from lambdahat.report.landscapes import COLOURS as SHADES
 from lambdahat.report.plotly_charts import MARKED, STYLES, TEXTED, colour_of, is_field, look_of
-from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, SKY, VERMILION, new_figure, tidy
+from lambdahat.report.style import (
+    AMBER,
+    BLUE,
+    GREEN,
+    GREY,
+    PURPLE,
+    SKY,
+    VERMILION,
+    minus,
+    new_figure,
+    text_colour,
+    tidy,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,10 +138,10 @@ def _draw_map(heat: Heat, axes: Any) -> None:
         axes.set_xticks(range(len(heat.x)), [_word(x) for x in heat.x])
         axes.set_yticks(range(len(heat.y)), [_word(y) for y in heat.y])
         if max(values.shape) <= TEXTED:
-            middle = (np.nanmin(values) + np.nanmax(values)) / 2
             for (row, column), value in np.ndenumerate(values):
-                shade = "black" if value > middle else "white"
-                axes.text(column, row, f"{value:.3g}", ha="center", va="center", fontsize=7, color=shade)
+                if math.isfinite(value):
+                    shade = text_colour(shown.to_rgba(value)[:3])
+                    axes.text(column, row, minus(f"{value:.3g}"), ha="center", va="center", fontsize=7, color=shade)
     axes.figure.colorbar(shown, ax=axes, label=heat.name)
 
 

@@ -18,7 +18,7 @@ from lambdahat.report.page_overview import navigation, overview
 from lambdahat.report.page_tables import badge, claim_of, grid, tally, unbroken
 from lambdahat.report.plotly_charts import described, figure_of
 from lambdahat.report.sections import Card, Section
-from lambdahat.report.style import counted, sentence
+from lambdahat.report.style import counted, minus, sentence
 from lambdahat.results import Status
 
 ASSETS = Path(__file__).parent / "assets"
@@ -187,7 +187,7 @@ def _jumps(section: Section, name: str) -> str:
 
 
 def _card(card: Card) -> str:
-    parts = {"label": card.label, "value": card.value, "detail": card.detail, "remedy": card.remedy}
+    parts = {"label": card.label, "value": minus(card.value), "detail": card.detail, "remedy": card.remedy}
     spans = (f'<span class="{kind}">{escape(text)}</span>' for kind, text in parts.items() if text)
     return f"<li>{''.join(spans)}</li>"
 

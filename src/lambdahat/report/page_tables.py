@@ -7,7 +7,7 @@ from html import escape
 from itertools import repeat
 
 from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED, Verdict
-from lambdahat.report.style import sentence
+from lambdahat.report.style import minus, sentence
 
 MARKS = {  # class and sign of a verdict
     HOLDS: ("holds", "✓"),
@@ -60,13 +60,14 @@ def grid(
 ) -> str:
     """A table whose first column names its rows; the keyboard can scroll it where it is wide.
 
-    Cells are HTML already; those of a table that is ``blocks`` on phones carry their column's name for it.
-    ``marks`` are attributes of the rows.
+    Cells are HTML already, and get minus signs; those of a table that is ``blocks`` on phones carry their column's
+    name for it. ``marks`` are attributes of the rows.
     """
     label = '<button type="button" class="sort">{}</button>' if sortable else "{}"
     head = "".join(f'<th scope="col">{label.format(escape(name))}</th>' for name in header)
     body = []
-    for cells, mark in zip(lines, marks or repeat(""), strict=marks is not None):
+    for texts, mark in zip(lines, marks or repeat(""), strict=marks is not None):
+        cells = [minus(text) for text in texts]
         first, rest = f'<th scope="row">{cells[0]}</th>', zip(header[1:], cells[1:], strict=True)
         named = ((f' data-label="{escape(name)}"' if "blocks" in kind else "", cell) for name, cell in rest)
         others = "".join(f"<td{name}>{cell}</td>" for name, cell in named)

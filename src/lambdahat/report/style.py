@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lambdahat.results import Estimate, Status
@@ -54,6 +55,22 @@ def sentence(text: str) -> str:
     """With a capital, where it begins with a word: "the loss" as "The loss", "λ̂ rises" and "k = 3" as they are."""
     word = re.match(r"a \w|[a-z]{2,}\b", text)
     return text[0].upper() + text[1:] if word else text
+
+
+def minus(text: str) -> str:
+    """With a minus sign where a number is negative, in text or HTML: not in ranges, exponents, tags and commands.
+
+    >>> minus("-0.3 (-1.5 to 2), 3-5, 1e-05")
+    '−0.3 (−1.5 to 2), 3-5, 1e-05'
+    """
+    return text if "<code" in text else re.sub(r"(?<![\w.)\]/-])-(?=\.?\d)(?![^<>]*>)", "−", text)
+
+
+def text_colour(background: Sequence[float]) -> str:
+    """Black or white, whichever has the higher contrast on a colour (red, green, blue in [0, 1]; WCAG 2.1)."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in background]
+    luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return "black" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "white"
 
 
 def value_text(estimate: Estimate) -> str:

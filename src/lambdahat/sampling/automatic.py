@@ -38,6 +38,8 @@ LEAST = 400  # gradients of a chain of HMC that a limit must leave
 FEWEST_TRAJECTORIES = 8  # to be drawn
 UNLIMITED = 1 << 62
 ANOTHER = 0.25  # of a limit: what must be left for a stronger localization to be tried
+ELSEWHERE = {"lr": "step_size", "epsilon": "step_size", "n_beta": "nbeta", "gamma": "localization",
+             "num_chains": "chains", "num_draws": "draws", "num_burnin_steps": "burn_in"}  # fmt: skip
 TIE = "Σγ(w − w*)²"  # observed where γ differs between parameters
 
 
@@ -137,8 +139,8 @@ def drawn(
     require_functions(observables, "observables")
     require_functions(averages, "averages")
     known = {field.name for field in dataclasses.fields(Request)}
-    unknown = ", ".join(sorted(set(request) - known))
-    require(not unknown, "options", "be those of llc and sample", unknown, "thin is not among them", TypeError)
+    unknown = sorted(set(request) - known)
+    require(not unknown, "options", "be those of llc and sample", ", ".join(unknown), _cure(unknown, known), TypeError)
     wanted = Request(nbeta, **request)
     frozen = problem.at(problem.vector)
     kernel = _kernel(frozen, wanted)
@@ -148,6 +150,12 @@ def drawn(
     if isinstance(kernel, HMC):
         return _by_trajectories(frozen, kernel, wanted, plan)
     return _by_steps(frozen, kernel, wanted, plan, search or Search())
+
+
+def _cure(unknown: list[str], known: set[str]) -> str:
+    """Our words for options that other libraries have, or else all that there are."""
+    ours = [f"{ELSEWHERE[name]} for {name}" for name in unknown if name in ELSEWHERE]
+    return f"write {', '.join(ours)}" if ours else f"there are {', '.join(sorted(known - {'watch'}))}; thin is sample's"
 
 
 def _kernel(problem: Problem, wanted: Request) -> Kernel:

@@ -58,7 +58,7 @@ class StackedModel:
         assert isinstance(self._evaluate, Evaluator)
         args, kwargs, target = self._evaluate.split(Batch(data, 0))
         output = functional_call(self._base, ({**parameters, **fixed},), args, kwargs)
-        output = getattr(output, "logits", output)
+        output = self._evaluate.read(output)
         return self._evaluate.loss.value(output, target), _met(self._evaluate.loss, output, target)
 
     def gradients(self, data: Any, shared: bool) -> tuple[dict[str, Tensor], Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from lambdahat._check import require
 from lambdahat.batches import Batch
+from lambdahat.derivatives import true_second_derivatives
 from lambdahat.optim.kfac import KFAC
 from lambdahat.optim.products import BatchProduct
 from lambdahat.problem import Problem
@@ -91,6 +93,10 @@ class Stepper:
         self.recorded = RecordedGradients(subject, self.parameters, joint_norm) if plain else None
 
     def __call__(self, group: list[Batch], step: int, tally: Tally) -> None:
+        with true_second_derivatives(self.subject.model) if self._double else nullcontext():
+            self._step(group, step, tally)
+
+    def _step(self, group: list[Batch], step: int, tally: Tally) -> None:
         self._observe(step)
         total = sum(batch.size for batch in group)
         graphs: list[list[Tensor | None]] = []

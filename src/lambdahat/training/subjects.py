@@ -49,8 +49,7 @@ class Subject:
             evaluate, runs = self._evaluate, self.model if model is None else model
             assert runs is not None
             args, kwargs, target = evaluate.split(batch)
-            output = runs(*args, **kwargs)
-            output = output if evaluate.model_loss else getattr(output, "logits", output)
+            output = evaluate.read(runs(*args, **kwargs))
             loss = evaluate.loss_of(output, batch)
             met, counted = self._met(None if evaluate.model_loss else evaluate.loss, output, target)
         return loss.reshape(()), met, counted

@@ -94,7 +94,7 @@ class Trainer:
         if self.checkpoints is not None:
             used = bool(self.checkpoints.paths()) or self.metrics.length > 0
             require(resume or not used, "folder", "be new or empty", f"{self.folder}, which holds a run",
-                    "pass resume=True to go on with it, or choose another folder")  # fmt: skip
+                    "pass resume=True (--resume) to go on with it, or choose another folder")  # fmt: skip
             found = self.checkpoints.newest(self._fault) if resume else None
         if found is None:
             self._initial = [parameter.detach().clone() for parameter in self.stepper.parameters]

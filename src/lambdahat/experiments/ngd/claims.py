@@ -179,4 +179,4 @@ def bars(title: str, rows: Rows, column: str, at: str, source: str) -> Chart:
         means = [mean_of(part.where(optimizer=optimizer).values(column)) for part in groups.values()]
         series.append(Series(NAMES[optimizer], list(groups), [mean.value for mean in means],
                              [mean.stderr for mean in means], style="bars"))  # fmt: skip
-    return Chart(title, "", QUANTITIES[column], tuple(series), source=source)
+    return Chart(title, "network and data", QUANTITIES[column], tuple(series), source=source)

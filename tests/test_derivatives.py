@@ -1,0 +1,148 @@
+"""Second derivatives of layers that torch differentiates wrongly, against central differences of gradients."""
+
+import contextlib
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrizations
+
+from lambdahat.operators import hessian
+from lambdahat.optim import Metric, batch_product, true_second_derivatives
+from lambdahat.optim.products import dense_hessian
+from lambdahat.problem import Problem
+from lambdahat.training import fit
+
+Y = torch.tensor([0, 1, 1, 0, 1, 0])
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+NORMED: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "weight norm": parametrizations.weight_norm,
+    "weight norm by column": lambda layer: parametrizations.weight_norm(layer, dim=1),
+    "weight norm, counted from the end": lambda layer: parametrizations.weight_norm(layer, dim=-2),
+    "weight norm of all": lambda layer: parametrizations.weight_norm(layer, dim=None),
+    "weight norm by hooks": nn.utils.weight_norm,
+    "spectral norm": parametrizations.spectral_norm,
+    "spectral norm by hooks": nn.utils.spectral_norm,
+    "orthogonal": lambda layer: parametrizations.orthogonal(layer, orthogonal_map="cayley"),
+}
+pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+
+
+def model(normed: str) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+        NORMED[normed](net[0])
+    net(X)  # hooks keep a weight with its graph
+    return net.eval()
+
+
+def slopes(gradient: Callable[[Tensor], Tensor], theta: Tensor, step: float = 1e-5) -> Tensor:
+    """∂∇L/∂θ by central differences."""
+    ways = step * torch.eye(len(theta), dtype=theta.dtype)
+    return torch.stack([gradient(theta + way) - gradient(theta - way) for way in ways]) / (2 * step)
+
+
+def gradient_of(net: nn.Module, theta: Tensor) -> Tensor:
+    """The first derivative by the model as it is, which torch has right."""
+    names, shapes = zip(*((name, p.shape) for name, p in net.named_parameters()), strict=True)
+    leaf = theta.clone().requires_grad_()
+    parts = leaf.split([math.prod(shape) for shape in shapes])
+    state = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+    return torch.autograd.grad(cross_entropy(torch.func.functional_call(net, state, (X,)), Y), leaf)[0]
+
+
+def exact(net: nn.Module) -> Tensor:
+    theta = torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+    return slopes(lambda at: gradient_of(net, at), theta)
+
+
+def error(found: Tensor, true: Tensor) -> float:
+    return float((found - true).norm() / true.norm())
+
+
+@pytest.mark.parametrize("normed", NORMED)
+def test_problems(normed: str) -> None:
+    net = model(normed)
+    problem = Problem(net, "cross_entropy", (X, Y))
+    assert problem.loss() == pytest.approx(float(cross_entropy(net(X), Y).detach()), rel=1e-12)
+    for mode in ("reverse", "forward"):
+        assert error(hessian(problem, mode=mode).dense(), exact(net)) < 1e-8
+
+
+@pytest.mark.parametrize("normed", ["weight norm", "weight norm by hooks"])
+def test_products_of_the_users_own_model(normed: str) -> None:
+    net = model(normed)
+    parameters = list(net.parameters())
+    with pytest.raises(ValueError, match=r"loss must have a true second derivative.*true_second_derivatives"):
+        batch_product(cross_entropy(net(X), Y), parameters)
+    with true_second_derivatives(net):
+        loss = cross_entropy(net(X), Y)
+    assert error(dense_hessian(batch_product(loss, parameters), parameters), exact(net)) < 1e-8
+
+
+@pytest.mark.parametrize("normed", ["weight norm", "weight norm by hooks"])
+def test_the_model_is_put_back(normed: str) -> None:
+    net = model(normed)
+    holders = [*net.modules(), *(hook for layer in net.modules() for hook in layer._forward_pre_hooks.values())]
+    before = [set(vars(holder)) for holder in holders]
+    within = true_second_derivatives(net)
+    with contextlib.suppress(KeyError), within:
+        assert before != [set(vars(holder)) for holder in holders]
+        raise KeyError
+    assert before == [set(vars(holder)) for holder in holders]
+
+
+@pytest.mark.parametrize("normed", ["weight norm", "weight norm by hooks"])
+def test_regularizers_of_curvature_in_training(normed: str) -> None:
+    """One step of SGD: θ − α(∇L + λHθ)."""
+    net = model(normed)
+    theta = torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+    expected = theta - 0.1 * (gradient_of(net, theta) + 0.5 * exact(net) @ theta)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    fit(Problem(net, "cross_entropy", (X, Y)), optimizer, epochs=1, batch_size=6, regularizers=[Metric(0.5)])
+    assert error(torch.cat([p.detach().reshape(-1) for p in net.parameters()]), expected) < 1e-9
+
+
+class Scaled(nn.Embedding):
+    """One with a forward pass of its own."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return 3 * super().forward(tokens)
+
+
+def bounded(embedding: nn.Module, width: int) -> tuple[nn.Sequential, Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        tokens = torch.randint(0, 5, (6, 4))
+        return nn.Sequential(embedding, nn.Flatten(), nn.Tanh(), nn.Linear(width, 2)).double(), tokens
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag, Scaled])
+def test_embeddings_with_a_largest_norm_keep_the_loss_and_the_weight(kind: type[nn.Module]) -> None:
+    net, tokens = bounded(kind(5, 3, max_norm=1.0), 3 if kind is nn.EmbeddingBag else 12)
+    problem = Problem(net, "cross_entropy", (tokens, Y))
+    theta = problem.vector
+    given = theta.clone()
+    loss = problem.loss(given)
+    if kind is not Scaled:
+        assert torch.equal(given, theta)
+    with torch.no_grad():
+        assert loss == pytest.approx(float(cross_entropy(net(tokens), Y)), rel=1e-12)
+
+
+def test_rows_that_torch_has_scaled_are_within_the_limit() -> None:
+    """Their gradient is then torch's own, as in training; float32 may leave them a rounding beyond."""
+    net, tokens = bounded(nn.Embedding(5, 3, max_norm=1.0), 12)
+    net.float()
+    with torch.no_grad():
+        net(tokens)
+        net[0].weight.mul_(1 + 2e-7)
+    assert bool((net[0].weight.norm(dim=1) > 1).any())
+    problem = Problem(net, "cross_entropy", (tokens, Y))
+    found = problem.gradient()
+    own = torch.autograd.grad(cross_entropy(net(tokens), Y), list(net.parameters()))
+    torch.testing.assert_close(found, torch.cat([part.reshape(-1) for part in own]), rtol=1e-4, atol=1e-6)
