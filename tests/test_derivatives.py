@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrizations
 
-from lambdahat.operators import hessian
+from lambdahat.operators import ggn, hessian
 from lambdahat.optim import Metric, batch_product, true_second_derivatives
 from lambdahat.optim.products import dense_hessian
 from lambdahat.problem import Problem
@@ -146,3 +146,58 @@ def test_rows_that_torch_has_scaled_are_within_the_limit() -> None:
     found = problem.gradient()
     own = torch.autograd.grad(cross_entropy(net(tokens), Y), list(net.parameters()))
     torch.testing.assert_close(found, torch.cat([part.reshape(-1) for part in own]), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("largest", [None, 0.7])
+def test_the_row_of_padding_is_a_constant_in_every_mode(largest: float | None) -> None:
+    """Torch's own forward mode takes that row for a parameter: Hessians came out unsymmetric."""
+    net, tokens = bounded(nn.Embedding(5, 3, padding_idx=0, max_norm=largest), 12)
+    assert bool((tokens == 0).any())
+    with torch.no_grad():
+        net[0].weight[0] = 0.3
+    problem = Problem(net, "cross_entropy", (tokens, Y))
+    true = slopes(problem.gradient, problem.vector)
+    true[:3] = 0
+    for mode in ("reverse", "forward"):
+        assert error(hessian(problem, mode=mode).dense(), true) < 1e-8
+    if largest is None:  # or torch writes to the weight
+        own = torch.autograd.grad(cross_entropy(net(tokens), Y), list(net.parameters()))
+        torch.testing.assert_close(problem.gradient(), torch.cat([part.reshape(-1) for part in own]))
+
+
+def test_an_embedding_with_a_largest_norm_must_not_share_its_weight() -> None:
+    """torch shortens the shared weight before the other layer reads it: a loss of no fixed weights."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(5, 3, max_norm=0.5), nn.Linear(3, 5, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.embedding(tokens))
+
+    with pytest.raises(
+        ValueError, match=r"an embedding with max_norm must have a weight of its own"
+    ):
+        Problem(Tied(), "cross_entropy", (torch.tensor([0, 1, 2]), torch.tensor([1, 2, 3])))
+
+
+@pytest.mark.parametrize("padding", [None, 1])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_give_torchs_numbers_and_can_be_differentiated_twice(mode: str, padding: int | None) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        bag = nn.EmbeddingBag(5, 3, mode=mode, padding_idx=padding, sparse=mode != "max").double()
+        net = nn.Sequential(bag, nn.Tanh(), nn.Linear(3, 2).double())
+    tokens = torch.tensor([[0, 1, 3], [2, 2, 4], [1, 1, 1], [4, 0, 1]])
+    given = (tokens, torch.tensor([0, 1, 1, 0]))
+    problem = Problem(net, "cross_entropy", given)
+    expected = cross_entropy(net(tokens), given[1])
+    assert float(problem.loss()) == pytest.approx(float(expected.detach()), rel=1e-12)
+    if mode == "max":
+        return  # of its second derivative torch has none
+    matrix = hessian(problem).dense()
+    found = slopes(lambda theta: problem.at(theta).gradient(), problem.vector)
+    assert torch.allclose(matrix, found, rtol=1e-7, atol=1e-9)
+    assert torch.allclose(ggn(problem).dense(), ggn(problem).dense().T)

@@ -149,10 +149,28 @@ def test_models_that_return_a_dict(loss):
     assert run.history[0]["loss"] == pytest.approx(same.loss(), rel=1e-6)
 
 
-def test_a_callable_gets_the_whole_dict():
+class Told(dict):
+    """A dict that holds its parts as attributes alone."""
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict])
+def test_a_callable_gets_the_whole_mapping(kind):
     model = InADict(mlp(), "scores", "logits")
+    model.register_forward_hook(lambda layer, inputs, output: kind(output))
     problem = Problem(model, lambda output, y: F.cross_entropy(output["scores"], y), (X, Y))
     agrees(problem, plain(mlp(), F.cross_entropy, X, Y))
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", F.cross_entropy])
+def test_logits_that_are_an_attribute_of_a_dict(loss):
+    def told(layer, inputs, output):
+        held = Told(other=0)
+        held.logits = output
+        return held
+
+    model = mlp()
+    model.register_forward_hook(told)
+    agrees(Problem(model, loss, (X, Y)), plain(mlp(), F.cross_entropy, X, Y))
 
 
 def test_a_dict_without_what_is_looked_for():

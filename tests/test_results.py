@@ -93,6 +93,22 @@ def test_texts_have_values_and_shapes():
         Eigenpairs(torch.tensor([3.0, 1.5]), torch.eye(4, 2).double(), torch.zeros(2), torch.ones(2) > 0)
     )
     assert repr(Estimate(torch.ones(7))).startswith("Estimate(value=float32 (7,), stderr=0, cost=0, status=CONVERGED")
+    assert repr(Estimate(torch.tensor(2.5), np.array(math.nan))).startswith("Estimate(value=2.5, stderr=nan,")
+
+
+def test_kinds_of_a_result_with_a_text_of_its_own_inherit_it(monkeypatch):
+    monkeypatch.setattr(Result, "_types", dict(Result._types))
+
+    @dataclasses.dataclass(frozen=True)
+    class Own(Result):
+        def __repr__(self) -> str:
+            return "own"
+
+    @dataclasses.dataclass(frozen=True)
+    class Kind(Own):
+        part: int = 1
+
+    assert repr(Kind()) == "own"
 
 
 def same(first: Any, second: Any) -> bool:

@@ -6,6 +6,7 @@ unsymmetric. The same in plain operations is right to any order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -28,19 +29,25 @@ def true_derivatives(model: nn.Module) -> None:
 
     Those with weight norm as above. Embeddings may scale their gradient by the frequency of a token, which is then the
     gradient of no function, and may give it as a sparse tensor; with ``max_norm`` they write to their weight in the
-    forward pass, and are differentiated as if they had not. Layers with a forward of their own are left as they are.
+    forward pass, and are differentiated as if they had not. The row of ``padding_idx`` is a constant, which torch
+    forgets in forward mode. Bags of equal length go by plain operations, for their kernel can be differentiated but
+    once. Layers with a forward of their own are left as they are.
     """
     for holder, name, stand_in in _normed(model):
         setattr(holder, name, stand_in)
+    held = Counter(id(parameter) for layer in model.modules() for parameter in layer._parameters.values())
     for layer in model.modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             layer.sparse = layer.scale_grad_by_freq = False
-            if layer.max_norm is None:
-                continue
-            if isinstance(layer, nn.Embedding) and _has_forward_of(layer, nn.Embedding):
+            bounded = layer.max_norm is not None
+            require(not (bounded and held[id(layer.weight)] > 1), "an embedding with max_norm",
+                    "have a weight of its own", "one that another layer reads after it was shortened",
+                    "leave out max_norm, or give the other layer a weight of its own")  # fmt: skip
+            if isinstance(layer, nn.EmbeddingBag):
+                if _has_forward_of(layer, nn.EmbeddingBag):
+                    layer.forward = partial(_bags, layer)  # type: ignore[method-assign]
+            elif (bounded or layer.padding_idx is not None) and _has_forward_of(layer, nn.Embedding):
                 layer.forward = partial(_rows, layer)  # type: ignore[method-assign]
-            elif isinstance(layer, nn.EmbeddingBag) and _has_forward_of(layer, nn.EmbeddingBag):
-                layer.forward = partial(_bags, layer)  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -112,16 +119,25 @@ def _weight_norm(dim: int, weight_g: Tensor, weight_v: Tensor) -> Tensor:
 
 
 def _rows(layer: nn.Embedding, input: Tensor) -> Tensor:
-    return functional.embedding(input, _shortened(layer), layer.padding_idx)
+    rows = functional.embedding(input, layer.weight if layer.max_norm is None else _shortened(layer))
+    if layer.padding_idx is None:
+        return rows
+    return torch.where((input == layer.padding_idx).unsqueeze(-1), rows.detach(), rows)
 
 
 def _bags(
     layer: nn.EmbeddingBag, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
 ) -> Tensor:
-    return functional.embedding_bag(
-        input, _shortened(layer), offsets, mode=layer.mode, per_sample_weights=per_sample_weights,
-        include_last_offset=layer.include_last_offset, padding_idx=layer.padding_idx,
-    )  # fmt: skip
+    weight = layer.weight if layer.max_norm is None else _shortened(layer)
+    if input.ndim != 2 or layer.mode == "max":
+        return functional.embedding_bag(
+            input, weight, offsets, mode=layer.mode, per_sample_weights=per_sample_weights,
+            include_last_offset=layer.include_last_offset, padding_idx=layer.padding_idx,
+        )  # fmt: skip
+    counted = torch.ones_like(input, dtype=weight.dtype) if layer.padding_idx is None else input != layer.padding_idx
+    shares = counted.to(weight.dtype) if per_sample_weights is None else counted * per_sample_weights
+    total = (functional.embedding(input, weight) * shares.unsqueeze(-1)).sum(1)
+    return total / counted.sum(1, keepdim=True).clamp_min(1) if layer.mode == "mean" else total
 
 
 def _shortened(layer: nn.Embedding | nn.EmbeddingBag) -> Tensor:

@@ -102,9 +102,10 @@ class Evaluator:
     def read(self, output: Any) -> Any:
         """What the loss takes of a model's output: the logits of an object or a dict that holds them, else all of it.
 
-        A callable of the user's gets a plain dict whole, and a model's own loss is looked for in all of it.
+        A callable of the user's gets a plain mapping whole, and a model's own loss is looked for in all of it.
         """
-        if self.model_loss or (type(self.loss) is Custom and isinstance(output, dict) and not hasattr(output, LOGITS)):
+        plain = isinstance(output, Mapping) and not hasattr(output, LOGITS)
+        if self.model_loss or (type(self.loss) is Custom and plain):
             return output
         return _held(output, LOGITS, output)
 
@@ -212,7 +213,10 @@ class Evaluator:
 
 def _held(output: Any, name: str, default: Any) -> Any:
     """A part of a model's output by name: under that key of a mapping, or an attribute."""
-    return output.get(name, default) if isinstance(output, Mapping) else getattr(output, name, default)
+    attribute = getattr(output, name, None)
+    if isinstance(output, Mapping) and (name in output or attribute is None):
+        return output.get(name, default)
+    return default if attribute is None else attribute
 
 
 def held_by(output: Any) -> str:

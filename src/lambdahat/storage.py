@@ -73,7 +73,7 @@ class Result:
         super().__init_subclass__()
         Result._types[cls.__name__] = cls
         if "__repr__" not in vars(cls):
-            cls.__repr__ = Result.__repr__  # type: ignore[method-assign]  # or ``dataclass`` makes one of all contents
+            cls.__repr__ = super(cls, cls).__repr__  # type: ignore[method-assign]  # or ``dataclass`` makes one of all
 
     def __repr__(self) -> str:
         pairs = [(part.name, getattr(self, part.name)) for part in dataclasses.fields(self)]  # type: ignore[arg-type]
@@ -136,6 +136,8 @@ class Result:
 def _short(value: Any) -> str:
     """A value for the text of a result: long arrays by shape, results by value or name, the first few of many."""
     if isinstance(value, Tensor | np.ndarray):
+        if value.ndim == 0:
+            return _short(value.item())
         if value.ndim == 1 and 0 < len(value) <= FEW:
             return f"[{', '.join(map(_short, value.tolist()))}]"
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
