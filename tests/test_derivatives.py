@@ -177,9 +177,7 @@ def test_an_embedding_with_a_largest_norm_must_not_share_its_weight() -> None:
         def forward(self, tokens: Tensor) -> Tensor:
             return self.head(self.embedding(tokens))
 
-    with pytest.raises(
-        ValueError, match=r"an embedding with max_norm must have a weight of its own"
-    ):
+    with pytest.raises(ValueError, match=r"an embedding with max_norm must have a weight of its own"):
         Problem(Tied(), "cross_entropy", (torch.tensor([0, 1, 2]), torch.tensor([1, 2, 3])))
 
 
