@@ -9,6 +9,7 @@ from torch import nn
 
 from lambdahat._rng import generator
 from lambdahat.optim import KFAC, kfac
+from lambdahat.optim.kronecker_rows import Rows, explain
 
 
 def drawn(*shape, name):
@@ -78,6 +79,17 @@ def test_steps_from_rows_are_those_from_the_gradient(network, data, way, setting
     assert len(used) == {plain: 2 * 13, bias_edited: 13}.get(way, 0)
     monkeypatch.setattr(kfac, "rows_of", lambda *given: None)
     torch.testing.assert_close(found, run(network, data, way, **settings), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-25, 1e25])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_gradient_is_told_from_the_sum_over_the_samples_at_any_scale(scale, biased):
+    x, g = drawn(6, 40, name="x").float(), drawn(6, 30, name="g").float()
+    gradients = [g.T @ x, g.sum(dim=0)][: 1 + biased]
+    assert explain(Rows(x, g), gradients)
+    for number in range(len(gradients)):
+        wrong = [(1.01 if number == index else 1.0) * scale * part for index, part in enumerate(gradients)]
+        assert not explain(Rows(x, scale * g), wrong)
 
 
 def test_nothing_recorded_outlives_a_step(network, data):

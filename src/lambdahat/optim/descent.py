@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from lambdahat._check import describe, require
 from lambdahat.problem import Problem, require_problem
 
 Directions = dict[Tensor, Tensor]
+BLAS = (torch.float32, torch.float64)
 
 
 class Descent(Optimizer):
@@ -121,6 +123,14 @@ class Descent(Optimizer):
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = d.clone()
         return [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+
+
+def total_norm(tensors: list[Tensor]) -> Tensor:
+    """The norm of all tensors together; on a CPU by dot products, which take half the time of norms."""
+    if not all(tensor.device.type == "cpu" and tensor.dtype in BLAS for tensor in tensors) or not tensors:
+        return get_total_norm(tensors)
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    return torch.stack([torch.dot(one, one) for one in flat]).sum().sqrt()
 
 
 def require_nonnegative(value: Any, name: str) -> None:

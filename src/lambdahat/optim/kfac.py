@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
 from lambdahat._check import require, require_choice, require_count, require_positive
 from lambdahat._rng import derived_seed
 from lambdahat.operators.kronecker_factors import Fisher
-from lambdahat.optim.descent import Descent, Directions, require_fraction, require_nonnegative
+from lambdahat.optim.descent import Descent, Directions, require_fraction, require_nonnegative, total_norm
 from lambdahat.optim.kronecker_blocks import apply, average, ready, refresh
 from lambdahat.optim.kronecker_layers import Layer, Sums, find_layers
 from lambdahat.optim.kronecker_rows import Rows, explain, rows_of, step_of
@@ -128,14 +127,13 @@ class KFAC(Descent):
         fisher = Fisher(self.fisher, 1, derived_seed(self.seed, "kfac", group["step"]))
         for layer, sums in zip(self.layers, self._measure(problem, fisher), strict=True):
             if sums.samples:
-                average(self.state[layer.key], sums.means(), group["decay"])
+                average(self.state[layer.key], sums.totals, sums.factors(), group["decay"])
         group["observed"] = group["step"]
 
     def wanted(self) -> bool:
         """Whether the backward pass of the forward pass that runs now is to be recorded."""
         return self._by_rows or self._measures
 
-    @torch.no_grad()
     def receive(self, index: int, x: Tensor, g: Tensor, samples: int, forward_pass: object) -> None:
         """Add one call of layer ``index`` to its sums; the hooks call this in a backward pass."""
         if self._by_rows:  # of a single call
@@ -173,7 +171,7 @@ class KFAC(Descent):
         for layer, steps in blocks:
             parts = zip(layer.parameters, steps, strict=True)
             found.update((parameter, part.to(parameter.dtype)) for parameter, part in parts)
-        self.update_norm = get_total_norm(list(found.values()))
+        self.update_norm = total_norm(list(found.values()))
         self._forget()
         return found
 
@@ -275,7 +273,7 @@ class KFAC(Descent):
         scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
         for layer, sums in zip(self.layers, self._sums, strict=True):
             if sums.samples:
-                average(self.state[layer.key], sums.means(scale), self.param_groups[0]["decay"])
+                average(self.state[layer.key], sums.totals, sums.factors(scale), self.param_groups[0]["decay"])
 
     def _refresh(self) -> None:
         missing = self.fisher != "empirical" and not any("updates" in self.state[layer.key] for layer in self.layers)

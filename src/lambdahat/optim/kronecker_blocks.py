@@ -20,22 +20,23 @@ MOMENTS = ("A", "G", "F", "squares")
 FIRST_ITERATIONS = 3
 
 
-def average(state: State, fresh: dict[str, Tensor], decay: float) -> None:
-    """Mix fresh moments into the running ones: the plain mean of the first few, then an exponential average.
+def average(state: State, totals: dict[str, Tensor], factors: dict[str, float], decay: float) -> None:
+    """Mix fresh moments factor·total into the running ones: the plain mean of the first few, then an exponential one.
 
     F ← ε F + (1 − ε) F_new, ε = min(1 − 1/k, decay) at the k-th (Martens & Grosse 2015, §5). A batch with NaN or
     infinity in it, as loss scaling provokes, is left out.
     """
     state["updates"] = state.get("updates", 0) + 1
     weight = 1.0 - min(1.0 - 1.0 / state["updates"], decay)
-    for name, new in fresh.items():
-        old = state.get(name)
+    for name, total in totals.items():
+        old, factor = state.get(name), factors[name]
         if old is None:
-            state[name] = new
+            state[name] = total * factor
         elif old.device.type != "cpu":
+            new = total * factor
             state[name] = torch.where(new.sum().isfinite(), old.lerp(new, weight), old)
-        elif new.sum().isfinite():
-            old.lerp_(new, weight)
+        elif (total.sum() * factor).isfinite():  # in place: a moment is as large as a layer
+            old.mul_(1.0 - weight).add_(total, alpha=weight * factor)
 
 
 def refresh(state: State, damping: float, rank: int | None, corrected: bool, name: str) -> None:
@@ -112,13 +113,15 @@ def _from_left(state: State, matrix: Tensor) -> Tensor:
 
 def _inverse(moment: Tensor, shift: Tensor, name: str) -> Tensor:
     """(M + shift·I)⁻¹ by Cholesky, in the working dtype."""
-    damped = moment.clone()
+    own = moment.device.type == "cpu"
+    damped = moment.mT.clone() if own else moment.clone()  # by columns LAPACK works in place
     damped.diagonal(dim1=-2, dim2=-1).add_(shift.to(moment).reshape(-1, 1))
-    factor, failed = torch.linalg.cholesky_ex(damped)
+    out = (damped, damped.new_empty(damped.shape[:-2], dtype=torch.int32)) if own else None
+    factor, failed = torch.linalg.cholesky_ex(damped, out=out)
     fine = not bool(failed.any())
     require(fine, "damping", f"make the moments of layer {name!r} positive definite", "singular or infinite ones",
             "raise damping, or lower lr if the loss has become NaN", RuntimeError)  # fmt: skip
-    return torch.cholesky_inverse(factor)
+    return torch.cholesky_inverse(factor, out=factor if own else None)
 
 
 def _leading(moment: Tensor, start: Tensor | None, rank: int) -> tuple[Tensor, Tensor, Tensor]:

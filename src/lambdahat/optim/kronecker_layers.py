@@ -41,10 +41,9 @@ class Sums:
         self.samples += 0 if forward_pass in self.passes else samples
         self.passes.add(forward_pass)
 
-    def means(self, scale: float = 1.0) -> dict[str, Tensor]:
-        """The moments, for gradients that were multiplied by ``scale``."""
-        factors = dict.fromkeys(self.totals, self.samples / scale**2) | {"A": 1.0 / max(self.rows, 1)}
-        return {name: total * factors[name] for name, total in self.totals.items()}
+    def factors(self, scale: float = 1.0) -> dict[str, float]:
+        """What makes moments of the totals, for gradients that were multiplied by ``scale``."""
+        return dict.fromkeys(self.totals, self.samples / scale**2) | {"A": 1.0 / max(self.rows, 1)}
 
 
 class Layer(ABC):

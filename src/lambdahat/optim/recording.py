@@ -43,7 +43,9 @@ class Recorder:
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pass of the whole model starts: its first tensor tells the number of samples."""
-        sizes = [len(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim > 0]
+        first = args[0] if args else None
+        leaves = [first] if isinstance(first, Tensor) and first.ndim > 0 else tree_leaves((args, kwargs))
+        sizes = [len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > 0]
         self._current = (sizes[0], object()) if sizes else None
 
     def end(self, *_: Any) -> None:
