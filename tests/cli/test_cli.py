@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -390,7 +391,9 @@ def test_interrupt_exits_with_130_and_keeps_what_was_finished(project, tmp_path)
     )
     (tmp_path / "slow_users.py").write_text(slow)
     arguments = ["measure", "slow_users:make_problem", "--what", "trace,eigenpairs", "--out", "run"]
-    process = subprocess.Popen([sys.executable, "-m", "lambdahat", *arguments], stderr=subprocess.PIPE, text=True)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+    command = [sys.executable, "-m", "lambdahat", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
     deadline = time.monotonic() + 60
     while not (tmp_path / "run" / "run.json").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
