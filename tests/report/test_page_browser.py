@@ -10,6 +10,7 @@ import pytest
 
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.report.page import page, write_page
+from lambdahat.results import Estimate
 from tests.report.browser import CHROMIUM
 from tests.report.pages import HOSTILE, an_experiment, with_own_claims
 from tests.report.test_chains import a_coefficient
@@ -100,6 +101,17 @@ def choose(browser, name, value):
         f"(() => {{ const one = document.querySelector('[data-filter={name}]');"
         f" one.value = {value!r}; one.dispatchEvent(new Event('input')); }})()"
     )
+
+
+def test_numbers_are_sorted_by_value(browser, tmp_path):
+    values = [12.5, -3.0, 1.5, -20.0]
+    results = {f"part {number}": Estimate(value, 0.5) for number, value in enumerate(values)}
+    browser.open(page(results, tmp_path / "page.html"), 1280)
+    shown = "[...document.querySelectorAll('#overview tbody tr')].map((row) => row.cells[2].textContent)"
+    assert len(browser.evaluate(shown)) == 4
+    browser.evaluate("document.querySelectorAll('#overview .sort')[2].click()")
+    order = [float(text.split()[0].replace("−", "-")) for text in browser.evaluate(shown)]
+    assert order == sorted(values)
 
 
 def test_claims_are_filtered_and_sorted(browser, written):

@@ -187,7 +187,7 @@ def _jumps(section: Section, name: str) -> str:
 
 
 def _card(card: Card) -> str:
-    parts = {"label": card.label, "value": minus(card.value), "detail": card.detail, "remedy": card.remedy}
+    parts = {"label": card.label, "value": minus(card.value), "detail": minus(card.detail), "remedy": card.remedy}
     spans = (f'<span class="{kind}">{escape(text)}</span>' for kind, text in parts.items() if text)
     return f"<li>{''.join(spans)}</li>"
 

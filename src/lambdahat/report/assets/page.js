@@ -190,7 +190,10 @@
     all("thead th", table).forEach((one) => one.removeAttribute("aria-sort"));
     head.setAttribute("aria-sort", up ? "ascending" : "descending");
     const text = (row) => row.cells[column].textContent.trim();
-    const order = all("tbody tr", table).sort((a, b) => text(a).localeCompare(text(b), "en", { numeric: true }));
+    const number = (row) => parseFloat(text(row).replace("\u2212", "-").replaceAll(",", "")); // NaN of what begins with none
+    const order = all("tbody tr", table).sort(
+      (a, b) => number(a) - number(b) || text(a).localeCompare(text(b), "en", { numeric: true }),
+    );
     table.tBodies[0].append(...(up ? order : order.reverse()));
   }
   all(".sort").forEach((one) => one.addEventListener("click", () => sort(one.closest("th"))));
