@@ -99,7 +99,7 @@ def test_auto_takes_the_first_place_that_fits(room, device, place):
 
 @pytest.mark.parametrize("dim", [25, 64, 1001])
 def test_rows_on_the_device_start_alike(dim):
-    """cuDNN searches for kernels anew at each alignment of a tangent; on VGG-16 that took 12 s of a density."""
+    """cuDNN searches for kernels anew at each alignment of a tangent, which takes seconds on VGG-16."""
     basis = Basis(8, dim, torch.float32, CPU)
     assert len({basis[j].data_ptr() % 256 for j in range(8)}) == 1
     assert basis.rows.shape == (8, dim)

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from lambdahat._check import require, require_choice, require_count, require_positive
 from lambdahat.krylov import Lanczos, lanczos, random_vector
 from lambdahat.operators.curvature import ggn, hessian
-from lambdahat.optim.descent import Descent, Directions
+from lambdahat.optim.descent import Descent, Directions, total_norm
 from lambdahat.problem import Problem
 
 CURVATURES = {"absolute_hessian": hessian, "ggn": ggn}
@@ -92,7 +91,7 @@ class LanczosNewton(Descent):
             if self.pairs
             else {parameter: gradient / group["damping"] for parameter, gradient in found.items()}
         )
-        self.update_norm = get_total_norm(list(steps.values()))
+        self.update_norm = total_norm(list(steps.values()))
         return steps
 
     def _preconditioned(self, gradients: Directions, eta: float, damping: float) -> Directions:
