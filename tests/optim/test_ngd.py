@@ -390,6 +390,16 @@ def test_gradients_of_zero_and_single_numbers():
     assert number.item() == short.item() == -6.0
 
 
+def test_every_step_takes_the_rate_it_finds():
+    number = zeros()
+    optimizer = NGD([number], lr=0.5)
+    for rate in (0.5, 0.5, torch.tensor(0.25), 0.5, 0.0, torch.tensor(0.0), 0.5):
+        optimizer.param_groups[0]["lr"] = rate
+        number.grad = torch.ones_like(number)
+        optimizer.step()
+    assert number.item() == -2.25
+
+
 def test_scaled_losses_and_closures():
     models = [mlp([5, 7, 3]) for _ in range(3)]
     optimizers = [NGD(model.parameters(), lr=0.1) for model in models]

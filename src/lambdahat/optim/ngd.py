@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
@@ -129,6 +130,7 @@ class _Stack:
         # a recorded step reads its gradients from a fixed place
         cuda = first.device.type == "cuda"
         self.gradient = torch.empty(shape, dtype=self.dtype, device=first.device) if cuda else None
+        self.places = [] if self.gradient is None else list(self.gradient.unbind())
         for axis in range(first.ndim):
             if f"axis{axis}_basis" in states[0]:
                 parts = (torch.stack([state[f"axis{axis}_{field}"] for state in states]) for field in FIELDS)
@@ -169,16 +171,17 @@ class _Batch:
         self.parameters = [parameter for stack in self.stacks for parameter in stack.parameters]
         self.states = [state for stack in self.stacks for state in stack.states]
         self.power = torch.zeros(len(parameters), dtype=torch.float64, device=device)
+        self.places = [place for stack in self.stacks for place in stack.places]
         self._lr, self._replay = torch.zeros((), dtype=torch.float64, device=device), Replay(device)
+        self._rate = 0.0  # what _lr holds, unless a tensor was copied there
 
     def step(self, settings: dict[str, Any]) -> None:
         """One step of all its parameters."""
-        age, lr = self.states[0]["step"], settings["lr"]
+        age = self.states[0]["step"]
         now = updating(age, settings["period"])
-        if self.stacks[0].gradient is not None:
-            places = [place for stack in self.stacks for place in stack.gradient.unbind()]  # type: ignore[union-attr]
-            torch._foreach_copy_(places, _gradients(self.parameters))
-        self._lr.copy_(lr) if isinstance(lr, Tensor) else self._lr.fill_(lr)
+        if self.places:
+            torch._foreach_copy_(self.places, _gradients(self.parameters))
+        self._set_rate(settings["lr"])
         if age:
             self._replay((now, _fixed(settings)), lambda: self._work(settings, now))
             for parameter in self.parameters:  # a replayed graph changes tensors behind autograd's back
@@ -189,6 +192,15 @@ class _Batch:
                 stack.share()
         for state in self.states:
             state["step"] = age + 1
+
+    def _set_rate(self, lr: float | Tensor) -> None:
+        """Where recorded steps read it; a number that has not changed is there already."""
+        if isinstance(lr, Tensor):
+            self._lr.copy_(lr)
+            self._rate = math.nan
+        elif lr != self._rate:
+            self._lr.fill_(lr)
+            self._rate = lr
 
     def _work(self, settings: dict[str, Any], now: bool) -> None:
         gradients, decay = [stack.gathered() for stack in self.stacks], settings["weight_decay"]
