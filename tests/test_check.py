@@ -79,5 +79,7 @@ def test_a_choice_is_spelt_for_you():
         require_choice("mnst", "data set", ("mnist", "xord"))
     with pytest.raises(ValueError, match=r"got 'mnst'; did you mean 'mnist'\?; or pass a path$"):
         require_choice("mnst", "data set", {"mnist": 0}, "or pass a path")
+    with pytest.raises(ValueError, match=r"got 'ngd'; did you mean 'NGD'\?$"):
+        require_choice("ngd", "optimizer", ("SGD", "NGD"))
     with pytest.raises(ValueError, match=r"got 'nothing'$"):
         require_choice("nothing", "data set", ("mnist", "xord"))

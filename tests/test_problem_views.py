@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import lambdahat as lh
+from lambdahat.batches import Batches
 from lambdahat.problem import Problem
 from tests.oracles import dense_hessian
 from tests.small_problems import C, N, X, Y, agrees, batchnorm, mlp, plain
@@ -52,6 +57,35 @@ def test_operators_do_not_follow_the_statistics_or_the_rest_of_the_model(mode, m
     assert problem.loss() != loss  # the problem follows
     assert torch.equal(H @ v, before)
     assert trace.known_trace() == known
+
+
+def squares(params: dict[str, torch.Tensor], batch: torch.Tensor | None = None) -> torch.Tensor:
+    return (params["w"] ** 2).sum() * (1.0 if batch is None else batch.square().mean())
+
+
+PICKLED = {
+    "tensors": lambda: Problem(mlp(), "cross_entropy", (X, Y), batch_size=4),
+    "data set": lambda: Problem(batchnorm(), "cross_entropy", TensorDataset(X, Y), batch_size=4, norm="train"),
+    "loader": lambda: Problem(mlp(), F.cross_entropy, DataLoader(TensorDataset(X, Y), batch_size=5)),
+    "list of batches": lambda: Problem(mlp(), "cross_entropy", [(X, Y), (X[:3], Y[:3])]),
+    "another problem's data": lambda: Problem(mlp(), "cross_entropy", Batches(partial(list, [(X, Y)]), X.device, None)),
+    "a function": lambda: Problem.from_function(squares, {"w": torch.arange(3.0)}),
+    "a function of data": lambda: Problem.from_function(squares, {"w": torch.arange(3.0)}, X),
+}
+
+
+@pytest.mark.parametrize("kind", PICKLED)
+def test_a_problem_goes_to_another_process_whole(kind):
+    problem = PICKLED[kind]()
+    twin = pickle.loads(pickle.dumps(problem))
+    v = torch.ones(problem.num_parameters, dtype=problem.vector.dtype)
+    assert twin.loss() == problem.loss()
+    assert torch.equal(lh.hessian(twin) @ v, lh.hessian(problem) @ v)
+    if isinstance(twin.source, torch.nn.Module):
+        before = problem.loss()
+        with torch.no_grad():
+            next(twin.source.parameters()).mul_(2.0)
+        assert twin.loss() != before == problem.loss()  # it follows the model that came with it
 
 
 def test_vector_is_a_copy():

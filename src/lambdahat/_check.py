@@ -64,8 +64,11 @@ def require_interval(value: Any, name: str, least: float = -math.inf) -> tuple[f
 
 def did_you_mean(value: Any, choices: Collection[str]) -> str:
     """A question with the choice that is spelt most like an unknown one; empty where none is near."""
-    near = difflib.get_close_matches(value, choices, 1) if isinstance(value, str) and value not in choices else []
-    return f"did you mean {near[0]!r}?" if near else ""
+    if not isinstance(value, str) or value in choices:
+        return ""
+    folded = {choice.casefold(): choice for choice in choices}
+    near = difflib.get_close_matches(value.casefold(), folded, 1)
+    return f"did you mean {folded[near[0]]!r}?" if near else ""
 
 
 def require_choice(value: Any, name: str, choices: Collection[str], cure: str = "") -> str:

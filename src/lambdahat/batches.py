@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -225,15 +226,15 @@ def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Ite
     """A function that starts a fresh pass over the raw batches."""
     given = "a DataLoader" if isinstance(data, DataLoader) else "a list of batches"
     if isinstance(data, Batches):
-        return lambda: (batch.data for batch in data)
+        return partial(_raw, data)
     if isinstance(data, DataLoader):
         require(batch_size is None, "batch_size", f"be left out for {given}", batch_size, "it has its own batches")
         _require_ordered(data)
-        return lambda: data
+        return partial(_same, data)
     if isinstance(data, IterableDataset):
-        return lambda: DataLoader(data, batch_size=batch_size or default)
+        return partial(DataLoader, data, batch_size=batch_size or default)
     if _is_columns(data):
-        return lambda: _slices(_plain(data), batch_size or default)
+        return partial(_slices, _plain(data), batch_size or default)
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
         require(len(data) > 0, "data", "hold at least one batch", "an empty list")
         if not isinstance(data[0], Tensor | tuple | list | Mapping):  # to describe a good one would print its tensors
@@ -241,15 +242,23 @@ def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Ite
                     f"a {type(data).__name__} whose first entry is {describe(data[0])}",
                     "torch.as_tensor makes tensors", TypeError)  # fmt: skip
         require(batch_size is None, "batch_size", f"be left out for {given}", batch_size, "it has its own batches")
-        return lambda: data
+        return partial(_same, data)
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         require(len(data) > 0, "data", "hold at least one sample", "an empty data set")
-        return lambda: _collated(data, batch_size or default)
+        return partial(_collated, data, batch_size or default)
     once = hasattr(data, "__next__")
     cure = "pass list(data): an operator needs the same batches at every product" if once else ""
     require(False, "data", "be a Dataset, a DataLoader, tensors or a list of batches",
             "a one-shot iterator" if once else data, cure, TypeError)  # fmt: skip
     raise AssertionError
+
+
+def _raw(batches: Batches) -> Iterator[Any]:
+    return (batch.data for batch in batches)
+
+
+def _same(data: Any) -> Any:
+    return data
 
 
 def _is_columns(data: Any) -> bool:

@@ -132,7 +132,7 @@ class Problem:
         self._evaluate = FunctionEvaluator(loss_fn, data is not None)
         if data is None:
             count = 1 if num_samples is None else require_count(num_samples, "num_samples")
-            self.batches = Batches(lambda: [torch.zeros(count, 0)], self.device, None)
+            self.batches = Batches(partial(_blank, count), self.device, None)
         else:
             require(num_samples is None, "num_samples", "be left out when data is given", num_samples)
             self.batches = self._batched(data, batch_size)
@@ -393,6 +393,11 @@ class Problem:
                 'one made by from_function or with loss="model"', f"{what} needs both", TypeError)  # fmt: skip
         assert isinstance(self._evaluate, Evaluator)
         return self._evaluate
+
+
+def _blank(count: int) -> list[Tensor]:
+    """The batches of a loss without data: samples of nothing."""
+    return [torch.zeros(count, 0)]
 
 
 def _placed(tensors: Parameters, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
