@@ -7,49 +7,51 @@ export OPENBLAS_NUM_THREADS ?= 1
 # The theme prints a notice at every build otherwise.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test check docs bench bench-check bench-page cluster-check dist-check clean
+.PHONY: demo test check docs bench bench-check bench-page cluster-check dist-check clean help
 
-demo: .venv/.dev
+demo: .venv/.dev ## The NGD paper in miniature, on digits; writes demo-output/
 	$(BIN)/lambdahat demo --out demo-output
 
-test: check
+test: check ## Style, types, layering, tests, documentation
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 	$(BIN)/python -m pytest --doctest-modules src
 	$(BIN)/mkdocs build --strict --quiet
 
-check: .venv/.dev
+check: .venv/.dev ## Style, types, layering
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: .venv/.dev
+docs: .venv/.dev ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 # What everything costs beside the peers; then the questions that need neither hours nor data that are fetched.
-bench: .venv/.bench
+bench: .venv/.bench ## What everything costs beside the peers
 	$(BIN)/lambdahat bench --peers --out benchmarks/scratch/bench
 	@set -e; for name in scaling coverage sampling; do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
 
 # Fails where we are slower by more than 15 %, in the ratios to a gradient and to every peer, than on record.
-bench-check: .venv/.bench
+bench-check: .venv/.bench ## Fail where we are slower than on record
 	$(BIN)/lambdahat bench --peers --against benchmarks/results/bench-cpu.json --out benchmarks/scratch/bench
 
-# The tables and figures of docs/bench.md, from benchmarks/results.
-bench-page: .venv/.dev
+bench-page: .venv/.dev ## The tables and figures of docs/bench.md, from benchmarks/results
 	$(BIN)/python benchmarks/bench_page.py
 	$(BIN)/python benchmarks/speed_figures.py
 
 # The same rows on loky, a local dask cluster and a local ray. Stays in benchmarks/results/clusters.txt.
-cluster-check: .venv/.cluster
+cluster-check: .venv/.cluster ## The same rows on loky, dask and ray
 	$(BIN)/python benchmarks/cluster_check.py
 
 # The wheel and the sdist install beside torch in a fresh environment, and measure a trace there.
-dist-check: .venv/.dev
+dist-check: .venv/.dev ## The wheel and the sdist install and work
 	$(BIN)/python tests/distribution.py
 
-clean:
+clean: ## Remove .venv and all that is built
 	rm -rf .venv build dist site demo-output .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -3,13 +3,12 @@
 import contextlib
 import io
 import re
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-
-from lambdahat.bench.devinterp_chains import devinterp
 
 PAGE = Path(__file__).parents[1] / "docs" / "coming-from.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -40,8 +39,18 @@ def namespace():
         yield names
 
 
+@pytest.fixture
+def torchvision_as_it_was():
+    """The block of devinterp hides torchvision."""
+    before = {name: module for name, module in sys.modules.items() if name == "torchvision"}
+    yield
+    sys.modules.pop("torchvision", None)
+    sys.modules.update(before)
+
+
 @pytest.mark.oracle
 @pytest.mark.filterwarnings("ignore")  # theirs
+@pytest.mark.usefixtures("torchvision_as_it_was")
 @pytest.mark.parametrize("name", [*list(PEERS)[:-1], pytest.param("devinterp", marks=pytest.mark.slow)])
 def test_both_calls_give_the_same_number(name, namespace):
     theirs, ours = section(name)
@@ -50,8 +59,6 @@ def test_both_calls_give_the_same_number(name, namespace):
     missing = [module for module in NEEDS.get(name, (PEERS[name],)) if find_spec(module) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed: only our half was run")
-    if name == "devinterp":
-        devinterp("slt.llc")  # works around a torchvision that does not fit torch
     run(theirs, namespace)
     assert namespace["theirs"].keys() == namespace["ours"].keys()
     for key, value in namespace["theirs"].items():
