@@ -6,7 +6,7 @@ import pytest
 
 from lambdahat.bench import BenchResult, BenchRow, regressions
 from lambdahat.bench.records import OURS, UNIT
-from lambdahat.bench.regressions import merged
+from lambdahat.bench.regressions import failures, merged
 from lambdahat.report.figures import plot
 from lambdahat.results import Result
 
@@ -62,12 +62,31 @@ def test_a_record_is_stored_and_drawn(tmp_path):
         (record(ours=2.4, peer=4.8), []),  # only the unit says so: it was the unit that was faster
         (record(ours=2.0, peer=3.0), []),  # the peer became faster, ours did not become slower
         (record(ours=2.6, peer=math.nan), [1.3]),
-        (record(work="another"), []),
-        (record(ours=math.nan), []),
+        (joined(record(work="another", ours=9.0), record()), []),
     ],
 )
 def test_slower_than_on_record_in_every_ratio(now, slower):
     assert [one.growth for one in regressions(now, record())] == pytest.approx(slower)
+
+
+def test_a_task_of_ours_that_raised_fails():
+    broken = BenchRow("HVP", "mlp", OURS, note="ValueError: no")
+    now = BenchResult((*(row for row in record().rows if row.by != OURS), broken), record().about)
+    (one,) = regressions(now, record())
+    assert str(one) == "HVP, mlp: no answer, ValueError: no"
+    assert failures(now) == [one]
+    assert merged(now, record()).of("HVP", "mlp")[OURS].cost == 2.0  # a second look that worked
+    assert failures(record()) == []
+
+
+def test_only_runs_of_one_kind_are_compared():
+    with pytest.raises(ValueError, match=r"the record must have a task in common with this run, got none$"):
+        regressions(record(work="another"), record())
+    quick = BenchResult(record().rows, {"quick": True})
+    with pytest.raises(
+        ValueError, match=r"the record must be of a run with quick True, as this one, got None; compare"
+    ):
+        regressions(quick, record())
 
 
 def test_an_answer_that_is_not_accurate_fails_whatever_its_time():

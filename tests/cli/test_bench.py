@@ -10,7 +10,8 @@ from lambdahat.bench.records import OURS, UNIT
 from lambdahat.cli import bench
 from lambdahat.cli.app import app
 
-ABOUT = {"device": "cpu", "chip": "a chip", "threads": 1, "torch": "2.6"}
+SIZES = {"quick": False, "samples": 2048, "batch size": 512, "hidden width": 256}
+ABOUT = {"device": "cpu", "chip": "a chip", "threads": 1, "torch": "2.6", **SIZES}
 
 
 def call(*arguments):
@@ -47,7 +48,7 @@ def test_every_family_runs_at_tiny_sizes(tmp_path):
             "log-determinant to 0.02 %", "100 graph moments", "cluster count"} <= works  # fmt: skip
     inaccurate = [row for row in document["rows"] if (row["error"] or 0) > (row["accuracy"] or float("inf"))]
     assert not inaccurate
-    assert not [row for row in document["rows"] if row["note"]]
+    assert {row["note"] for row in document["rows"] if row["note"]} == {"2 probes, depth 10", "3 probes, depth 30"}
     assert len(BenchResult.load(tmp_path / "bench.json")) == len(document["rows"])
     assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "table.txt", "table.md", "bench.png"}
 
@@ -89,6 +90,8 @@ def test_what_is_to_be_explained_is_stated():
     [
         (["--only", "none"], "only must match a family of rows: " + ", ".join(FAMILIES)),
         (["--device", "tpu"], "--device must be cpu or cuda, got 'tpu'"),
+        (["--device", "cpu:7"], "--device must be cpu or cuda, got 'cpu:7'; there is one cpu"),
+        (["--out", "record.json"], "--out must be a folder or a new one, got 'record.json' (File exists)"),
         (["--against", "nowhere.json"], "path must name a result written by save()"),
         (["--tolerance", "0", "--against", "record.json"], "tolerance must be a finite number above 0"),
     ],
@@ -99,6 +102,20 @@ def test_bad_arguments_are_explained(runs, arguments, message, tmp_path, monkeyp
     runs.append(2.0)
     if "--only" in arguments:
         monkeypatch.undo()
-    result = call("--quick", *arguments)
+    result = call(*([] if "--tolerance" in arguments else ["--quick"]), *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_a_record_of_another_kind_of_run_is_refused_before_anything_is_measured(runs, tmp_path):
+    result = call("--quick", "--against", record(2.0).save(tmp_path / "record.json"))
+    assert result.exit_code == 2
+    assert "the record must be of a run with quick True, as this one, got False" in result.stderr
+
+
+def test_a_task_of_ours_that_raises_is_told_by_the_exit_code(monkeypatch):
+    broken = BenchRow("HVP", "mlp", OURS, note="ValueError: no")
+    monkeypatch.setattr(bench, "run", lambda *_: BenchResult((record(2.0).rows[0], broken), ABOUT))
+    result = call()
+    assert result.exit_code == 1
+    assert result.stderr.strip() == "HVP, mlp: no answer, ValueError: no"

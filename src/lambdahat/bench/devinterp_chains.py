@@ -54,13 +54,15 @@ class Settings:
 class PeerRun:
     """``losses`` and ``centre_losses``, (chains, draws), are of the same batches, at w_t and at w*.
 
-    ``baseline`` is devinterp's L₀. ``step_s`` is the median time of a chain-step once it runs; ``total_s`` is of the
-    call, with copying the model and collecting garbage at each end of a chain.
+    ``baseline`` is devinterp's L₀, ``whole`` the same over all data, which its users can ask for. ``step_s`` is the
+    median time of a chain-step once it runs; ``total_s`` is of the call, with copying the model and collecting garbage
+    at each end of a chain.
     """
 
     losses: Tensor
     centre_losses: Tensor
     baseline: float
+    whole: float
     nbeta: float
     step_s: float
     total_s: float
@@ -69,6 +71,11 @@ class PeerRun:
     def per_chain(self) -> Tensor:
         """devinterp's λ̂ of each chain."""
         return self.nbeta * (self.losses.mean(1) - self.baseline)
+
+    @property
+    def above_whole(self) -> Tensor:
+        """devinterp's λ̂ of each chain where it is asked for a baseline over all data."""
+        return self.nbeta * (self.losses.mean(1) - self.whole)
 
     @property
     def paired(self) -> Tensor:
@@ -178,7 +185,7 @@ def _as_run(
     centres = torch.stack([centre[numbers.cpu()].mean() for _, numbers in seen]).view(shape)
     steps = torch.tensor([times[SKIPPED:] for times in clock], dtype=torch.float64).diff(dim=1)
     first = float(centres[:, :INIT_BATCHES].mean())
-    return PeerRun(traces, centres, first, settings.nbeta, float(steps.median()), total)
+    return PeerRun(traces, centres, first, float(centre.mean()), settings.nbeta, float(steps.median()), total)
 
 
 def official(model: nn.Module, losses: Losses, data: tuple[Tensor, Tensor], settings: Settings) -> tuple[Tensor, float]:

@@ -18,7 +18,7 @@ from lambdahat.bench.peers import Peer, Traced
 from lambdahat.bench.plans import Plan, rows
 from lambdahat.bench.problems import Case
 from lambdahat.bench.records import OURS, UNIT, BenchRow
-from lambdahat.bench.timing import Maker, Timed
+from lambdahat.bench.timing import Maker, Run, Timed
 from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.estimators.spectra import spectrum
 from lambdahat.estimators.traces import trace
@@ -27,6 +27,7 @@ from lambdahat.operators.curvature import hessian
 TOP, ACCURACY = 10, 0.01
 PROBES = 16  # of a trace whose error falls as 1/√probes: its time is scaled to the accuracy
 LADDER = (8, 16, 32, 64, 128)  # products of a trace whose error falls faster: the first that is accurate is timed
+STEPS, NEAR = (2, 3, 4, 6, 8), 1e-5  # Lanczos steps for each eigenvalue, likewise, and what is accurate in float32
 
 
 def estimate_rows(plan: Plan) -> Iterator[list[BenchRow]]:
@@ -89,6 +90,9 @@ def _peer_trace(peer: Peer, case: Case, truth: float, notes: dict[str, str], qui
             return partial(peer.trace, case, PROBES)
         if abs(found.value / truth - 1) <= ACCURACY:
             break
+    else:
+        notes[peer.name] = f"{products} products, not within {ACCURACY:.0%} yet"
+        return partial(peer.trace, case, products)
     notes[peer.name] = f"{products} products"
     return partial(peer.trace, case, products)
 
@@ -103,9 +107,22 @@ def _eigenvalue_rows(plan: Plan, case: Case, truth: Tensor, alone: bool) -> list
     def error(found: Tensor) -> float:
         return float((found.cpu().double() / truth - 1).abs().max())
 
-    timed = _against(plan, case, "top_eigenvalues", ours, alone, k=top)
+    notes: dict[str, str] = {}
+
+    def peers_own(peer: Peer) -> Callable[[], Tensor]:
+        """A peer that does not know when to stop is given few steps, then more, until it is near the truth."""
+        if not peer.steps_given:
+            return partial(peer.top_eigenvalues, case, top)
+        for steps in STEPS:
+            run = partial(peer.top_eigenvalues, case, top, steps * top)
+            if error(run()) <= NEAR:
+                break
+        notes[peer.name] = f"{steps * top} steps"
+        return run
+
+    timed = _against(plan, case, "top_eigenvalues", ours, alone, peers_own)
     work = f"top-{top} eigenvalues"
-    return rows(work, case.name, timed, least=plan.limit(work, case), error=error, accuracy=1e-4)
+    return rows(work, case.name, timed, least=plan.limit(work, case), error=error, accuracy=1e-4, notes=notes)
 
 
 def _density_rows(plan: Plan, case: Case, truth: float, alone: bool) -> list[BenchRow]:
@@ -120,7 +137,7 @@ def _density_rows(plan: Plan, case: Case, truth: float, alone: bool) -> list[Ben
         points, masses = (part.cpu().double() for part in found)
         return abs(float(points[masses > 0].max()) / truth - 1)
 
-    timed = _against(plan, case, "density", ours, alone, depth=depth)
+    timed = _against(plan, case, "density", ours, alone, lambda peer: partial(peer.density, case, depth))
     work = f"density, depth {depth}"
     least = plan.limit(work, case, depth, "HVP")
     if torch.backends.cudnn.allow_tf32:  # the rates of the machine are those of float32
@@ -142,10 +159,10 @@ def _tf32() -> Iterator[None]:
 
 
 def _against(
-    plan: Plan, case: Case, method: str, ours: Callable[[], Any], alone: bool, **options: Any
+    plan: Plan, case: Case, method: str, ours: Run, alone: bool, peers_own: Callable[[Peer], Run]
 ) -> dict[str, Timed]:
     """Ours and, unless ``alone``, the peers that have the method."""
     makers: dict[str, Maker] = {UNIT: lambda: case.gradient, OURS: lambda: ours}
     for peer in [] if alone else plan.able(method):
-        makers[peer.name] = partial(partial, getattr(peer, method), case, **options)
+        makers[peer.name] = partial(peers_own, peer)
     return plan.timed(makers)

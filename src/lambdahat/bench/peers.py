@@ -32,12 +32,16 @@ class Traced(NamedTuple):
 
 
 class Peer:
-    """A library that does some of the work; ``exact_trace`` says that its trace needs no products."""
+    """A library that does some of the work.
+
+    ``exact_trace`` says that its trace needs no products, ``steps_given`` that its eigenvalues take a number of steps.
+    """
 
     name: ClassVar[str] = ""
     module: ClassVar[str] = ""
     package: ClassVar[str] = ""
     exact_trace = False
+    steps_given = False
     hvp: Any = None
     ggn: Any = None
     block: Any = None
@@ -87,7 +91,7 @@ class Curvlinops(Peer):
 
     def density(self, case: Case, depth: int) -> tuple[Tensor, Tensor]:
         operator = self._operator("HessianLinearOperator", case)
-        grid, density = self.load().lanczos_approximate_spectrum(operator, depth)
+        grid, density = self.load().lanczos_approximate_spectrum(operator, depth, margin=0.0)  # of the plot
         return grid, density / density.sum()
 
     def kfac(self, case: Case, gradient: Tensor, damping: float) -> Tensor:
@@ -98,8 +102,9 @@ class Curvlinops(Peer):
 
 
 class HessianEigenthings(Peer):
-    """It weighs batches equally, so the cases have batches of one size. Lanczos runs a set number of steps."""
+    """It weighs batches equally, so the cases have batches of one size. Lanczos runs a set number of ``steps``."""
 
+    steps_given = True
     name = package = "hessian-eigenthings"
     module = "hessian_eigenthings"
 
@@ -119,8 +124,8 @@ class HessianEigenthings(Peer):
         """Its Hutch++."""
         return Traced(self.load().trace(self._operator(case), num_matvecs=products, seed=0).estimate)
 
-    def top_eigenvalues(self, case: Case, k: int) -> Tensor:
-        settings = {"k": k, "max_iter": 8 * k, "tol": 1e-6, "which": "LA", "reorthogonalize": True, "seed": 0}
+    def top_eigenvalues(self, case: Case, k: int, steps: int) -> Tensor:
+        settings = {"k": k, "max_iter": steps, "tol": 1e-6, "which": "LA", "reorthogonalize": True, "seed": 0}
         return torch.as_tensor(self.load().lanczos(self._operator(case), **settings).eigenvalues)
 
     def density(self, case: Case, depth: int) -> tuple[Tensor, Tensor]:

@@ -6,9 +6,11 @@ import platform
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from fnmatch import fnmatch
+from functools import partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -18,6 +20,7 @@ from lambdahat._check import require
 from lambdahat._progress import report
 from lambdahat.bench.chain_rows import chain_rows
 from lambdahat.bench.determinant_rows import determinant_rows
+from lambdahat.bench.devinterp_chains import devinterp
 from lambdahat.bench.estimates import estimate_rows
 from lambdahat.bench.graph_rows import graph_rows
 from lambdahat.bench.optimizer_rows import optimizer_rows
@@ -48,6 +51,8 @@ def run(plan: Plan, only: str = "*", watch: Callable[[BenchResult], None] | None
         chosen = {name: family for name, family in chosen.items() if name not in ON_CPU}
     require(bool(chosen), "only", f"match a family of rows: {', '.join(FAMILIES)}", repr(only))
     about, found = described(plan), list[BenchRow]()
+    if plan.peers:
+        _load_peers()
     with _confined(plan):
         about |= {"flops/s": plan.rates.flops, "bytes/s": plan.rates.bytes}
         for number, (name, family) in enumerate(chosen.items()):
@@ -70,6 +75,18 @@ def described(plan: Plan) -> dict[str, Any]:
         "python": platform.python_version(), "command": " ".join(sys.argv[1:]), **sizes,
         "versions": versions if plan.peers else {},
     }  # fmt: skip
+
+
+def _load_peers() -> None:
+    """Before anything is measured, so that no import is in a task's memory or time; what is missing says so there."""
+    loads = [peer.load for peer in PEERS] + [
+        partial(devinterp, "slt.sampler"),
+        partial(import_module, "linear_operator"),
+    ]
+    for load in loads:
+        with suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            load()
 
 
 def _version(package: str) -> str:

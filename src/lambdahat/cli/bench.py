@@ -10,8 +10,8 @@ from typing import Any
 
 from lambdahat.bench.plans import Plan
 from lambdahat.bench.records import OURS, UNIT, BenchResult, BenchRow
-from lambdahat.bench.regressions import Regression, merged, regressions
-from lambdahat.bench.suite import run
+from lambdahat.bench.regressions import Regression, failures, merged, regressions, require_alike
+from lambdahat.bench.suite import described, run
 from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
@@ -31,10 +31,13 @@ def run_bench(
 ) -> int:
     """Measure, print and write; the exit code. With ``against``, tasks that seem slower are measured once more."""
     _require_device(plan.device)
+    _require_folder(out)
     record = None if against is None else BenchResult.load(against)
+    if record is not None:
+        require_alike(described(plan), record)
     with bars(quiet):
         found = run(plan, only, None if out is None else lambda result: _save(result, out))
-        slower = [] if record is None else regressions(found, record, tolerance)
+        slower = failures(found) if record is None else regressions(found, record, tolerance)
         if slower and record is not None:
             found = merged(found, run(plan, only))
             slower = regressions(found, record, tolerance)
@@ -117,5 +120,17 @@ def _require_device(device: str) -> None:
     known = device.partition(":")[0]
     if known not in ("cpu", "cuda"):
         raise InputError(f"--device must be cpu or cuda, got {device!r}")
+    if known == "cpu" and device != "cpu":
+        raise InputError(f"--device must be cpu or cuda, got {device!r}; there is one cpu")
     if known == "cuda" and not torch.cuda.is_available():
         raise InputError("--device must be one that is there, got cuda, and torch sees no CUDA device")
+
+
+def _require_folder(out: Path | None) -> None:
+    """Before anything is measured."""
+    if out is None:
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out must be a folder or a new one, got {str(out)!r} ({error.strerror})") from error
