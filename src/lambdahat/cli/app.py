@@ -14,7 +14,7 @@ from lambdahat.cli.data_commands import data_commands
 from lambdahat.cli.exits import EXIT_CODES, OK, exit_codes
 from lambdahat.cli.graph_commands import graph_commands
 from lambdahat.cli.model_commands import advise, landscape, measure
-from lambdahat.cli.options import Json, Out, Quiet, Seed
+from lambdahat.cli.options import Json, Kept, Quiet, Seed
 
 app = typer.Typer(
     name="lambdahat",
@@ -123,7 +123,7 @@ def verify(
     case: Annotated[str, typer.Option(help="Only the cases whose names this glob matches.")] = "*",
     quick: Annotated[bool, typer.Option("--quick", help="One case of each family.")] = False,
     seed: Seed = 0,
-    out: Out = None,
+    out: Kept = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -187,7 +187,9 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds, of which the medians are taken.")] = 9,
     against: Annotated[Path | None, typer.Option(help="A bench.json on record: what is slower exits with 1.")] = None,
     tolerance: Annotated[float, typer.Option(help="What counts as slower than on record.")] = 0.15,
-    out: Annotated[Path | None, typer.Option(help="Folder for bench.json, after each task, table and figure.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables, a figure and bench.json, kept up to date.")
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from lambdahat.cli.exits import exit_codes
-from lambdahat.cli.options import Json, Out, Quiet, Seed
+from lambdahat.cli.options import Json, Kept, Out, Quiet, Seed
 
 
 class Curvature(StrEnum):
@@ -62,7 +62,7 @@ NormOption = Annotated[
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Make one product, predict the cost, and stop.")]
-LLC = "For llc; what is not given is found"
+LLC = "For chains (llc, wbic …); what is not given is found"
 Chains = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help="Chains.", show_default="4")]
 Draws = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help="Draws of each chain.")]
 BurnIn = Annotated[int | None, typer.Option(min=0, rich_help_panel=LLC, help="Steps before the first draw.")]
@@ -103,7 +103,7 @@ def measure(
     device: Device = None,
     dtype: DtypeOption = None,
     norm: NormOption = None,
-    out: Out = None,
+    out: Kept = None,
     vectors: Annotated[bool, typer.Option("--vectors", help="Keep the eigenvectors too.")] = False,
     chains: Chains = None,
     draws: Draws = None,
