@@ -42,6 +42,20 @@ def masked(**options: Any) -> nn.Module:
     return seeded(lambda: found.BertForMaskedLM(config))
 
 
+def translating(kind: str) -> nn.Module:
+    """A T5 or BART of one layer each way, float64, in eval mode; the decoder starts with 0 or 2, padding is 0."""
+    found = hugging_face()
+    if kind == "t5":
+        config = found.T5Config(vocab_size=WORDS, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2,
+                                decoder_start_token_id=0, pad_token_id=0)  # fmt: skip
+        return seeded(lambda: found.T5ForConditionalGeneration(config))
+    width = {f"{part}_{size}": n for part in ("encoder", "decoder")
+             for size, n in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 8))}  # fmt: skip
+    config = found.BartConfig(vocab_size=WORDS, d_model=8, max_position_embeddings=16, pad_token_id=0, bos_token_id=1,
+                              eos_token_id=2, decoder_start_token_id=2, init_std=0.5, **width)  # fmt: skip
+    return seeded(lambda: found.BartForConditionalGeneration(config))
+
+
 def seeded(make: Callable[[], nn.Module]) -> nn.Module:
     """The model, the same at every call, float64, in eval mode."""
     with torch.random.fork_rng():
@@ -64,3 +78,12 @@ def hidden(rows: int = 6, seed: int = 0) -> dict[str, Tensor]:
     keep = torch.rand(rows, LENGTH, generator=generator(seed, "hidden")) < 0.3
     keep[-2:], keep[0, 0] = False, True
     return {**columns, "labels": columns["labels"].where(keep, torch.tensor(-100))}
+
+
+def translations(width: int, rows: int = 6) -> dict[str, Tensor]:
+    """Padded sentences with labels (rows, width) of other sentences, each ending in −100s but the first."""
+    rng = generator(width, "translations")
+    labels = torch.randint(3, WORDS, (rows, width), generator=rng)
+    lengths = torch.randint(1, width + 1, (rows, 1), generator=rng)
+    lengths[0] = width
+    return {**padded(rows), "labels": labels.masked_fill(torch.arange(width) >= lengths, -100)}

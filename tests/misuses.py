@@ -165,6 +165,8 @@ DATA: dict[str, Row] = {
     "numpy arrays": (lambda: problem(data=(X.numpy(), Y.numpy())), TypeError, "data must be .*torch.as_tensor"),
     "inputs only": (lambda: problem(data=[(X,)]), TypeError, r"data must give \(inputs, targets\) batches.*labels"),
     "a different number of targets": (lambda: problem(data=(X, Y[:4])), ValueError, "data must .*same first dimension"),
+    "one row of positions": (lambda: problem(LanguageModel(), data={**sentences(), "position_ids": torch.ones(1, 5)}),
+        ValueError, r"first dimensions \[1, 6\]; give each sample its own row: position_ids\.expand\(6, -1\)"),
     "shuffling loader": (lambda: problem(data=DataLoader(TensorDataset(X, Y), shuffle=True)), ValueError,
                          r"data must come in the same order.*shuffle=False, or list\(loader\)"),
     "augmenting Dataset": (lambda: problem(data=Augmented()), ValueError, r"augmentation\); fix one pass with list"),

@@ -51,6 +51,13 @@ def test_every_status_is_in_the_table_with_its_remedy():
     assert rows == [(status.name, status.value or "none needed") for status in Status]
 
 
+def test_the_first_page_leads_to_every_page():
+    navigation = re.findall(r": ([\w/-]+\.md)$", (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    linked = set(re.findall(r"\]\(([\w/-]+\.md)", (DOCS / "index.md").read_text(encoding="utf-8")))
+    assert len(navigation) > 40
+    assert set(navigation) - linked == {"index.md"}
+
+
 def test_exit_codes_are_those_of_the_command():
     codes = {exits.OK, exits.NOT_CONVERGED, exits.BAD_INPUT, exits.FAILED, exits.INTERRUPTED, exits.UNREAD}
     for name in ("errors-and-status.md", "command-line.md"):

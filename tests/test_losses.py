@@ -240,6 +240,17 @@ def test_weighted_batches_add_up_to_the_whole_mean(name):
     assert torch.allclose(mean, WEIGHTED[name](output, target), rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_weighted_losses_take_classes_in_the_last_dimension(name):
+    loss, module = make_loss(WEIGHTED[name]), WEIGHTED[name]
+    output, target = normal(4, 5, 3).log_softmax(-1), labels(3, 4, 5)
+    assert torch.allclose(loss.value(output, target), module(output.movedim(-1, 1), target), rtol=1e-12)
+    square = normal(2, 3, 3).log_softmax(-1), labels(3, 2, 3)
+    settled = loss.settled([square, (output, target)])
+    assert torch.allclose(settled.value(*square), module(square[0].movedim(-1, 1), square[1]), rtol=1e-12)
+    assert torch.allclose(loss.value(*square), module(*square), rtol=1e-12)  # as torch has it, where both fit
+
+
 def test_a_weighted_batch_without_a_target_that_counts_is_no_loss():
     loss = make_loss(nn.CrossEntropyLoss(ignore_index=1))
     assert float(loss.value(normal(3, 3), torch.ones(3, dtype=torch.long))) == 0.0

@@ -17,7 +17,7 @@ from lambdahat._rng import generator
 from lambdahat.memory import LiveBytes
 from lambdahat.recomputing import checkpoints_of
 from lambdahat.sampling.fitting import pieces_within
-from tests.language import causal, padded
+from tests.language import causal, padded, translating, translations
 from tests.oracles import dense_ggn, dense_hessian
 
 
@@ -232,6 +232,38 @@ def test_layers_of_transformers_save_memory_too():
     products = [lh.hessian(p) @ v for p in problems]
     assert torch.allclose(*products, rtol=1e-10, atol=1e-11)
     assert peak(lambda: lh.hessian(problems[1]) @ v) < peak(lambda: lh.hessian(problems[0]) @ v)
+
+
+def test_layers_of_an_encoder_decoder_are_run_again():
+    """Its decoder has a configuration of its own, which asks for keys and values to be kept; the user's stays."""
+    model, saving = translating("t5"), translating("t5")
+    saving.gradient_checkpointing_enable()
+    asked = [layer.config.use_cache for layer in (saving, saving.encoder, saving.decoder)]
+    problems = [lh.Problem(m, "model", translations(5)) for m in (model, saving)]
+    assert problems[1].recomputes
+    assert (
+        [layer.config.use_cache for layer in (saving, saving.encoder, saving.decoder)] == asked == [True, False, True]
+    )
+    v = torch.ones(problems[0].num_parameters, dtype=torch.float64)
+    assert torch.allclose(*(problem.gradient() for problem in problems), rtol=1e-6, atol=1e-8)
+    assert torch.allclose(*(lh.hessian(problem) @ v for problem in problems), rtol=1e-5, atol=1e-6)
+
+
+class Shared:
+    """A configuration that copies of a model share."""
+
+    use_cache = True
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def test_a_configuration_that_copies_share_stays_as_it_is():
+    model = nn.Linear(2, 2)
+    model.config = Shared()
+    private = lh.Problem(model, "cross_entropy", (torch.ones(2, 2), torch.tensor([0, 1]))).model
+    assert model.config.use_cache
+    assert not private.config.use_cache
 
 
 class Handing(nn.Module):

@@ -291,8 +291,18 @@ def _size(raw: Any) -> int:
     """Samples in a batch: the common first dimension of its tensors."""
     sizes = {leaf.shape[0] for leaf in tree_flatten(raw)[0] if isinstance(leaf, Tensor) and leaf.ndim}
     require(len(sizes) == 1, "data", "have one tensor or more, all with the same first dimension",
-            f"first dimensions {sorted(sizes)}" if sizes else "a batch without tensors")  # fmt: skip
+            f"first dimensions {sorted(sizes)}" if sizes else "a batch without tensors",
+            _expanding(raw, sizes))  # fmt: skip
     return int(sizes.pop())
+
+
+def _expanding(raw: Any, sizes: set[int]) -> str:
+    """The cure for tensors of one row that all samples share, such as position_ids (1, T); empty for others."""
+    if len(sizes) != 2 or 1 not in sizes or not isinstance(raw, Mapping):
+        return ""
+    single = [(name, leaf) for name, leaf in raw.items() if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == 1]
+    calls = [f"{name}.expand({max(sizes)}{', -1' * (leaf.ndim - 1)})" for name, leaf in single]
+    return f"give each sample its own row: {', '.join(calls)}" if calls else ""
 
 
 def _bytes(raw: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,12 +14,13 @@ from torch.func import functional_call
 
 from lambdahat._check import describe, require
 from lambdahat.batches import Batch, take
-from lambdahat.labels import IGNORE, KEY, shifted, shifts_labels, token_labels
+from lambdahat.labels import IGNORE, KEY, labelled, shifted, shifts_labels, takes_labels, token_labels
 from lambdahat.losses import Custom, Loss
 from lambdahat.recomputing import checkpoints_of, recomputing
 
 Parameters = Mapping[str, Tensor]
 TARGET_KEYS = ("labels", "label", "targets", "target")
+DECODER = ("decoder_input_ids", "decoder_inputs_embeds")  # what a decoder reads, where it is not made of the labels
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 LOGITS, LOSS = "logits", "loss"  # by which names models give them
 LARGE = 1 << 20  # bytes of a tensor above which a copy for every pass would cost time and memory
@@ -31,7 +33,8 @@ class Evaluator:
         self, model: nn.Module, loss: Loss, norm: str, constants: Callable[[], dict[str, Tensor]], model_loss: bool
     ) -> None:
         self.model, self.loss, self.norm, self._constants, self.model_loss = model, loss, norm, constants, model_loss
-        self.shifts = False  # whether the model's labels are those of the next position
+        self.shifts: bool | None = None  # whether the model's labels are those of the next position; None: not yet seen
+        self.feeds = False  # whether the model makes the inputs of its decoder of the labels
         self.by_sequence = False  # whether the model's own loss, a mean over labels, is to be one over sequences
         self.checkpoints = False  # whether the model was seen to run parts by torch.utils.checkpoint
         self._recomputes: bool | None = None
@@ -56,14 +59,32 @@ class Evaluator:
         other.loss = loss
         return other
 
-    def counted_in(self, count: str | None, parameters: Parameters, batches: Iterable[Batch]) -> Evaluator:
-        """The same for labels counted in tokens or sequences, with the causal shift where the model makes it."""
-        other, asked = copy.copy(self), copy.copy(self)
-        asked.model_loss = True
-        other.shifts = shifts_labels(lambda batch: _held(asked.output(parameters, batch), LOSS, None), batches)
+    def counted_in(self, count: str | None) -> Evaluator:
+        """The same for labels counted in tokens or sequences."""
+        other = copy.copy(self)
         other.by_sequence = count == "sequences"
         if not self.model_loss:
             other.loss = self.loss.counted_in(count)
+        return other
+
+    def asked(self, parameters: Parameters, batches: Iterable[Batch]) -> Evaluator:
+        """The same, knowing what the model does with labels where the data have some."""
+        batch = labelled(batches)
+        if batch is None:
+            return self
+
+        def own_loss(data: Mapping[str, Any]) -> Any:
+            return _held(self._run(parameters, (), data), LOSS, None)
+
+        other = copy.copy(self)
+        other.shifts = shifts_labels(own_loss, batch)
+        if not self.model_loss and getattr(getattr(self.model, "config", None), "is_encoder_decoder", False):
+            other.feeds = takes_labels(own_loss, batch)
+            names = inspect.signature(self.model.forward).parameters
+            own = other.feeds or DECODER[0] not in names or any(name in batch.data for name in DECODER)
+            require(own, "data", f"hold {DECODER[0]!r} for an encoder-decoder that computes no loss of \"labels\"",
+                    f"a batch of {', '.join(map(repr, batch.data))}",
+                    'add them, the labels moved by one to the right, or use a model with its own loss')  # fmt: skip
         return other
 
     def apart(self) -> Evaluator:
@@ -77,9 +98,10 @@ class Evaluator:
         data = batch.data
         if isinstance(data, Mapping):
             key = None if self.model_loss else next((key for key in TARGET_KEYS if key in data), None)
-            inputs = {name: value for name, value in data.items() if name != key}
+            fed = key == KEY and self.feeds and not any(name in data for name in DECODER)
+            inputs = {name: value for name, value in data.items() if fed or name != key}
             if key == KEY and self.shifts:
-                return (), inputs, shifted(data[KEY])
+                return (), inputs, shifted(data[KEY], getattr(self.loss, "ignored", IGNORE))
             return (), inputs, data if key is None else data[key]
         if isinstance(data, tuple | list):
             *inputs_, target = data if len(data) > 1 else (*data, None)
@@ -92,12 +114,16 @@ class Evaluator:
         kept = self._kept(batch)
         if kept is not None:  # a mean over no label would be NaN: any label does, for its weight is 0
             kwargs = {**kwargs, KEY: torch.where(kept > 0, kwargs[KEY], 0)}
+        return self.read(self._run(parameters, args, kwargs))
+
+    def _run(self, parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What the model gives for its arguments."""
         with self._lent() as constants:
             tensors = {**constants, **parameters}
             with checkpoints_of(self.model, tensors) as met:
-                output = functional_call(self.model, tensors, args, kwargs)
+                output = functional_call(self.model, tensors, args, dict(kwargs))
         self.checkpoints = self.checkpoints or bool(met)
-        return self.read(output)
+        return output
 
     def read(self, output: Any) -> Any:
         """What the loss takes of a model's output: the logits of an object or a dict that holds them, else all of it.

@@ -24,11 +24,12 @@ from lambdahat.estimators.sequential import MINIMUM, Goal
 from lambdahat.evaluators import Evaluator
 from lambdahat.krylov.restart import value_errors
 from lambdahat.losses import Loss, make_loss
-from lambdahat.ranks import Ranks
+from lambdahat.ranks import Ranks, Rounded
 from lambdahat.results import Eigenpairs, Estimate, Status
 from lambdahat.sampling.diagnostics import standard_error
 from lambdahat.sampling.temperature import inverse_temperature
-from lambdahat.sharded_tensors import is_sharded, reshard
+from lambdahat.sharded_tensors import coarsest, is_sharded, reshard
+from lambdahat.shares import SAME_GRADIENT, SAME_LOSS, joined, moved, rounding
 
 DEFAULT_BATCH = 64
 FIRST = 16  # Lanczos steps before the first look
@@ -55,11 +56,15 @@ class ShardedProblem:
         self.ranks, self.device = Ranks(meshes[0].get_group()), trained[0].device  # type: ignore[union-attr]
         self.batches = make_batches(data, batch_size, DEFAULT_BATCH, self.device, None)
         self._evaluate = Evaluator(model, make_loss(loss), "eval", lambda: {}, False)
+        with self._at(None), torch.no_grad():
+            self._evaluate = self._evaluate.asked({}, self.batches)
         terms = [self._evaluate.terms(batch) for batch in self.batches]
         self.weights = [term / sum(terms) for term in terms]
         self.num_parameters, self.num_samples = sum(tensor.numel() for tensor in trained), self.batches.num_samples
-        facts = {"n": self.num_samples, "P": self.num_parameters, "batches": f"{self.batches.sizes}"}
-        self.ranks.agree("the sharded problem", facts, self.device)
+        self.ranks = joined(self.ranks, self.batches, {
+            "n": self.num_samples, "P": self.num_parameters, "batches": f"{self.batches.sizes}",
+            "loss": f"{type(self._evaluate.loss)}", "weights": torch.tensor(self.weights, dtype=torch.float64),
+        })  # fmt: skip
         self._require_apart()
 
     @property
@@ -97,6 +102,7 @@ class ShardedProblem:
 
     def product(self, vector: Tensor) -> Tensor:
         """This rank's part of Hv: (∇L(θ + hv) − ∇L(θ − hv))/2h, good to about ε^(2/3); h = ε^(1/3)(1 + ‖θ‖)/‖v‖."""
+        self._require_fine()
         theta, size = self.vector, float(self.dots(vector[None], vector)) ** 0.5
         if size == 0:
             return torch.zeros_like(vector)
@@ -161,23 +167,58 @@ class ShardedProblem:
         for local, part in zip(locals_, theta.split([local.numel() for local in locals_]), strict=True):
             local.copy_(part.view(local.shape))
 
+    def agree(self, what: str, **settings: Any) -> None:
+        """Raise on every rank, by name, where one is given other settings."""
+        facts = {name: value if isinstance(value, int) else f"{value}" for name, value in settings.items()}
+        self.ranks.agree(what, facts, self.device, dict.fromkeys(facts, "give every rank the same"))
+
+    def _require_fine(self) -> None:
+        """Differences of gradients in half precision are mostly rounding."""
+        own, used = self._parameters[0].dtype, coarsest(self.model)
+        fine = used is None or torch.finfo(used).eps <= torch.finfo(own).eps
+        require(fine, "model", f"compute in {own}, as its parameters are, for products with the Hessian",
+                f"a MixedPrecisionPolicy of {used}, in which a difference of gradients is good to a few per cent only",
+                "call fully_shard without mp_policy on a copy of the model; llc takes it as it is")  # fmt: skip
+
     def _require_apart(self) -> None:
-        """The loss of the first batch from its parts is that of the whole, or samples meet."""
+        """The first batch's loss and gradient from its parts are those of the whole on every rank, or samples meet.
+
+        The gradient is that of a few samples beside the model's parameters, where no layer is 0.
+        """
         first = self.batches.first()
+        few = take(first, slice(max(2, first.size // self.ranks.size)))
         with self._at(None), torch.no_grad():
             parts = float(self.ranks.sum(self._own_loss(first)[0], "the loss of the first batch"))
-            args, kwargs, _ = self._evaluate.split(first)
-            output = self.model(*args, **kwargs)
-            together = float(self._evaluate.loss_of(self._evaluate.read(output), first))
-        close = abs(parts - together) <= max(1e3 * torch.finfo(self.vector.dtype).eps, 1e-6) * (1 + abs(together))
-        require(close, "the loss of a batch", "be the mean of its samples' own losses, for they are shared out",
-                f"{together:.6g}, and {parts:.6g} from its parts")  # fmt: skip
+            together = float(self._whole_loss(first))
+        kind = coarsest(self.model) or self.vector.dtype
+        seen = {"the loss of the first batch": Rounded((together, 1 + abs(together)), rounding(SAME_LOSS, kind))}
+        self.ranks.agree("the sharded problem", seen, self.device)
+        with self._at(torch.cat([part.reshape(-1) for part in moved(map(_local, self._parameters))])):
+            self._backward(few, 1.0)
+            apart = self._collected()
+            with torch.enable_grad():
+                self._whole_loss(few).backward()
+            whole = self._collected()
+        miss, size = self.dots(torch.stack([whole - apart]), whole - apart), self.dots(whole[None], whole)
+        meet = bool(miss.sqrt() > rounding(SAME_GRADIENT, kind) * size.sqrt())
+        close = abs(parts - together) <= max(rounding(SAME_LOSS, kind), 1e-6) * (1 + abs(together))
+        require(close and not meet, "the loss of a batch",
+                "be the mean of its samples' own losses, for they are shared out",
+                f"{together:.6g}, and {parts:.6g} from its parts" if not close else
+                f"a gradient that is {float(miss / size) ** 0.5:.2g} of its length off from that of its parts",
+                "lh.Problem takes models in which samples meet")  # fmt: skip
+
+    def _whole_loss(self, batch: Batch) -> Tensor:
+        """The loss of a batch that this rank computes all of."""
+        args, kwargs, _ = self._evaluate.split(batch)
+        return self._evaluate.loss_of(self._evaluate.read(self.model(*args, **kwargs)), batch)
 
 
 def trace(problem: ShardedProblem, tol: float = 0.05, max_matvecs: int = 400, seed: int = 0) -> Estimate:
     """tr H, within ``tol`` relative at 95 % confidence, as the mean of zᵀHz for z of ±1 (Hutchinson 1990)."""
     require_positive(tol, "tol")
     require_count(max_matvecs, "max_matvecs", 2)
+    problem.agree("the trace", tol=tol, max_matvecs=max_matvecs, seed=seed)
     samples, squares = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.float64)
     ask = min(MINIMUM, max_matvecs)
     while True:
@@ -206,6 +247,7 @@ def eigenvalues(
     """
     require_count(k, "k", 1, problem.num_parameters)
     most = min(require_count(max_matvecs, "max_matvecs", k), problem.num_parameters)
+    problem.agree("eigenvalues", k=k, tol=tol, max_matvecs=max_matvecs, seed=seed)
     rng = generator(seed, "sharded eigenvalues", problem.ranks.rank)
     rows = [_unit(problem, torch.randn(problem.vector.shape, generator=rng).to(problem.vector))]
     alpha: list[float] = []
@@ -256,6 +298,8 @@ def llc(
         require_count(value, name, least)
     require_positive(step_size, "step_size")
     require_positive(localization, "localization")
+    problem.agree("llc", step_size=step_size, localization=localization, chains=chains, draws=draws, burn_in=burn_in,
+                  nbeta=nbeta, seed=seed)  # fmt: skip
     temperature = inverse_temperature(nbeta, problem.num_samples, problem.batches.sizes[0])[0]
     centre, base = problem.vector, problem.batch_losses()
     weights = torch.tensor(problem.weights, dtype=torch.float64)

@@ -7,6 +7,7 @@ sequences. Either way n·L is the negative log-likelihood of the data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -28,31 +29,76 @@ def token_labels(data: Any) -> Tensor | None:
     return labels if known else None
 
 
-def shifted(labels: Tensor) -> Tensor:
-    """What each position of a causal model predicts: the next label (B, T), and nothing (−100) at the last."""
-    return torch.cat([labels[:, 1:], labels.new_full(labels[:, :1].shape, IGNORE)], dim=1)
+def shifted(labels: Tensor, ignored: int = IGNORE) -> Tensor:
+    """What each position of a causal model predicts: the next label (B, T), and nothing (``ignored``) at the last."""
+    return torch.cat([labels[:, 1:], labels.new_full(labels[:, :1].shape, ignored)], dim=1)
 
 
-@torch.no_grad()
-def shifts_labels(own_loss: Callable[[Batch], Any], batches: Iterable[Batch]) -> bool:
-    """Whether a model moves its labels by one before it compares them, as causal language models do.
-
-    It is asked for the loss of the first label of a sequence alone: a model that moves its labels never sees that one,
-    and its mean over nothing is NaN or 0. One that takes no labels moves none.
-    """
+def labelled(batches: Iterable[Batch]) -> Batch | None:
+    """The first batch with a label that counts, where labels have several positions (B, T, …); else None."""
     for batch in batches:
         labels = token_labels(batch.data)
         if labels is None or labels.ndim < 2:
-            return False
-        rows = labels[:, 0].ne(IGNORE).nonzero().flatten()[:FEW]
-        if len(rows) == 0:
-            continue
-        few = take(batch, rows)
-        first = few.data[KEY].clone()
-        first[:, 1:] = IGNORE
+            return None
+        if bool(labels.ne(IGNORE).any()):
+            return batch
+    return None
+
+
+@torch.no_grad()
+def shifts_labels(own_loss: Callable[[Any], Any], batch: Batch) -> bool:
+    """Whether a model moves its labels by one before it compares them, as causal language models do.
+
+    A model that moves its labels never sees the first one, which is written here whatever the data have there. Alone,
+    it leaves the loss at that of no label (NaN, or 0). Any other model shows at least one of several classes: it may be
+    sure of one, with a loss of 0. A NaN may also come from a first position that is padding: then it comes back where
+    the other labels are there too. A model that takes no labels moves none.
+    """
+    rows = batch.data[KEY].ne(IGNORE).flatten(1).any(1).nonzero().flatten()[:FEW]
+    for some in (take(batch, rows), batch):  # all of it for a model of one batch size
         try:
-            value = float(own_loss(Batch({**few.data, KEY: first}, few.size)))
-        except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError):
+            return _first_unseen(own_loss, some)
+        except (TypeError, KeyError, AttributeError):
             return False
-        return value != value or value == 0.0
+        except (RuntimeError, ValueError, IndexError):
+            continue
     return False
+
+
+def _first_unseen(own_loss: Callable[[Any], Any], batch: Batch) -> bool:
+    labels: Tensor = batch.data[KEY]
+    none, classes = torch.full_like(labels, IGNORE), _some_classes(labels)
+
+    def loss(first: int, others: Tensor) -> float:
+        changed = others.clone()
+        changed[:, 0] = first
+        return float(own_loss({**batch.data, KEY: changed}))
+
+    nothing = loss(IGNORE, none)
+    if not all(_same(loss(first, none), nothing) for first in classes):
+        return False
+    padding = math.isnan(nothing) and math.isnan(loss(classes[-1], labels)) and not math.isnan(loss(IGNORE, labels))
+    return not padding
+
+
+def _some_classes(labels: Tensor) -> list[int]:
+    """Two classes or more that exist: the lowest and highest of the labels, and 0, or 1 where there is no other."""
+    known = labels[labels >= 0]
+    low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
+    return sorted({high, low, 0 if high > 0 else 1})
+
+
+def _same(first: float, second: float) -> bool:
+    """Whether two losses are one, but for the order of sums; NaN is itself."""
+    return math.isclose(first, second, rel_tol=1e-4) or (math.isnan(first) and math.isnan(second))
+
+
+@torch.no_grad()
+def takes_labels(own_loss: Callable[[Any], Any], batch: Batch) -> bool:
+    """Whether a model computes a loss of labels, or would but for an error that is not about its arguments."""
+    try:
+        return own_loss(take(batch, slice(FEW)).data) is not None
+    except TypeError:
+        return False
+    except (RuntimeError, ValueError, IndexError, KeyError, AttributeError):
+        return True

@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -64,28 +64,16 @@ class Loss(ABC):
         raise TypeError(f"the loss {self.name!r} has no predictive distribution to draw from; use a named loss")
 
 
-class CrossEntropy(Loss):
-    """Softmax cross-entropy, −log p_y with p = softmax(z): M = diag(p) − ppᵀ, over T positions M/T each.
+class OfClasses(Loss):
+    """A loss of logits whose classes are dimension 1, as in torch, or the last where only that fits the targets.
 
-    Classes are dimension 1, as in torch, or the last dimension where only that fits the targets (language models).
-    ``settled`` decides which for a whole data set. ``torch_order``: where both fit, dimension 1. Targets of −100 are
-    left out of the mean. ``by_sequence``: the mean over samples of the sum over each one's T positions, so that M is
-    not divided by T. Logits in half precision are taken to float32.
+    ``settled`` decides which for a whole data set. ``torch_order``: where both fit, dimension 1.
     """
 
-    name, convex, likelihood = "cross_entropy", True, True
+    torch_order = True
+    classes: int | None = None  # the dimension, 1 or −1, once it is decided
 
-    def __init__(self, torch_order: bool = False) -> None:
-        self.torch_order = torch_order
-        self.classes: int | None = None  # the dimension, 1 or −1, once it is decided
-        self.by_sequence = False
-
-    def counted_in(self, count: str | None) -> CrossEntropy:
-        other = copy.copy(self)
-        other.by_sequence = count == "sequences"
-        return other
-
-    def settled(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> CrossEntropy:
+    def settled(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Self:
         """The same with the dimension of the classes decided by the first (output, target) that leaves one choice."""
         if self.classes is not None:
             return self
@@ -100,6 +88,41 @@ class CrossEntropy(Loss):
                 "move the classes to dimension 1 and pass loss=torch.nn.functional.cross_entropy, which takes them "
                 "there, or flatten to logits (batch, classes)")  # fmt: skip
         other.classes = 1
+        return other
+
+    def _classes_first(self, output: Tensor, target: Tensor) -> Tensor:
+        require(isinstance(output, Tensor) and output.ndim >= 2, "the model's output",
+                "be logits (batch, classes) for cross_entropy", output)  # fmt: skip
+        fitting = self._fitting(output, target)
+        require(self.classes is None or self.classes in fitting, "logits", "hold the classes in the same dimension in "
+                "every batch", f"{tuple(output.shape)} for targets {tuple(target.shape)}")  # fmt: skip
+        return output if (self.classes or fitting[0]) == 1 else output.movedim(-1, 1)
+
+    def _fitting(self, output: Tensor, target: Tensor) -> tuple[int, ...]:
+        """The dimensions, 1 or −1, that may hold the classes."""
+        shape, first = tuple(target.shape), (output.shape[0], *output.shape[2:])
+        if target.is_floating_point() or (output.ndim == 2 and shape == first):
+            return (1,)
+        fitting = tuple(dim for dim, fits in ((1, first), (-1, tuple(output.shape[:-1]))) if shape == fits)
+        require(bool(fitting), "targets", f"have shape {first} for logits {tuple(output.shape)}", target)
+        return fitting
+
+
+class CrossEntropy(OfClasses):
+    """Softmax cross-entropy, −log p_y with p = softmax(z): M = diag(p) − ppᵀ, over T positions M/T each.
+
+    Targets of −100 are left out of the mean. ``by_sequence``: the mean over samples of the sum over each one's T
+    positions, so that M is not divided by T. Logits in half precision are taken to float32.
+    """
+
+    name, convex, likelihood = "cross_entropy", True, True
+
+    def __init__(self, torch_order: bool = False) -> None:
+        self.torch_order, self.by_sequence = torch_order, False
+
+    def counted_in(self, count: str | None) -> CrossEntropy:
+        other = copy.copy(self)
+        other.by_sequence = count == "sequences"
         return other
 
     def value(self, output: Tensor, target: Tensor) -> Tensor:
@@ -174,23 +197,6 @@ class CrossEntropy(Loss):
         hot = F.one_hot(drawn, p.shape[1]).movedim(-1, 1).to(p.dtype)
         residual = (p - hot) * self._scale(logits, target)
         return residual if logits is output else residual.movedim(1, -1)
-
-    def _classes_first(self, output: Tensor, target: Tensor) -> Tensor:
-        require(isinstance(output, Tensor) and output.ndim >= 2, "the model's output",
-                "be logits (batch, classes) for cross_entropy", output)  # fmt: skip
-        fitting = self._fitting(output, target)
-        require(self.classes is None or self.classes in fitting, "logits", "hold the classes in the same dimension in "
-                "every batch", f"{tuple(output.shape)} for targets {tuple(target.shape)}")  # fmt: skip
-        return output if (self.classes or fitting[0]) == 1 else output.movedim(-1, 1)
-
-    def _fitting(self, output: Tensor, target: Tensor) -> tuple[int, ...]:
-        """The dimensions, 1 or −1, that may hold the classes."""
-        shape, first = tuple(target.shape), (output.shape[0], *output.shape[2:])
-        if target.is_floating_point() or (output.ndim == 2 and shape == first):
-            return (1,)
-        fitting = tuple(dim for dim, fits in ((1, first), (-1, tuple(output.shape[:-1]))) if shape == fits)
-        require(bool(fitting), "targets", f"have shape {first} for logits {tuple(output.shape)}", target)
-        return fitting
 
     def _scale(self, logits: Tensor, target: Tensor) -> Tensor:
         """√(B/terms), 1 by sequence, where a position counts and 0 where not, shaped to multiply logits (B, C, …)."""
@@ -336,7 +342,7 @@ class Custom(Loss):
         return self.function(output, target)
 
 
-class WeightedCrossEntropy(Custom):
+class WeightedCrossEntropy(OfClasses, Custom):
     """torch's cross-entropy or NLL with options: Σ w_y ℓ / Σ w_y over the targets y that are not ``ignore_index``.
 
     With label smoothing torch divides by the same Σ w_y. Probabilities as targets are averaged over the batch.
@@ -352,7 +358,8 @@ class WeightedCrossEntropy(Custom):
         if target.is_floating_point():
             return self.function(output, target)
         weight, mass = None if self.weight is None else self.weight.to(output), self._mass(target)
-        total = self.total(output, target, weight=weight, ignore_index=self.ignored, reduction="sum")
+        logits = self._classes_first(output, target)
+        total = self.total(logits, target, weight=weight, ignore_index=self.ignored, reduction="sum")
         return total / torch.where(mass > 0, mass, 1.0).to(output)  # 0, not NaN, where no target counts
 
     def terms(self, target: Tensor, size: int) -> float:

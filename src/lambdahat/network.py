@@ -38,9 +38,7 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
     private.eval()
     _checkpoint_layers(private)
     true_derivatives(private)
-    config = getattr(private, "config", None)
-    if getattr(config, "use_cache", False):  # keys and values for generation, which only cost memory here
-        config.use_cache = False  # type: ignore[union-attr]
+    _cache_nothing(private, model)
     for name, layer in private.named_modules():
         coupled = isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None
         require(not coupled or norm == "train", "norm", f'be "train": layer {name!r} keeps no running statistics',
@@ -53,6 +51,18 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
             layer.register_forward_pre_hook(_leave_cudnn)
             layer.register_forward_hook(_return_to_cudnn, always_call=True)
     return private
+
+
+def _cache_nothing(private: nn.Module, model: nn.Module) -> None:
+    """Have no part of a copy keep keys and values for generation: they cost memory, and parts cannot be run again."""
+    users = {id(getattr(layer, "config", None)) for layer in model.modules()}
+    for layer in private.modules():
+        config = getattr(layer, "config", None)
+        if getattr(config, "use_cache", False) is True:
+            if id(config) in users:  # one that copies share
+                config = copy.copy(config)
+                layer.config = config  # type: ignore[assignment]
+            config.use_cache = False  # type: ignore[union-attr]
 
 
 def _leave_cudnn(layer: nn.Module, inputs: Any) -> None:

@@ -22,11 +22,16 @@ from lambdahat.network import BATCH_NORMS, accumulating, device_of, named_tensor
 from lambdahat.problem_checks import checked
 from lambdahat.ranks import Ranks
 from lambdahat.recomputing import recomputing
-from lambdahat.sharded_tensors import whole
-from lambdahat.shares import Share, joined, splits
+from lambdahat.sharded_tensors import Gathered, whole
+from lambdahat.shares import Share, first_look, joined, splits
 from lambdahat.space import Pattern, Space
 
 DEFAULT_BATCH = {"cpu": 1024, "cuda": 8192}
+BUFFERS = "buffers and constants"
+BROADCAST = (
+    "give all ranks those of rank 0 by torch.distributed.broadcast(buffer, 0) for all of model.buffers(), as a pass of "
+    'DistributedDataParallel in eval mode does; norm="train" reads no running statistics'
+)
 
 
 class Problem:
@@ -82,18 +87,17 @@ class Problem:
         _require_float(dtype)
         self._cast = dtype
         constants = {name: tensor for name, tensor in named_tensors(model).items() if name not in chosen}
+        self._held = Gathered(constants)
         own_loss = loss == "model"
         evaluate = Evaluator(
             model, make_loss("cross_entropy" if own_loss else loss), norm,
-            partial(_placed, constants, self.device, dtype), own_loss,
+            partial(_held, self._held, self.device, dtype), own_loss,
         )  # fmt: skip
         self._parameters: dict[str, Tensor] = chosen
         self._theta: Tensor | None = None
         self.norm, self.count, self.memory = norm, count, memory_bytes(memory)
         self.batches = self._batched(data, batch_size)
-        with rng_untouched():
-            evaluate = evaluate.counted_in(count, _placed(chosen, self.device, dtype), self.batches)
-        self._evaluate: AnyEvaluator = evaluate
+        self._evaluate: AnyEvaluator = evaluate.counted_in(count)
         self._finish()
 
     @classmethod
@@ -126,7 +130,7 @@ class Problem:
         self.source = dict(params)
         self.device = device_of(params, device)
         self._cast = dtype
-        self._parameters = {name: tensor.detach() for name, tensor in params.items()}
+        self._parameters, self._held = {name: tensor.detach() for name, tensor in params.items()}, Gathered({})
         self._theta = None
         self.norm, self.count, self.memory = "eval", None, memory_bytes(memory)
         self._evaluate = FunctionEvaluator(loss_fn, data is not None)
@@ -144,6 +148,8 @@ class Problem:
                 "inference mode, which forbids gradients", "torch.no_grad() is fine")  # fmt: skip
         self.space = Space.of(self._parameters)
         with rng_untouched():
+            if isinstance(self._evaluate, Evaluator) and self._evaluate.shifts is None:
+                self._evaluate = self._evaluate.asked(self.named(self.vector), self.batches)
             if self.memory is not None:
                 self.batches = fitted(self.batches, self.memory, self._evaluate, self.norm, self.named(self.vector))
             self._evaluate = checked(self._evaluate, self.named(self.vector), self.batches, self.dtype)
@@ -155,13 +161,19 @@ class Problem:
 
     def _share_out(self) -> None:
         """This rank's share of the data, once all ranks agree on the whole."""
-        many = self.ranks.size > 1
-        cut = many and splits(self._evaluate, self.norm, self.named(self.vector), self.batches.first())
+        cut, seen = False, {}
+        if self.ranks.size > 1:
+            point = self.named(self.vector), self.batches.first()
+            with rng_untouched():
+                cut = splits(self._evaluate, self.norm, *point)
+                seen = first_look(self._evaluate, *point)
+            _ = self.recomputes  # found out here, where all ranks are together
         self.ranks = joined(self.ranks, self.batches, {
             "n": self.num_samples, "P": self.num_parameters, "parameters": f"{self.space}", "dtype": f"{self.dtype}",
             "norm": self.norm, "batches": f"{self.batches.sizes}", "loss": f"{type(self.loss_function)}, {cut=}",
+            "count": f"{self.count}", "weights": torch.tensor(self.weights, dtype=torch.float64),
         })  # fmt: skip
-        self.agree("the problem")
+        self.agree("the problem", seen)
         self.share = Share(self.ranks, self.batches, self.weights, cut, self._evaluate.terms)
 
     @property
@@ -190,6 +202,7 @@ class Problem:
         """The current flat parameters (P,), a copy."""
         if self._theta is not None:
             return self._theta.clone()
+        self._held.refresh()
         place = self.device, self.dtype
         return self.space.flatten({k: whole(v).detach().to(*place) for k, v in self._parameters.items()})
 
@@ -210,12 +223,14 @@ class Problem:
         By name also what is held constant can be given: buffers, and parameters that are not in the vector. Nothing in
         it follows later training, not the batch-norm statistics either.
         """
+        vector = self.vector if isinstance(theta, Mapping) else self._checked(theta)
         other = copy.copy(self)
+        other._held = Gathered({})
         held: dict[str, Tensor] = {}
         if isinstance(self._evaluate, Evaluator):
             other._evaluate, held = self._evaluate.apart(), self._evaluate.constants
         if isinstance(theta, Mapping):
-            current = self.space.unflatten(self.vector)
+            current = self.space.unflatten(vector)
             unknown = sorted(set(theta) - set(current) - set(held))
             require(not unknown, "theta", "name parameters of this problem", ", ".join(unknown[:5]))
             for name, tensor in theta.items():
@@ -226,8 +241,8 @@ class Problem:
             if fixed and isinstance(other._evaluate, Evaluator):
                 other._evaluate = other._evaluate.with_constants({**other._evaluate.constants, **fixed})
             moved = {k: v.to(self.device, self.dtype) for k, v in theta.items() if k in current}
-            theta = self.space.flatten({**current, **moved})
-        other._theta = self._checked(theta).clone()
+            vector = other._checked(self.space.flatten({**current, **moved}))
+        other._theta = vector.clone()
         return other
 
     def fixed(self) -> Problem:
@@ -358,12 +373,20 @@ class Problem:
         other.share = Share(other.ranks, self.batches, self.weights, False, self._evaluate.terms)
         return other
 
-    def agree(self, what: str) -> None:
-        """Raise where ranks differ in the parameters, or in constants such as batch-norm statistics."""
+    def agree(self, what: str, besides: Mapping[str, object] | None = None) -> None:
+        """Raise where ranks differ in the parameters, in constants such as batch-norm statistics, or ``besides``."""
         if self.ranks.size > 1:
-            held = self._evaluate.constants if isinstance(self._evaluate, Evaluator) else {}
-            facts = {"the parameters": self.vector, "buffers and constants": list(held.values())}
-            self.ranks.agree(what, facts, self.device)
+            facts = {"the parameters": self.vector, BUFFERS: self._read_constants(), **(besides or {})}
+            self.ranks.agree(what, facts, self.device, {BUFFERS: BROADCAST})
+
+    def _read_constants(self) -> list[Tensor]:
+        """The constants that a pass reads: the statistics of layers that take each batch's own are not."""
+        if not isinstance(self._evaluate, Evaluator):
+            return []
+        layers = self._evaluate.model.named_modules() if self.norm == "train" else ()
+        norms = [(name, layer) for name, layer in layers if isinstance(layer, BATCH_NORMS)]
+        unread = {key for name, layer in norms for key, _ in layer.named_buffers(name, recurse=False)}
+        return [tensor for name, tensor in self._evaluate.constants.items() if name not in unread]
 
     def __repr__(self) -> str:
         unit = f" {self.count}" if self.count else ""
@@ -385,6 +408,7 @@ class Problem:
         require(fits, "theta", f"be a tensor of shape ({self.num_parameters},)", theta)
         finite = float((0 * theta).sum()) == 0.0  # as isfinite would say, in fewer operations
         require(finite, "theta", "be finite", "NaN or infinity in it")
+        self._held.refresh()
         return theta.detach().to(self.device, self.dtype)
 
     def _with_model(self, what: str) -> Evaluator:
@@ -403,6 +427,10 @@ def _blank(count: int) -> list[Tensor]:
 def _placed(tensors: Parameters, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
     """The tensors on a device, real ones in ``dtype``; no method, for the evaluator would then hold its problem."""
     return {name: whole(t).detach().to(device, dtype if t.is_floating_point() else None) for name, t in tensors.items()}
+
+
+def _held(constants: Gathered, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    return _placed(constants(), device, dtype)
 
 
 def _require_float(dtype: Any) -> None:

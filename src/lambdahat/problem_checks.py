@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from lambdahat._check import describe, require
 from lambdahat.batches import Batch, Batches, concatenate, take
 from lambdahat.evaluators import AnyEvaluator, Evaluator, FunctionEvaluator, Parameters, held_by
-from lambdahat.losses import NAMED, CrossEntropy, Custom, GaussianNLL, Loss
+from lambdahat.losses import NAMED, Custom, GaussianNLL, Loss, OfClasses
 
 
 @torch.enable_grad()
@@ -59,9 +59,9 @@ def _first_loss(
     with _explained(evaluate, batch, dtype):
         output = evaluate.output(leaves, batch)
     target = evaluate.split(batch)[2]
-    if not isinstance(evaluate.loss, Custom):
+    if isinstance(evaluate.loss, OfClasses) or not isinstance(evaluate.loss, Custom):
         _require_tensors(evaluate.loss, output, target)
-    if isinstance(evaluate.loss, CrossEntropy):
+    if isinstance(evaluate.loss, OfClasses):
         evaluate = _settled(evaluate, evaluate.loss, leaves, batches, output)
     evaluate.loss.check(output, target)
     return evaluate, evaluate.loss_of(output, batch)
@@ -77,7 +77,7 @@ def _require_tensors(loss: Loss, output: Any, target: Any) -> None:
 
 
 def _settled(
-    evaluate: Evaluator, loss: CrossEntropy, parameters: Parameters, batches: Batches, first: Tensor
+    evaluate: Evaluator, loss: OfClasses, parameters: Parameters, batches: Batches, first: Tensor
 ) -> Evaluator:
     """Decide once which dimension holds the classes, from the first batch that shows it."""
     with torch.no_grad():

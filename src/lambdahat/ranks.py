@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -27,9 +28,12 @@ from lambdahat._rng import generator
 HEADER = 24  # numbers in front of what is summed: 4·24 bytes in float32
 DIGITS, READINGS = 6, 4
 WIDTH = 4096
-UNLIKE = 1e-4  # squared difference between ranks, as a part of the square itself, that is not rounding in float32
+CHUNK = 4096 * WIDTH  # entries that are read at a time, in float64
+ROUNDING = 1024  # units of rounding, of the length of what was given, by which ranks may differ …
+FINEST = 1e-14  # … and the least such unit: vectors that GPUs add up in another order are no other vectors
 EXACTLY = 1e-9  # relative difference of numbers that must agree, taken in float64
 ANSWER = timedelta(seconds=5)  # within which a rank that is alive tells the others where it is, after a failure
+ALIKE = "give every rank the same model and all of the data, which is then shared out"
 CURE = "every rank makes the same calls in the same order; where only some measure, they pass ranks=None"
 
 _failures = itertools.count()
@@ -52,6 +56,9 @@ class Ranks:
         """From "auto" (all ranks where ``torch.distributed`` is initialised), a process group, or None for no other."""
         ready = in_a_group()
         automatic = isinstance(ranks, str) and ranks == "auto"
+        outside = ready and ranks is dist.GroupMember.NON_GROUP_MEMBER  # what new_group gives to all others
+        require(not outside, "ranks", "be a process group that this process is in", "one of other processes",
+                "its members alone make the problem; others pass ranks=None", TypeError)  # fmt: skip
         if ranks is None or (automatic and (_alone.get() or not ready)):
             return cls(None)
         if automatic:
@@ -88,7 +95,7 @@ class Ranks:
         with self._taking_part(kind):
             dist.all_reduce(buffer, group=self.group)
             found = buffer[:HEADER].double().cpu()
-        self._require_alike(found, header.double().cpu(), kind)
+        self._require_alike(found, header.double().cpu(), kind, values.dtype)
         return buffer[HEADER:].view(values.shape)
 
     def gather(self, rows: Tensor, places: Sequence[int], total: int, what: str) -> Tensor:
@@ -104,10 +111,12 @@ class Ranks:
         mine = torch.tensor([number], dtype=torch.float64, device=device)
         return float(self.gather(mine, [self.rank], self.size, what).min())
 
-    def agree(self, what: str, facts: Mapping[str, object], device: torch.device) -> str:
+    def agree(
+        self, what: str, facts: Mapping[str, object], device: torch.device, cures: Mapping[str, str] | None = None
+    ) -> str:
         """Raise on every rank, by name, where one of the facts (a number, a text, a tensor or several) differs.
 
-        Returns a text that other facts do not have.
+        Returns a text that other facts do not have. ``cures`` says what helps for some facts in particular.
         """
         if self.size == 1:
             return ""
@@ -115,34 +124,41 @@ class Ranks:
         mine = torch.tensor([n for fact in numbers for n in fact], dtype=torch.float64, device=device)
         rows = self.gather(mine.unsqueeze(0), [self.rank], self.size, what).cpu()
         for (name, fact), columns in zip(facts.items(), rows.split([len(n) for n in numbers], dim=1), strict=True):
-            first = columns[:1]
-            unlike = ((columns - first).abs() > EXACTLY * first.abs().max()).any(dim=1).nonzero().flatten().tolist()
+            unlike = _unlike(columns, fact.room if isinstance(fact, Rounded) else None)
             shown = {int: f": {columns.flatten().tolist()}", str: f": {fact} on rank {self.rank}"}.get(type(fact), "")
             require(not unlike, name, f"be the same on every rank for {what}",
                     f"another on rank {', '.join(map(str, unlike))} than on rank 0{shown}",
-                    "give every rank the same model and all of the data, which is then shared out")  # fmt: skip
+                    (cures or {}).get(name, ALIKE))  # fmt: skip
         return hashlib.blake2b(repr(rows[0].tolist()).encode(), digest_size=6).hexdigest()
 
     def _header(self, kind: str, given: Tensor | None) -> Tensor:
-        """[digits and readings, their squares, the square of what was given, 1, 0, 0]: their sums show a difference."""
+        """[digits and readings, their squares, the length of what was given, 1, 0, 0]: their sums show a difference."""
         digits = torch.tensor(_digits(kind), dtype=torch.float64)
-        reading, square = torch.zeros(READINGS, dtype=torch.float64), 0.0
+        reading, length = torch.zeros(READINGS, dtype=torch.float64), 0.0
         if given is not None:
-            reading, square = readings(given), float(given.detach().double().square().sum())
+            reading, others = _read(given)
+            length = float(others[0]) ** 0.5
         marks = torch.cat([digits, reading])
-        return torch.cat([marks, marks.square(), torch.tensor([square, 1.0, 0.0, 0.0], dtype=torch.float64)])
+        return torch.cat([marks, marks.square(), torch.tensor([length, 1.0, 0.0, 0.0], dtype=torch.float64)])
 
-    def _require_alike(self, found: Tensor, mine: Tensor, kind: str) -> None:
-        """W·Σx² = (Σx)² where x is the same on all W ranks: exactly for digits, to rounding for readings."""
+    def _require_alike(self, found: Tensor, mine: Tensor, kind: str, dtype: torch.dtype = torch.float32) -> None:
+        """The mean over ranks is this rank's own: exactly for digits, to rounding for readings and the length.
+
+        Besides W·Σx² = (Σx)² where x is the same on all W ranks. This is coarser, and the same on all ranks.
+        """
         marks = DIGITS + READINGS
+        unit = max(torch.finfo(dtype).eps, FINEST) if dtype.is_floating_point else 0.0
+        room = ROUNDING * unit * max(1.0, self.size / 16)  # a ring adds rank after rank, and rounds each time
+        length = float(found[2 * marks]) / self.size
         sums, squares = found[:marks], found[marks : 2 * marks]
         spread = self.size * squares - sums.square()
-        unlike = UNLIKE * max(1.0, self.size / 16)  # a ring adds rank after rank, and rounds each time
-        room = torch.cat([torch.zeros(DIGITS), torch.full((READINGS,), unlike * self.size * float(found[2 * marks]))])
-        far = (sums / self.size - mine[:marks]).abs() > torch.sqrt(room / self.size)
-        same = bool(found[2 * marks + 1] == self.size) and not bool(((spread > room) | far).any())
+        wide = spread[DIGITS:].isfinite() & (spread[DIGITS:] > room * (self.size * length) ** 2)
+        off = (found / self.size - mine).abs()
+        far = torch.cat([off[DIGITS:marks], off[2 * marks : 2 * marks + 1]]) > room * length
+        digits = bool((spread[:DIGITS] == 0).all()) and not bool(off[:DIGITS].any())
+        same = digits and bool(found[2 * marks + 1] == self.size) and not bool(wide.any() | far.any())
         if not same:
-            other = "arguments" if bool((spread[:DIGITS] == 0).all()) else "calls"
+            other = "arguments" if digits else "calls"
             raise RuntimeError(f"the ranks must make the same calls with the same arguments, got other {other} in "
                                f"{kind}; {CURE}{self._whereabouts(kind)}")  # fmt: skip
 
@@ -190,15 +206,46 @@ def in_a_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+@dataclass(frozen=True)
+class Rounded:
+    """Numbers that every rank has computed by itself: alike within ``room``, as a part of the last of them."""
+
+    numbers: tuple[float, ...]
+    room: float
+
+
 def readings(tensor: Tensor) -> Tensor:
-    """Four random projections Σ_i u_i x_i of a tensor's entries, float64, in which other entries or orders show."""
-    flat = tensor.detach().reshape(-1)
-    flat = flat if flat.is_floating_point() else flat.double()
-    rows = len(flat) // WIDTH
-    across, down = _directions("across", WIDTH).to(flat), _directions("down", rows + 1)
-    sums = [(flat[: rows * WIDTH].view(rows, WIDTH) @ across).double().cpu()] if rows else []
-    sums.append((flat[rows * WIDTH :] @ across[: len(flat) - rows * WIDTH]).double().cpu().unsqueeze(0))
-    return (torch.cat(sums) * down).sum(dim=0)
+    """Four random projections Σ_i u_i x_i of a tensor's finite entries, in which other entries or orders show."""
+    return _read(tensor)[0]
+
+
+def told(tensors: Iterable[Tensor]) -> Rounded:
+    """What is compared of several tensors: readings of their readings, and of how many entries are not finite."""
+    found, odd = [torch.zeros(1)], [torch.zeros(1)]
+    for tensor in tensors:
+        reading, others = _read(tensor)
+        found.append(reading)
+        odd.append(others[1:])
+    numbers = readings(torch.cat(found)), readings(torch.cat(odd))
+    size = max(float(numbers[0].abs().max()), float(numbers[1].abs().max()))
+    return Rounded((*numbers[0].tolist(), *numbers[1].tolist(), size), EXACTLY)
+
+
+def _read(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The readings of the finite entries, and [Σx² of them, how many are NaN, ∞ and −∞]; float64, on the CPU."""
+    flat = (torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()).reshape(-1)
+    across = _directions("across", WIDTH).to(flat.device)
+    sums, others = [], []
+    for part in flat.split(CHUNK):
+        entries = part.double()
+        odd = [entries.isnan().sum(), (entries == torch.inf).sum(), (entries == -torch.inf).sum()]
+        entries = entries.nan_to_num(0.0, 0.0, 0.0)
+        whole = len(entries) // WIDTH * WIDTH
+        sums += [entries[:whole].view(-1, WIDTH) @ across] if whole else []
+        sums += [(entries[whole:] @ across[: len(entries) - whole]).unsqueeze(0)] if len(entries) > whole else []
+        others.append(torch.stack([entries.square().sum(), *odd]))
+    rows = torch.cat(sums or [across.new_zeros(1, READINGS)]).cpu()
+    return (rows * _directions("down", len(rows))).sum(dim=0), torch.stack(others).sum(dim=0).cpu()
 
 
 @cache
@@ -208,14 +255,24 @@ def _directions(name: str, count: int) -> Tensor:
 
 
 def _numbers(fact: object) -> list[float]:
-    """A fact as floats: a text as one that another text has not, tensors as what ``readings`` tell of them all."""
+    """A fact as floats: a text as one that another text has not, tensors as their readings and what is not finite."""
     if isinstance(fact, int | float):
         return [float(fact)]
     if isinstance(fact, str):
         return [float(int.from_bytes(hashlib.blake2b(fact.encode(), digest_size=6).digest(), "big"))]
+    if isinstance(fact, Rounded):
+        return list(fact.numbers)
     assert isinstance(fact, Iterable)
-    tensors = [fact] if isinstance(fact, Tensor) else fact
-    return readings(torch.cat([torch.zeros(1), *map(readings, tensors)])).tolist()
+    return list(told([fact] if isinstance(fact, Tensor) else fact).numbers)
+
+
+def _unlike(rows: Tensor, room: float | None) -> list[int]:
+    """The ranks, one a row, whose numbers are not those of the first; NaN is like NaN."""
+    first = rows[:1]
+    size = first.abs().nan_to_num(0.0, 0.0, 0.0)
+    near = EXACTLY * size.max() if room is None else room * size[0, -1]
+    same = (rows == first) | (rows.isnan() & first.isnan()) | ((rows - first).abs() <= near)
+    return [int(rank) for rank in (~same).any(dim=1).nonzero().flatten()]
 
 
 def _digits(kind: str) -> list[float]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import sys
 from collections import OrderedDict
+from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 CALL_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -19,8 +21,32 @@ STATE_HOOKS = (
 
 def whole(tensor: Tensor) -> Tensor:
     """The tensor itself, or all of one of which each rank holds a part; then every rank must ask."""
-    gather = getattr(tensor, "full_tensor", None)
-    return tensor if gather is None else gather().detach()
+    if not hasattr(tensor, "full_tensor"):
+        return tensor
+    with torch.no_grad():
+        gathered: Tensor = tensor.full_tensor()
+        return gathered.detach()
+
+
+class Gathered:
+    """Tensors by name, those that are spread over ranks taken whole and kept.
+
+    Every rank must ask for them at the same time, and ranks do not pass over the same number of batches: ``refresh`` is
+    for where they are together. No version tells of all that training writes to a part, so that it takes all again.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._spread = [name for name, tensor in tensors.items() if hasattr(tensor, "full_tensor")]
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take those that are spread as they are now."""
+        self._kept = {name: whole(self._tensors[name]) for name in self._spread}
+
+    def __call__(self) -> dict[str, Tensor]:
+        """All of them by name, as they were at the last ``refresh`` or, where they are not spread, are now."""
+        return {**self._tensors, **self._kept}
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -39,6 +65,14 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if _sharding(module):
             module.reshard()  # type: ignore[operator]
+
+
+def coarsest(model: nn.Module) -> torch.dtype | None:
+    """The coarsest dtype that ``fully_shard`` was told to compute or to add gradients up in; None where in none."""
+    states = [module._get_fsdp_state() for module in model.modules() if _sharding(module)]  # type: ignore[operator]
+    policies = [getattr(state, "_mp_policy", None) for state in states]
+    found = [getattr(policy, name, None) for policy in policies for name in ("param_dtype", "reduce_dtype")]
+    return max((dtype for dtype in found if dtype is not None), key=lambda dtype: torch.finfo(dtype).eps, default=None)
 
 
 def _sharding(module: nn.Module) -> bool:

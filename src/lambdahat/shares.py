@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves
 
+from lambdahat._rng import generator
 from lambdahat.batches import Batch, Batches, kept_if_small, take
 from lambdahat.evaluators import AnyEvaluator, Evaluator, Parameters
 from lambdahat.losses import Custom
-from lambdahat.ranks import Ranks
+from lambdahat.ranks import Ranks, Rounded, readings, told
 
 Terms = Callable[[Batch], float]
+PLAIN = (bool, int, float, complex, str, bytes, type(None))  # entries of data whose text is all that they are
+FEW = 16  # samples of which each one shows in the mean, where they meet
+SAME_LOSS, SAME_GRADIENT = 1e3, 1e4  # units of rounding by which the same, computed twice, may differ
+NOISE = 4099  # a prime, so that no two rows of a layer are moved alike
 
 
 @dataclass(frozen=True)
@@ -87,28 +95,106 @@ def joined(ranks: Ranks, batches: Batches, facts: Mapping[str, Any]) -> Ranks:
     """The ranks, once they agree on the facts and on all data; their sums go by the name of that data."""
     if ranks.size == 1:
         return ranks
-    tensors = (leaf for batch in batches for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor))
-    return ranks.apart("problem " + ranks.agree("the problem", {**facts, "data": tensors}, batches.device))
+    rest = hashlib.blake2b()
+
+    def tensors() -> Iterator[Tensor]:
+        for batch in batches:
+            leaves, form = tree_flatten(batch.data)
+            rest.update(f"{form}{[_told(leaf) for leaf in leaves]}".encode())
+            yield from (leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+    facts = {**facts, "data": told(tensors()), "what is no tensor in the data": rest.hexdigest()}
+    return ranks.apart("problem " + ranks.agree("the problem", facts, batches.device))
 
 
-@torch.no_grad()
+def _told(leaf: Any) -> str:
+    """What is compared of an entry of the data beside the numbers of a tensor."""
+    if isinstance(leaf, Tensor):
+        return f"{leaf.dtype} {tuple(leaf.shape)}"
+    return repr(leaf) if isinstance(leaf, PLAIN) else type(leaf).__name__
+
+
 def splits(evaluate: AnyEvaluator, norm: str, parameters: Parameters, first: Batch) -> bool:
     """Whether a batch's loss is the mean of its parts', so that a batch may be cut between ranks.
 
-    Known of the library's losses, and of a model's own over labels, where samples do not meet, which the ``first``
-    batch shows.
+    Known of the library's losses, and of a model's own over labels, where samples do not meet. The ``first`` batch
+    shows that in its loss, and a few of its samples in their gradient beside the parameters: there no layer is 0, which
+    would hide all that comes before it.
     """
     known = isinstance(evaluate, Evaluator) and not isinstance(evaluate.loss, Custom)
     if not known or norm == "train" or first.size == 1:
         return False
-    halves = torch.arange(first.size, device=_device(first)).chunk(2)
-    parts = [first, *(take(first, half) for half in halves)]
+    few = take(first, slice(FEW)) if first.size > FEW else first
     try:
-        losses = [evaluate(parameters, part) for part in parts]
+        with torch.no_grad():
+            parts = _halved(first)
+            losses = [evaluate(parameters, part) for part in parts]
+            sums = [evaluate.terms(part) * loss.double().reshape(1) for part, loss in zip(parts, losses, strict=True)]
+        point, parts = beside(evaluate, parameters, few), _halved(few)
+        steps = [evaluate.terms(part) * gradient_of(evaluate, point, part)[1] for part in parts]
     except (RuntimeError, ValueError, IndexError):  # a model or a target for one batch size only
         return False
-    sums = [evaluate.terms(part) * float(loss) for part, loss in zip(parts, losses, strict=True)]
-    return abs(sums[0] - sums[1] - sums[2]) <= min(1e3 * torch.finfo(losses[0].dtype).eps, 0.02) * abs(sums[0])
+    return _adds_up(sums, SAME_LOSS, losses[0].dtype) and _adds_up(steps, SAME_GRADIENT, losses[0].dtype)
+
+
+def _halved(batch: Batch) -> list[Batch]:
+    return [batch, *(take(batch, half) for half in torch.arange(batch.size, device=_device(batch)).chunk(2))]
+
+
+def _adds_up(found: Sequence[Tensor], units: float, dtype: torch.dtype) -> bool:
+    """Whether the first is the sum of the others, to ``units`` of rounding."""
+    whole, *parts = found
+    miss = float(torch.linalg.vector_norm(whole - sum(parts)))
+    return miss <= rounding(units, dtype) * sum(float(torch.linalg.vector_norm(part)) for part in parts)
+
+
+def rounding(units: float, dtype: torch.dtype) -> float:
+    """So many units of rounding, and no more than a fiftieth."""
+    return min(units * torch.finfo(dtype).eps, 0.02)
+
+
+def first_look(evaluate: AnyEvaluator, parameters: Parameters, first: Batch) -> dict[str, Rounded]:
+    """What ranks must find alike, each by itself, of the first batch: that shows another model or another loss."""
+    loss, gradient = gradient_of(evaluate, beside(evaluate, parameters, first), first)
+    room = partial(rounding, dtype=next(iter(parameters.values())).dtype)
+    size = float(torch.linalg.vector_norm(gradient))
+    return {
+        "the loss of the first batch": Rounded((loss, abs(loss) + size), room(SAME_LOSS)),
+        "the gradient of the first batch": Rounded((*readings(gradient).tolist(), size), room(10 * SAME_GRADIENT)),
+    }
+
+
+def gradient_of(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch) -> tuple[float, Tensor]:
+    """The loss of a batch and its gradient as one vector, in float64."""
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+    with torch.enable_grad():
+        loss = evaluate(leaves, batch).reshape(())
+        grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return float(loss.detach()), torch.cat([grad.double().reshape(-1) for grad in grads])
+
+
+def beside(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch) -> Parameters:
+    """Parameters near these, as ``moved`` makes them; these themselves where the loss is not finite there."""
+    point = dict(zip(parameters, moved(parameters.values()), strict=True))
+    try:
+        loss, gradient = gradient_of(evaluate, point, batch)
+        fine = math.isfinite(loss) and bool(gradient.isfinite().all())
+    except (RuntimeError, ValueError):  # a function that is not defined there
+        fine = False
+    return point if fine else parameters
+
+
+def moved(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Each tensor with noise of a tenth of its own size, or of a layer's usual one where it is 0."""
+    noise = torch.randn(NOISE, generator=generator(0, "beside"))
+    found = []
+    for tensor in tensors:
+        count = max(tensor.numel(), 1)
+        size = float(torch.linalg.vector_norm(tensor.detach().double())) / count**0.5
+        size = size or max(tensor.shape[-1] if tensor.ndim else 1, 1) ** -0.5
+        own = noise.repeat(-(-count // NOISE))[: tensor.numel()].view(tensor.shape)
+        found.append(tensor.detach() + 0.1 * size * own.to(tensor))
+    return found
 
 
 def _device(batch: Batch) -> torch.device:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import lambdahat as lh
-from lambdahat.ranks import HEADER, Ranks, readings
+from lambdahat.ranks import HEADER, Ranks, _unlike, readings, told
 from lambdahat.shares import pieces
 from tests.distributed.world import OPERATORS, PROBLEMS, classifier, data, measured
 
@@ -117,6 +117,8 @@ def test_one_all_reduce_of_known_bytes_for_each_product(worlds, size):
             assert sent[f"{name} @ V"] == [3 * 8 * count + header]
         assert sent["gradient"] == sent["diagonal"] == [8 * count + header]
         assert sent["loss"] == [8 + header]
+        assert sent["problem"] == [216 * size + header, 200 * size + header]
+        assert sent["operator"] == [144 * size + header]
         assert sent["float32 product"] == [4 * count + 4 * HEADER]
 
 
@@ -178,6 +180,7 @@ def test_vectors_sharded_like_the_parameters(worlds):
     assert first["status"] == "CONVERGED"
     assert abs(first["gradient"] - float(first["reference"].square().sum())) < 1e-12
     assert abs(float(first["trace"]) - float(first["matrix"].trace())) < 3 * first["trace"].stderr
+    assert abs(first["causal"]) < 1e-12
     assert first["trained"]
 
 
@@ -194,10 +197,40 @@ def test_learning_coefficient_of_sharded_parameters(worlds):
 def test_sharded_problems_refuse_what_they_cannot_take(worlds):
     for found in worlds[2]:
         assert "model must be under torch's fully_shard" in found["sharded"]["plain"]
-        assert "the loss of a batch must be the mean of its samples' own losses" in found["sharded"]["meeting"]
+        for case in ("meeting", "meeting behind 0"):
+            assert "the loss of a batch must be the mean of its samples' own losses" in found["sharded"][case]
+        assert "data must be the same on every rank" in found["sharded"]["order"]
+        assert "the loss of the first batch must be the same on every rank" in found["sharded"]["another loss"]
+        assert "seed must be the same on every rank for llc" in found["sharded"]["seed"]
+        assert "tol must be the same on every rank for the trace" in found["sharded"]["tol"]
+        assert "model must compute in torch.float32" in found["sharded"]["half"]
+        assert found["sharded"]["half llc"] == ""
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_sharded_constants_are_gathered_where_ranks_are_together(worlds, size):
+    assert len({found["constants"]["21: pieces"] for found in worlds[size]}) > 1
+    for found in worlds[size]:
+        for samples in (1, 21):
+            assert max(found["constants"][f"{samples}: {what}"] for what in ("products", "trained since")) < 1e-12
+            assert found["constants"][f"{samples}: chains"] < 1e-12
+
+
+ANOTHER_LOSS = "the loss of the first batch must be the same on every rank"
 REFUSALS = {
+    "another activation": ANOTHER_LOSS,
+    "another plain tensor": ANOTHER_LOSS,
+    "other class weights": ANOTHER_LOSS,
+    "another loss of one's own": ANOTHER_LOSS,
+    "another function": ANOTHER_LOSS,
+    "another count": "count must be the same on every rank",
+    "an entry that is no tensor": "what is no tensor in the data must be the same on every rank",
+    "data beside a NaN": "data must be the same on every rank",
+    "large data in half precision": "data must be the same on every rank",
+    "running statistics": "torch.distributed.broadcast(buffer, 0)",
+    "a vector a little off": "got other arguments in a product",
+    "a vector in float32 a little off": "got other arguments in a product",
+    "a point a little off": "got other arguments in the loss",
     "data of another length": "n must be the same on every rank",
     "data in another order": "data must be the same on every rank",
     "another model": "the parameters must be the same on every rank",
@@ -220,11 +253,19 @@ def test_all_ranks_refuse_what_they_do_not_agree_on(worlds, size, case):
 
 
 @pytest.mark.parametrize("size", [2, 4])
+def test_statistics_that_no_pass_reads_may_differ(worlds, size):
+    for found in worlds[size]:
+        assert found["refusals"]["running statistics that are not read"] == ""
+
+
+@pytest.mark.parametrize("size", [2, 4])
 def test_a_group_of_some_ranks_and_a_process_alone(worlds, size):
     for rank, found in enumerate(worlds[size]):
         assert abs(found["groups"]["alone"] - worlds[size][0]["groups"]["loss"]) < 1e-12
         assert ("loss" in found["groups"]) == (rank < 2)
         assert found["groups"].get("size", 2) == 2
+        outside = "ranks must be a process group that this process is in, got one of other processes"
+        assert rank < 2 or outside in found["groups"]["outside"]
     assert worlds[size][0]["groups"]["callback"] == worlds[size][0]["groups"]["alone"]
 
 
@@ -288,6 +329,23 @@ def test_readings_tell_entries_and_orders_apart():
     assert not torch.isclose(readings(x), readings(x.flip(0))).any()
     assert not torch.isclose(readings(x), readings(x.roll(1, dims=1))).any()
     assert float(readings(torch.zeros(5)).abs().max()) == 0.0
+
+
+def test_what_is_not_finite_is_told_apart():
+    x = torch.randn(50, 4, dtype=torch.float64)
+    x[0, 0], x[1, 1] = torch.nan, torch.inf
+    other = x.clone()
+    other[1, 1] = -torch.inf
+    rows = [torch.tensor([told([tensor]).numbers for tensor in pair]) for pair in ((x, x.clone()), (x, other), (x, -x))]
+    assert [_unlike(pair, None) for pair in rows] == [[], [1], [1]]
+    assert torch.isfinite(torch.stack(rows)).all()
+    half = 65000 * torch.rand(2, 4096).half()
+    assert torch.equal(readings(half), readings(half.double()))
+
+
+def test_not_a_number_is_like_itself_and_unlike_a_number():
+    rows = torch.tensor([[torch.nan, 1.0], [torch.nan, 1.0], [0.0, 1.0], [torch.nan, torch.inf]])
+    assert _unlike(rows, None) == _unlike(rows, 0.1) == [2, 3]
 
 
 def test_a_process_alone_adds_nothing():

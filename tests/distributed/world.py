@@ -43,6 +43,38 @@ def norm_network():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)).double()
 
 
+class Centred(nn.Module):
+    """Samples meet in the mean of a layer; with a head of 0 the loss is log 3 whatever they do."""
+
+    def __init__(self, head):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Linear(4, 5).double(), nn.Linear(5, 3).double()
+        with torch.no_grad():
+            self.head.weight.mul_(head)
+            self.head.bias.zero_()
+
+    def forward(self, x):
+        hidden = self.body(x).tanh()
+        return self.head(hidden - hidden.mean(0))
+
+
+class Causal(nn.Module):
+    """Each position predicts the next token, as its own loss has it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.embed, self.head = nn.Embedding(7, 4).double(), nn.Linear(4, 7).double()
+
+    def forward(self, input_ids, labels=None):
+        logits = self.head(torch.tanh(self.embed(input_ids).cumsum(1)))
+        found = {"logits": logits}
+        if labels is not None:
+            found["loss"] = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return found
+
+
 def contrast(output, target):
     """A loss in which the samples of a batch meet."""
     return (output @ output.T).logsumexp(1).mean() + nn.functional.cross_entropy(output, target)
@@ -67,6 +99,7 @@ PROBLEMS = {
     "fewer samples than ranks": lambda: classifier(samples=3),
     "batches of their own": lambda: lh.Problem(norm_network(), "cross_entropy", data(), batch_size=6, norm="train"),
     "a loss that compares samples": lambda: lh.Problem(norm_network(), contrast, data(), batch_size=9),
+    "samples that meet behind a head of 0": lambda: lh.Problem(Centred(0.0), "cross_entropy", data()),
     "targets that do not count": ignoring,
     "running statistics": lambda: lh.Problem(norm_network(), "cross_entropy", data(), dtype=torch.float64),
     "no data": no_data,
@@ -133,6 +166,7 @@ def sent():
     calls["float32 product"] = lambda: single_precision @ torch.ones(single_precision.dim)
     calls["eigenpairs"] = lambda: lh.eigenpairs(large, 1).cost
     calls["draws"] = lambda: lh.sample(problem, kernel, chains=2, draws=40, batch_size=6, mode="sequential").cost
+    calls["problem"], calls["operator"] = lambda: classifier(samples=21), lambda: lh.hessian(problem)
     return {name: counted(call) for name, call in calls.items()}
 
 
@@ -187,21 +221,55 @@ def wrapped():
     return out
 
 
-def sharded():
-    """Vectors spread as the parameters are, against the dense matrix of the same model."""
+def constants():
+    """Differences that sharding makes to a problem of which some parameters are held constant, in uneven pieces."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    mesh, out = init_device_mesh("cpu", (dist.get_world_size(),)), {}
+    for samples in (1, 21):  # of one sample, most ranks have none
+        plain, model = mlp([4, 5, 3], seed=1).double(), mlp([4, 5, 3], seed=1).double()
+        for layer in (model[0], model):
+            fully_shard(layer, mesh=mesh)
+        settings = {"batch_size": 5, "parameters": "2.*"}
+        reference = lh.Problem(plain, "cross_entropy", data(samples), ranks=None, **settings)
+        problem = lh.Problem(model, "cross_entropy", data(samples), **settings)
+        out[f"{samples}: pieces"] = len(problem.share)
+        both = [products(each) for each in (problem, reference)]
+        out[f"{samples}: products"] = max(float((both[0][key] - both[1][key]).abs().max()) for key in both[0])
+        with torch.no_grad():
+            model[0].weight.mul_(2.0), plain[0].weight.mul_(2.0)
+        out[f"{samples}: trained since"] = abs(problem.loss(reference.vector) - reference.loss())
+        kernel = lh.sampling.sgld(1e-3, 5.0, 10.0)
+        chains = [lh.sample(each, kernel, 3, 4, batch_size=1).losses for each in (problem, reference)]
+        out[f"{samples}: chains"] = float(abs(chains[0] - chains[1]).max())
+    return out
+
+
+def sharded():
+    """Vectors spread as the parameters are, against the dense matrix of the same model."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     x, y = data()
+    order = torch.cat([torch.arange(11), 11 + torch.randperm(10, generator=generator(dist.get_rank(), "order"))])
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     line = nn.Linear(4, 1).double()
     target = line(x).detach()  # so that the line is the minimum
-    models = [copy.deepcopy(model) for model in (plain, line)]
+    models = [copy.deepcopy(model) for model in (plain, line, Centred(0.0))]
+    coarse = copy.deepcopy(plain).float()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     fully_shard(models[0][0], mesh=mesh)
     for model in models:
         fully_shard(model, mesh=mesh)
+    fully_shard(coarse, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    half = fsdp.ShardedProblem(coarse, "cross_entropy", (x.float(), y))
+    tokens = torch.randint(7, (6, 5), generator=generator(0, "tokens"))
+    text = {"input_ids": tokens, "labels": tokens.masked_fill(torch.arange(5) > torch.arange(6)[:, None], -100)}
+    causal = Causal()
+    own_loss = float(causal(**text)["loss"].detach())
+    fully_shard(causal, mesh=mesh)
     curved = fsdp.ShardedProblem(models[0], "cross_entropy", (x, y), batch_size=11)
     flat = fsdp.ShardedProblem(models[1], "mse", (x, target), batch_size=21)
     pairs, matrix = fsdp.eigenvalues(curved, k=2, tol=1e-6), dense(plain, "cross_entropy", (x, y))
@@ -210,13 +278,38 @@ def sharded():
     found = fsdp.llc(flat, step_size=0.02, localization=1.0, nbeta=20.0, chains=2, draws=120, burn_in=20)
     return {
         "lengths": (len(curved.vector), curved.num_parameters), "loss": curved.loss(), "trained": models[0].training,
+        "causal": fsdp.ShardedProblem(causal, "cross_entropy", text, batch_size=4).loss() - own_loss,
         "gradient": float(curved.dots(curved.gradient()[None], curved.gradient())), "matrix": matrix,
         "values": pairs.values, "miss": float(curved.dots(miss[None], miss)) ** 0.5, "status": pairs.status.name,
         "trace": fsdp.trace(curved, tol=0.5), "llc": found, "line": dense(line, "mse", (x, target)),
         "reference": lh.Problem(plain, "cross_entropy", (x, y), ranks=None).gradient(),
         "plain": error_of(lambda: fsdp.ShardedProblem(plain, "cross_entropy", (x, y))),
         "meeting": error_of(lambda: fsdp.ShardedProblem(models[0], contrast, (x, y))),
+        "meeting behind 0": error_of(lambda: fsdp.ShardedProblem(models[2], "cross_entropy", (x, y))),
+        "order": error_of(
+            lambda: fsdp.ShardedProblem(models[0], "cross_entropy", (x[order], y[order]), batch_size=11)
+        ),
+        "another loss": error_of(lambda: fsdp.ShardedProblem(models[0], scaled(dist.get_rank()), (x, y))),
+        "seed": error_of(lambda: fsdp.llc(flat, step_size=0.02, localization=1.0, draws=8, seed=dist.get_rank())),
+        "tol": error_of(lambda: fsdp.trace(flat, tol=0.5 + dist.get_rank())),
+        "half": error_of(lambda: fsdp.eigenvalues(half, k=1)),
+        "half llc": error_of(lambda: fsdp.llc(half, step_size=1e-4, localization=1.0, draws=8, burn_in=0)),
     }  # fmt: skip
+
+
+def scaled(rank):
+    return lambda output, target: (1 + rank) * nn.functional.cross_entropy(output, target)
+
+
+class Features(nn.Module):
+    """Cosines of products with a tensor that is neither parameter nor buffer."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.fixed, self.head = torch.randn(4, 8, generator=generator(seed, "features")).double(), mlp([8, 3]).double()
+
+    def forward(self, x, scale=1.0):
+        return self.head(torch.cos(torch.nan_to_num(x).double() @ self.fixed)) * scale
 
 
 def dense(model, loss, on):
@@ -236,7 +329,40 @@ def refusals(rank):
     later = lh.Problem(trained, "cross_entropy", (x, y))
     with torch.no_grad():
         trained[0].weight.add_(1e-3 * rank)
+    holed = torch.where(torch.arange(21)[:, None] == 0, torch.nan, x + rank * (torch.arange(21)[:, None] > 5))
+    large = (65000 * torch.rand(21, 4, generator=generator(rank, "large"))).half()
+    off = {1 + size: v + size * rank * (torch.arange(len(v)) == 5) for size in (1e-9, 0.02)}
+    in32, few = single(), {"x": x, "labels": y}
+    hessian32 = lh.hessian(in32)
+    running = norm_network()
+    running[1].running_mean.add_(rank)
+    relu = nn.Sequential(nn.Linear(4, 5), [nn.Tanh(), nn.ReLU()][rank % 2], nn.Linear(5, 3)).double()
+    for tensor in relu.parameters():
+        nn.init.constant_(tensor, 0.0)  # so that nothing shows at the parameters themselves
+    classes = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0 + rank, 1.0], dtype=torch.float64))
+    token = nn.Embedding(3, 5).double()
+    nn.init.zeros_(token.weight)
     cases = {
+        "another activation": lambda: lh.Problem(relu, "cross_entropy", (x, y)),
+        "another plain tensor": lambda: lh.Problem(Features(rank), "cross_entropy", (x, y)),
+        "other class weights": lambda: lh.Problem(mlp([4, 5, 3]).double(), classes, (x, y)),
+        "another loss of one's own": lambda: lh.Problem(mlp([4, 5, 3]).double(), scaled(rank), (x, y)),
+        "another function": lambda: lh.Problem.from_function(
+            lambda p: (1 + rank) * p["w"].square().sum(), {"w": torch.zeros(4)}
+        ),
+        "another count": lambda: lh.Problem(
+            token, "cross_entropy", (y.view(7, 3), y.view(7, 3)), count=["tokens", "sequences"][rank % 2]
+        ),
+        "an entry that is no tensor": lambda: lh.Problem(Features(0), "cross_entropy", [{**few, "scale": 1.0 + rank}]),
+        "data beside a NaN": lambda: lh.Problem(Features(0), "cross_entropy", (holed, y)),
+        "large data in half precision": lambda: lh.Problem(Features(0), "cross_entropy", (large, y)),
+        "running statistics": lambda: lh.Problem(running, "cross_entropy", (x, y)),
+        "running statistics that are not read": lambda: lh.Problem(
+            running, "cross_entropy", (x, y), batch_size=7, norm="train"
+        ).loss(),
+        "a vector a little off": lambda: both[0] @ off[1 + 1e-9],
+        "a vector in float32 a little off": lambda: hessian32 @ off[1.02].float(),
+        "a point a little off": lambda: problem.loss(problem.vector * (1 + 1e-9 * rank)),
         "data of another length": lambda: lh.Problem(mlp([4, 5, 3]).double(), "cross_entropy", data(21 - rank)),
         "data in another order": lambda: lh.Problem(mlp([4, 5, 3]).double(), "cross_entropy", (x[order], y[order])),
         "another model": lambda: lh.Problem(mlp([4, 5, 3], seed=rank).double(), "cross_entropy", (x, y)),
@@ -270,6 +396,8 @@ def groups():
     if dist.get_rank() < 2:
         problem = lh.Problem(mlp([4, 3]).double(), "cross_entropy", data(), ranks=some)
         out |= {"loss": problem.loss(), "share": len(problem.share), "size": problem.ranks.size}
+    else:
+        out["outside"] = error_of(lambda: lh.Problem(mlp([4, 3]).double(), "cross_entropy", data(), ranks=some))
     return out
 
 
@@ -285,7 +413,7 @@ if __name__ == "__main__":
     with world() as (rank, size):
         found = {"measured": measured(), "sent": sent()}
         if size > 1:
-            found |= {"wrapped": wrapped(), "refusals": refusals(rank), "groups": groups()}
+            found |= {"wrapped": wrapped(), "refusals": refusals(rank), "groups": groups(), "constants": constants()}
         if size == 2:
             cut = lh.fisher(classifier(samples=21), "monte_carlo", samples=300)
             found |= {"sharded": sharded(), "drawn trace": cut.known_trace()}
