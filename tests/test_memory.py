@@ -58,7 +58,11 @@ def test_texts_are_read_as_bytes(given, expected):
         (lambda: language(10_000), ValueError, "of which a pass over one sample may take a quarter, got 10,000"),
         (lambda: lh.Problem.from_function(lambda p, x: (x @ p["w"]).square().mean(), {"w": torch.ones(9)},
                                           torch.ones(500, 9), memory=5000), ValueError, "give smaller batches"),
-        (lambda: lh.spectrum(lh.hessian(wide(36 * ROW)), 100), ValueError, "depth must fit into the free memory"),
+        (lambda: lh.spectrum(lh.hessian(wide(36 * ROW)), 100), ValueError, "into what the problem's memory=23,213,088"),
+        (lambda: lh.spectrum(lh.hessian(wide(36 * ROW)), 40, basis="host"), ValueError, "with basis='device'; lower"),
+        (lambda: lh.trace(lh.hessian(wide(36 * ROW)), method="xtrace"), ValueError, "method must be 'auto' or 'hutch"),
+        (lambda: lh.moments(lh.hessian(wide(36 * ROW)), 2, probe="orthogonal"), ValueError, "probes must fit into"),
+        (lambda: lh.logdet(lh.ggn(wide(36 * ROW)), "exact"), ValueError, "the problem's memory, 16,"),
         (lambda: lh.eigenpairs(lh.hessian(wide(36 * ROW)), 30), ValueError, "raise it, or ask for fewer pairs"),
         (lambda: lh.spectrum(lh.hessian(wide()), 5, basis="disk"), ValueError, "basis must be one of 'auto', 'device'"),
         (lambda: lh.eigenpairs(lh.hessian(wide()), 2, basis="half"), ValueError, "basis must be one of 'device'"),
@@ -146,6 +150,74 @@ def test_vectors_stay_within_the_budget(work):
             WORK[work](problem)
         peaks.append(seen.peak)
     assert peaks[0] <= budget < peaks[1]
+
+
+def attentive(memory: int | None = None, dtype: torch.dtype = torch.float32) -> lh.Problem:
+    """640 parameters behind a softmax and layer norms, so that there is no closed form."""
+
+    class Attentive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(24, 8), nn.Linear(8, 24)
+            self.mix, self.norm = nn.Linear(8, 24), nn.LayerNorm(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.norm(self.words(x))
+            q, k, v = self.mix(h).chunk(3, dim=-1)
+            return self.head(h + torch.softmax(q @ k.mT, dim=-1) @ v).mT
+
+    rng = generator(0, "attentive")
+    x, y = (torch.randint(24, (12, 6), generator=rng) for _ in range(2))
+    return lh.Problem(seeded(Attentive).to(dtype), "cross_entropy", (x, y), memory=memory, count="tokens")
+
+
+ESTIMATES = {
+    "diagonal": lambda p: lh.diagonal(lh.hessian(p), tol=1e-9),
+    "diagonal, sampled": lambda p: lh.diagonal(lh.hessian(p), probes=40),
+    "diagonal of a sum": lambda p: lh.diagonal(lh.hessian(p) + lh.identity(lh.hessian(p)), probes=70),
+    "trace": lambda p: lh.trace(lh.hessian(p), tol=0.05, max_matvecs=150),
+    "hutch++": lambda p: lh.trace(lh.hessian(p), tol=0.05, method="hutch++", max_matvecs=150),
+    "trace_per_layer": lambda p: lh.trace_per_layer(lh.hessian(p), tol=0.1, max_matvecs=150),
+    "frobenius_norm": lambda p: lh.frobenius_norm(lh.hessian(p), tol=0.05, max_matvecs=150),
+    "moments": lambda p: lh.moments(lh.hessian(p), 4, basis="chebyshev", probes=40),
+    "eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 3, max_matvecs=60, basis="host"),
+    "spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=20),
+}
+
+
+@pytest.mark.parametrize("estimate", ESTIMATES)
+@pytest.mark.parametrize(("vectors", "dtype"), [(60, torch.float32), (200, torch.float64)])
+def test_estimators_cut_their_blocks_to_the_budget(estimate, dtype, vectors):
+    problem = attentive(vectors * attentive().num_parameters * dtype.itemsize, dtype)
+    with LiveBytes() as seen:
+        ESTIMATES[estimate](problem)
+    assert seen.peak <= problem.memory
+
+
+def test_blocks_of_any_size_give_the_same_diagonal():
+    bound, free = (attentive(memory, torch.float64) for memory in (60 * 640 * 8, None))
+    dense = lh.hessian(free).dense().diagonal()
+    assert torch.allclose(lh.diagonal(lh.hessian(bound), tol=1e-9).value, dense)
+    sampled = lh.diagonal(lh.hessian(bound), probes=40)
+    assert ((sampled.value - dense).abs() <= 6 * sampled.stderr + 1e-9).all()
+
+
+def test_depths_near_the_limit_stay_within_the_budget():
+    """Of every depth that is accepted, the peak; rounded vectors are widened in pieces."""
+    for basis in ("auto", "host", "half"):
+        accepted = []
+        for depth in (10, 18, 22, 26, 30, 70):
+            problem = attentive(60 * 640 * 4)
+            with LiveBytes() as seen:
+                try:
+                    lh.spectrum(lh.hessian(problem), depth, basis=basis)
+                except ValueError as error:
+                    assert "memory=153,600" in str(error)  # noqa: PT017
+                    continue
+            accepted.append(depth)
+            assert seen.peak <= problem.memory
+        assert 10 in accepted
+        assert 70 not in accepted
 
 
 def test_the_numbers_are_those_without_a_budget():

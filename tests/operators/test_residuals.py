@@ -18,7 +18,7 @@ from lambdahat.problem import Problem
 from lambdahat.results import Status
 from tests.operators.contract import relative
 from tests.operators.test_piecewise import Net
-from tests.oracles import dense_hessian
+from tests.oracles import dense_ggn, dense_hessian
 
 
 def problem_of(
@@ -283,7 +283,22 @@ def test_rounds_go_on_until_the_error_is_small(monkeypatch: pytest.MonkeyPatch) 
     low, high = found.interval(0.95)
     assert high - low <= 2.001 * 0.02 * abs(found.value)
     assert found.status is Status.CONVERGED
-    assert trace(operator, tol=1e-9).status is Status.SAMPLES_SPENT
+    assert trace(operator, tol=1e-9, max_matvecs=2).status is Status.SAMPLES_SPENT
+
+
+@pytest.mark.parametrize("make", [deep, many_classes])
+def test_products_go_on_where_rounds_are_spent(make: Callable[[], Problem], monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the dense answer, which a tolerance that no rounds reach asks for."""
+    monkeypatch.setattr(curvature, "MANY_FACTORS", 3)
+    monkeypatch.setattr(closed_form, "MAX_ROUNDS", 16)
+    cases = [(hessian(make()), dense_hessian(make()))]
+    if make is many_classes:
+        cases += [(2.0 * ggn(make()), 2.0 * dense_ggn(make()))]
+    for operator, dense in cases:
+        found = trace(operator, tol=1e-9)
+        assert found.value == pytest.approx(float(dense.trace()), rel=1e-9)
+        assert (found.stderr, found.status) == (0.0, Status.CONVERGED)
+        assert operator.dim <= found.cost <= 2 * operator.dim
 
 
 def test_too_many_columns_are_left_to_probes(monkeypatch: pytest.MonkeyPatch) -> None:

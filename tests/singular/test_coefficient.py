@@ -159,6 +159,22 @@ def test_rescaling_a_relu_pair_leaves_the_value_if_the_localization_goes_along()
     )
 
 
+def test_a_temperature_by_batches_of_several_sizes_is_refused_by_its_name():
+    """No batch_size was given, so the error is about nbeta; batches of one size decide it."""
+    x, y = torch.randint(5, (9, 4), generator=generator(0, "ids")), torch.arange(36).reshape(9, 4) % 3
+    y[0, 1:] = -100  # so that samples have different numbers of terms
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(0, 1), nn.Unflatten(0, (-1, 4)))
+
+    def problem(*sizes: int) -> Problem:
+        data = list(zip(x.split(sizes), y.split(sizes), strict=True))
+        return Problem(model, lambda out, target: nn.functional.cross_entropy(out.mT, target), data)
+
+    settings = {"step_size": 1e-6, "localization": 1.0, "draws": 20, "burn_in": 0, "nbeta": "batch"}
+    with pytest.raises(ValueError, match=r"^nbeta must be a number.*got 'batch' with batches of 2 to 4 samples"):
+        llc(problem(2, 3, 4), **settings)
+    assert llc(problem(4, 4, 1), **settings).temperature == "B/log B, B = 4"
+
+
 def test_the_temperature_has_names():
     problem = linear_regression()[0]
     settings = {"step_size": 1e-6, "localization": 1.0, "draws": 20, "burn_in": 0}

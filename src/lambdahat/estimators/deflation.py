@@ -11,9 +11,11 @@ from torch import Tensor
 
 from lambdahat._precision import full_precision
 from lambdahat.estimators.control import Pilot
-from lambdahat.estimators.probes import Probes, block_sizes
+from lambdahat.estimators.probes import Probes, block_sizes, crowded
 from lambdahat.estimators.sequential import MINIMUM, NORMAL_QUANTILE, Goal, Mean, Meter, mean_until
 from lambdahat.operators.base import LinearOperator
+
+SKETCHED = 4.0  # vectors for each column of a block and of a sketch of it, beside a product
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ def deflated_mean(
     The samples of that block are then dropped and fresh probes drawn, which the sketch has not seen: given Q the
     estimate is unbiased and its standard error true. What a block saves is known exactly once it is there, though the
     variance that is left is not (Persson, Cortinovis & Kressner 2022, §2): the rank stops growing with the first block
-    that saves fewer products than it cost. ``always`` makes the first block whether or not it promises to pay.
+    that saves fewer products than it cost, or that a budget of memory does not hold. ``always`` makes the first block
+    whether or not it promises to pay.
     """
     target, price = pilot.target, pilot.price
     sketch, images, samples = Sketch.empty(target), pilot.image, quantity.sample(pilot.block, pilot.image)
@@ -98,6 +101,8 @@ def deflated_mean(
     now, saved, gained, cost = goal, 0.0, math.inf, 1.0
     while always or (gained > cost and _promises(now.judge(samples[:, None]), cost / gained, meter, price)):
         width = images.shape[1]
+        if not always and crowded(target, width, SKETCHED, 2.0 * sketch.basis.shape[1]):
+            break
         wider = sketch.extended(target, images)
         gained, cost = per_unit * quantity.removed(wider, whole) - saved, 2.0 * width if saved else float(width)
         if gained <= width and not always:
@@ -109,7 +114,8 @@ def deflated_mean(
         samples = quantity.sample(block, images)
 
     def draw(count: int) -> Tensor:
-        blocks = (sketch.residual_probes(probes, size) for size in block_sizes(count, target.dim))
+        held = 2.0 * (pilot.block.shape[1] + sketch.basis.shape[1])
+        blocks = (sketch.residual_probes(probes, size) for size in block_sizes(count, target, held=held))
         return torch.cat([quantity.sample(block, target @ block) for block in blocks])[:, None]
 
     return mean_until(draw, samples[:, None], now, meter, price)

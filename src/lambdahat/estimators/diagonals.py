@@ -9,10 +9,12 @@ from torch import Tensor
 
 from lambdahat._check import require, require_count, require_positive
 from lambdahat.estimators.control import plain_pilot, with_control
-from lambdahat.estimators.probes import Probes, block_columns, unit_blocks
+from lambdahat.estimators.probes import COLUMN, Probes, block_columns, crowded, unit_blocks
 from lambdahat.estimators.sequential import MINIMUM, SMALL, Meter
 from lambdahat.operators.base import LinearOperator, require_operator
 from lambdahat.results import Estimate, Status
+
+MOMENTS = 4  # vectors of float64: running sums, and what they are made of
 
 
 def diagonal(operator: LinearOperator, tol: float = 0.1, probes: int | None = None, seed: int = 0) -> Estimate:
@@ -41,29 +43,30 @@ def diagonal(operator: LinearOperator, tol: float = 0.1, probes: int | None = No
     near = operator.control()
     meter = Meter("diagonal", None, operator, *([] if near is None else [near]))
     if probes is None and operator.dim <= SMALL:
-        return _dense(operator, meter)
-    return _sampled(operator, near, meter, tol, probes, seed)
+        return _dense(operator, None, meter)
+    found = _sampled(operator, near, meter, tol, probes, seed)
+    return _dense(operator, near, meter) if found is None else found
 
 
-def dense_diagonal(operator: LinearOperator) -> Tensor:
-    """The diagonal (P,) by P products, without holding the matrix."""
+def dense_diagonal(operator: LinearOperator, near: LinearOperator | None = None) -> Tensor:
+    """The diagonal (P,) by P products, without holding the matrix, beside what ``near`` keeps too."""
     out = torch.empty(operator.dim, dtype=operator.dtype, device=operator.device)
-    for where, block in unit_blocks(operator):
+    for where, block in unit_blocks(operator, near):
         out[where] = (operator @ block)[where].diagonal()
     return out
 
 
-def _dense(operator: LinearOperator, meter: Meter) -> Estimate:
-    value = dense_diagonal(operator)
+def _dense(operator: LinearOperator, near: LinearOperator | None, meter: Meter) -> Estimate:
+    value = dense_diagonal(operator, near)
     return Estimate(value, torch.zeros_like(value), meter.spent)
 
 
 class _Moments:
     """Running mean and spread of samples (P,), in float64 (Chan, Golub & LeVeque 1983)."""
 
-    def __init__(self, like: Tensor) -> None:
+    def __init__(self, like: Probes) -> None:
         self.count = 0
-        self.mean = torch.zeros(like.shape[0], dtype=torch.float64, device=like.device)
+        self.mean = torch.zeros(like.dim, dtype=torch.float64, device=like.device)
         self.squares = torch.zeros_like(self.mean)
 
     def add(self, samples: Tensor) -> None:
@@ -71,7 +74,7 @@ class _Moments:
         samples = samples.double()
         fresh, count = samples.mean(dim=1), samples.shape[1]
         shift, total = fresh - self.mean, self.count + count
-        self.squares += ((samples - fresh[:, None]) ** 2).sum(dim=1) + shift**2 * (self.count * count / total)
+        self.squares += (samples - fresh[:, None]).square_().sum(dim=1) + shift**2 * (self.count * count / total)
         self.mean += shift * (count / total)
         self.count = total
 
@@ -82,32 +85,45 @@ class _Moments:
 
 def _sampled(
     operator: LinearOperator, near: LinearOperator | None, meter: Meter, tol: float, probes: int | None, seed: int
-) -> Estimate:
+) -> Estimate | None:
+    """By probes, or None where P products are fewer; without control where a budget of memory does not hold a pilot."""
     stream = Probes(operator, "rademacher", seed, "diagonal")
-    pilot = plain_pilot(operator, stream, MINIMUM if probes is None else min(MINIMUM, probes))
-    base = None if near is None else near.known_diagonal()
-    if near is not None and base is not None:
-        pilot = with_control(pilot, near, lambda block, image: float((block * image).var(dim=1).sum()))
-    moments = _Moments(pilot.block)
-    moments.add(pilot.block * pilot.image)
+    moments, first = _Moments(stream), MINIMUM if probes is None else min(MINIMUM, probes)
+    target, base = operator, None if near is None else near.known_diagonal()
+    work = COLUMN, MOMENTS * torch.float64.itemsize / stream.dtype.itemsize
+    if base is None or crowded(operator, first, *work):
+        near = None
+    both = operator if near is None else operator - near
+    if crowded(both, first, COLUMN + work[0], work[1]):
+        while moments.count < first:
+            block = stream.draw(min(block_columns(both, *work), first - moments.count))
+            moments.add(block * (operator @ block))
+    else:
+        pilot = plain_pilot(operator, stream, first)
+        if near is not None:
+            pilot = with_control(pilot, near, lambda block, image: float((block * image).var(dim=1).sum()))
+        moments.add(pilot.block * pilot.image)
+        target = pilot.target
+        del pilot
+    columns, price = block_columns(both, *work), 1 if target is operator else 2
     while True:
         value, stderr = moments.mean, moments.stderr()
-        if pilot.near is not None and base is not None:
+        if price > 1 and base is not None:
             value = value + base.double()
         _require_finite(value)
         error = float(stderr.norm())
         size = math.sqrt(max(float(value.norm()) ** 2 - error**2, 0.0))
         wanted = probes if probes is not None else _wanted(moments.count, error, tol * size)
         missing = wanted - moments.count
-        meter.tell(meter.spent + pilot.price * min(missing, 1e12))
+        meter.tell(meter.spent + price * min(missing, 1e12))
         if missing <= 0:
             return Estimate(value, stderr, meter.spent, dof=moments.count - 1)
-        if probes is None and missing * pilot.price >= operator.dim <= meter.left:
-            return _dense(operator, meter)
-        if probes is None and meter.left < pilot.price:
+        if probes is None and missing * price >= operator.dim <= meter.left:
+            return None
+        if probes is None and meter.left < price:
             return Estimate(value, stderr, meter.spent, Status.BUDGET_SPENT, moments.count - 1)
-        block = stream.draw(_next_block(operator.dim, missing, meter.left // pilot.price, probes is None))
-        moments.add(block * (pilot.target @ block))
+        block = stream.draw(_next_block(columns, missing, meter.left // price, probes is None))
+        moments.add(block * (target @ block))
 
 
 def _require_finite(diagonal: Tensor) -> None:
@@ -122,6 +138,6 @@ def _wanted(count: int, error: float, allowed: float) -> float:
     return count * (error / allowed) ** 2 if allowed > 0 else math.inf
 
 
-def _next_block(dim: int, missing: float, affordable: int, bounded: bool) -> int:
+def _next_block(columns: int, missing: float, affordable: int, bounded: bool) -> int:
     most = min(missing, affordable) if bounded else missing
-    return max(1, math.ceil(min(block_columns(dim), most)))
+    return max(1, math.ceil(min(columns, most)))

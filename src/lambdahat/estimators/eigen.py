@@ -9,6 +9,7 @@ from lambdahat.krylov import (
     ROUNDING,
     RitzPairs,
     Wanted,
+    basis_bytes,
     require_finite,
     require_symmetric,
     simultaneous_power_iteration,
@@ -59,6 +60,8 @@ def eigenpairs(
     if is_small(operator, count) and budget >= operator.dim:
         return _result(_diagonalise(operator, Wanted(which), count), count, tol)
     require(budget >= count, "max_matvecs", f"be at least {count}, one for each pair", repr(budget))
+    if operator.device.type == "cpu" and operator.budget() is not None:
+        basis = "device"  # the host's memory is no other
     elsewhere = (
         operator.free_memory(torch.device("cpu")) * MEMORY_SHARE
         if basis == "host" and max_memory is None
@@ -146,9 +149,11 @@ def basis_capacity(operator: LinearOperator, count: int, max_memory: float | Non
     row = operator.dim * torch.finfo(working_dtype(operator)).bits // 8
     allowed = operator.room(MEMORY_SHARE) if max_memory is None else require_positive(max_memory, "max_memory")
     if max_memory is None and operator.budget() is not None:
+        row = basis_bytes(1, operator.dim, working_dtype(operator), "device")
         allowed -= (count + WORKING) * row
     least, most = min(count + 3, operator.dim), min(max(4 * count, 200), operator.dim)
     rows = int(min(allowed // row, most + 1))
-    require(rows > least, "max_memory", f"hold {least + 1} vectors, {(least + 1) * row:,} bytes, for {count} pairs",
-            f"{allowed:,.0f} bytes", "raise it, or ask for fewer pairs")  # fmt: skip
+    name = "max_memory" if max_memory is not None or operator.budget() is None else "memory"
+    require(rows > least, name, f"hold {least + 1} vectors, {(least + 1) * row:,} bytes, for {count} pairs",
+            f"{allowed:,.0f} bytes for them", "raise it, or ask for fewer pairs")  # fmt: skip
     return rows - 1

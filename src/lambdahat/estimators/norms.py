@@ -6,12 +6,13 @@ import dataclasses
 import math
 
 import torch
+from torch import Tensor
 
 from lambdahat._check import require_positive
 from lambdahat.estimators.control import plain_pilot
-from lambdahat.estimators.deflation import Quantity, Sketch, deflated_mean
-from lambdahat.estimators.probes import Probes, column_dots, unit_blocks
-from lambdahat.estimators.sequential import MINIMUM, Goal, Meter
+from lambdahat.estimators.deflation import SKETCHED, Quantity, Sketch, deflated_mean
+from lambdahat.estimators.probes import Probes, block_sizes, column_dots, crowded, unit_blocks
+from lambdahat.estimators.sequential import MINIMUM, Goal, Meter, mean_until
 from lambdahat.operators.base import LinearOperator, require_operator
 from lambdahat.results import Estimate
 
@@ -40,9 +41,17 @@ def frobenius_norm(
     if operator.dim <= min(MINIMUM, meter.limit):
         return _dense(operator, meter)
     probes = Probes(operator, "sphere", seed, "frobenius norm")
-    pilot = plain_pilot(operator, probes, min(MINIMUM, meter.limit))
     nothing = torch.zeros(1, dtype=torch.float64)
-    squared = deflated_mean(_SQUARED, pilot, probes, Goal(2 * tol, nothing, nothing), meter)
+    goal, first = Goal(2 * tol, nothing, nothing), min(MINIMUM, meter.limit)
+
+    def draw(count: int) -> Tensor:
+        blocks = (probes.draw(size) for size in block_sizes(count, operator))
+        return torch.cat([column_dots(image, image) for image in (operator @ block for block in blocks)])[:, None]
+
+    if crowded(operator, first, SKETCHED):
+        squared = mean_until(draw, draw(first), goal, meter)
+    else:
+        squared = deflated_mean(_SQUARED, plain_pilot(operator, probes, first), probes, goal, meter)
     if not squared.reached and operator.dim <= meter.left:
         return _dense(operator, meter)
     value = math.sqrt(float(squared.value))

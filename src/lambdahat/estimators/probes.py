@@ -19,16 +19,41 @@ KINDS = ("rademacher", "gaussian", "sphere")
 FOURTH_MOMENTS = {"rademacher": 1.0, "gaussian": 3.0, "sphere": 3.0, "orthogonal": 3.0}
 BLOCK_COLUMNS = 64
 BLOCK_ELEMENTS = 2**26
+COLUMN = 3.0  # vectors for each column of a block: itself, its product, and what is made of both
 
 
-def block_columns(dim: int) -> int:
-    """Columns of length ``dim`` to multiply at once: at most 64, fewer where they would fill the memory."""
-    return max(1, min(BLOCK_COLUMNS, BLOCK_ELEMENTS // dim))
+def block_columns(operator: LinearOperator, each: float = COLUMN, held: float = 0.0) -> int:
+    """Columns to multiply at once: at most 64, fewer where they would fill the memory, or the problem's budget of it.
+
+    In a budget each column takes ``each`` vectors (P,) beside what its product does, and ``held`` are there already.
+    """
+    most, budget = max(1, min(BLOCK_COLUMNS, BLOCK_ELEMENTS // operator.dim)), operator.budget()
+    if budget is None:
+        return most
+    left, column = _left_and_column(operator, each, held)
+    require(left >= column, "memory", f"hold {column:,.0f} bytes for one column of {operator.dim:,} numbers at a time, "
+            "beside graphs and what is kept", f"{budget:,}, of which {max(left, 0.0):,.0f} are left",
+            "raise it, or choose fewer parameters")  # fmt: skip
+    return int(min(most, left // column))
 
 
-def block_sizes(count: int, dim: int) -> list[int]:
+def crowded(operator: LinearOperator, columns: int, each: float = COLUMN, held: float = 0.0) -> bool:
+    """Whether so many columns at once are too many for the problem's budget of memory; without one they are not."""
+    if operator.budget() is None:
+        return False
+    left, column = _left_and_column(operator, each, held)
+    return left < columns * column
+
+
+def _left_and_column(operator: LinearOperator, each: float, held: float) -> tuple[float, float]:
+    """The bytes left in the budget, and those that one column takes."""
+    vector = operator.dim * torch.promote_types(operator.dtype, torch.float32).itemsize
+    return operator.room(1.0) - held * vector, each * vector + operator.column_bytes()
+
+
+def block_sizes(count: int, operator: LinearOperator, each: float = COLUMN, held: float = 0.0) -> list[int]:
     """``count`` columns cut into blocks."""
-    step = block_columns(dim)
+    step = block_columns(operator, each, held)
     return [min(step, count - start) for start in range(0, count, step)]
 
 
@@ -84,9 +109,9 @@ def probes_for(tol: float, dim: int, kind: str = "sphere", condition: float | No
     return max(2, math.ceil(variance / (1 + (dim - 1) / condition**2) / tol**2))
 
 
-def unit_blocks(operator: LinearOperator) -> Iterator[tuple[slice, Tensor]]:
-    """The identity in blocks of columns: (where, I[:, where])."""
-    step = block_columns(operator.dim)
+def unit_blocks(operator: LinearOperator, near: LinearOperator | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """The identity in blocks of columns: (where, I[:, where]), beside what ``near`` keeps too."""
+    step = block_columns(operator if near is None else operator - near, held=1)
     for start in range(0, operator.dim, step):
         where = slice(start, min(start + step, operator.dim))
         block = torch.zeros(operator.dim, where.stop - start, dtype=operator.dtype, device=operator.device)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_interval
 from lambdahat._progress import report
-from lambdahat.estimators.probes import FOURTH_MOMENTS, Probes, block_sizes, probes_for
+from lambdahat.estimators.probes import FOURTH_MOMENTS, Probes, block_sizes, crowded, probes_for
 from lambdahat.krylov import (
     BREAKDOWN,
     Lanczos,
@@ -25,6 +25,7 @@ from lambdahat.krylov import (
     require_symmetric,
     working_dtype,
 )
+from lambdahat.krylov.basis import CHUNK
 from lambdahat.maxent.bases import BASES, legendre_in_chebyshev
 from lambdahat.operators.base import LinearOperator
 from lambdahat.results import Array, Estimate, Moments, Spectrum, Status
@@ -32,6 +33,7 @@ from lambdahat.results import Array, Estimate, Moments, Spectrum, Status
 DEFAULT_DEPTH = 100
 BOUNDS_DEPTH = 30
 DEFAULT_PROBES = 50
+MOMENTS = 6  # vectors for each column of a block: three of the recurrence, and what they are made of
 WORKING = 2  # vectors beside a basis: a product and room to work in
 
 
@@ -130,8 +132,12 @@ class Ends:
 
 
 def spectral_ends(operator: LinearOperator, seed: int = 0) -> Ends:
-    """The extreme Ritz values of 30 steps of Lanczos."""
-    run = lanczos(operator, random_vector(operator, seed, "bounds"), min(BOUNDS_DEPTH, operator.dim), "bounds")
+    """The extreme Ritz values of 30 steps of Lanczos, or of as many as a budget of memory holds."""
+    steps = min(BOUNDS_DEPTH, operator.dim)
+    if operator.budget() is not None:
+        vector = basis_bytes(1, operator.dim, working_dtype(operator), "device")
+        steps = max(1, min(steps, int(_beside_work(operator, operator.room(1.0)) // vector) - 1))
+    run = lanczos(operator, random_vector(operator, seed, "bounds"), steps, "bounds")
     nodes, _, residuals = run.ritz()
     return Ends(float(nodes[0]), float(nodes[-1]), float(residuals[0]), float(residuals[-1]), run.products)
 
@@ -152,18 +158,32 @@ def lanczos_runs(
     require_count(probes, "probes")
     steps = min(DEFAULT_DEPTH, operator.dim) if depth is None else depth
     require_count(steps, "depth", 1, operator.dim, "at this size op.dense() is exact")
-    dtype, free = working_dtype(operator), operator.room(1.0)
-    room = free - WORKING * operator.dim * dtype.itemsize
-    place = chosen_place(steps + 1, operator.dim, dtype, operator.device, room, basis)
-    needed = basis_bytes(steps + 1, operator.dim, dtype, place)
-    require(needed <= max(room, 0.0), "depth", f"fit into the free memory, {free:,.0f} bytes", f"{steps}, which needs "
-            f"{needed + free - room:,.0f}", "lower depth")  # fmt: skip
+    place = _place_for(operator, steps, basis)
     runs = []
     for probe in range(probes):
         done = probe * steps, probes * steps
         run = lanczos(operator, random_vector(operator, seed, "sphere", probe), steps, task, done, place)
         runs.append(dataclasses.replace(run, basis=run.basis[:, :0].clone()))
     return runs
+
+
+def _place_for(operator: LinearOperator, steps: int, basis: str) -> str:
+    """Where the vectors of ``steps`` steps are kept; an error where they do not fit."""
+    dtype, free, budget = working_dtype(operator), operator.room(1.0), operator.budget()
+    room = _beside_work(operator, free)
+    place = chosen_place(steps + 1, operator.dim, dtype, operator.device, room, basis)
+    needed = basis_bytes(steps + 1, operator.dim, dtype, place)
+    where = "the free memory" if budget is None else f"what the problem's memory={budget:,} leaves for vectors"
+    others = ["raise memory"] * (budget is not None) + ["leave basis to 'auto'"] * (basis != "auto")
+    require(needed <= max(room, 0.0), "depth", f"fit into {where}, {free:,.0f} bytes",
+            f"{steps}, which needs {needed + free - room:,.0f} with basis={place!r}",
+            " or ".join(["lower depth", *others]))  # fmt: skip
+    return place
+
+
+def _beside_work(operator: LinearOperator, free: float) -> float:
+    """What is left of ``free`` bytes for a basis."""
+    return free - WORKING * operator.dim * working_dtype(operator).itemsize
 
 
 def quadrature(operator: LinearOperator, runs: list[Lanczos], depth: int | None = None) -> Spectrum:
@@ -228,7 +248,14 @@ def _condition(operator: LinearOperator, power: int) -> float:
 
 def _starts(operator: LinearOperator, probe: str, probes: int, seed: int) -> Iterator[Tensor]:
     """The probes in blocks (P, b)."""
-    sizes = block_sizes(probes, operator.dim)
+    vector = operator.dim * working_dtype(operator).itemsize
+    work = MOMENTS + 3 * 8 * min(operator.dim, CHUNK >> 4) / vector  # dots are made in float64, by chunks
+    held = 4.0 * probes * 8 / working_dtype(operator).itemsize if probe == "orthogonal" else 0.0
+    if held:
+        fits = not crowded(operator, 1, work, held)
+        require(fits, "probes", f"fit into the problem's memory={operator.budget()}", f"{probes} orthogonal ones, made "
+                "together", "take fewer, or probe='sphere'")  # fmt: skip
+    sizes = block_sizes(probes, operator, work, held)
     if probe == "rademacher":
         stream = Probes(operator, probe, seed, "moments")
         yield from (stream.draw(size).to(working_dtype(operator)) for size in sizes)

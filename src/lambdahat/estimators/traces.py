@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_positive
 from lambdahat.estimators.control import Pilot, plain_pilot, with_control
-from lambdahat.estimators.deflation import Quantity, Sketch, deflated_mean
+from lambdahat.estimators.deflation import SKETCHED, Quantity, Sketch, deflated_mean
 from lambdahat.estimators.diagonals import dense_diagonal
 from lambdahat.estimators.exchangeable import ExchangeableTrace
-from lambdahat.estimators.probes import Probes, block_sizes, column_dots
+from lambdahat.estimators.probes import Probes, block_sizes, column_dots, crowded
 from lambdahat.estimators.sequential import MINIMUM, SMALL, Goal, Mean, Meter, mean_until
 from lambdahat.operators.base import LinearOperator, require_operator
 from lambdahat.results import Estimate, Status
 
 METHODS = ("auto", "exact", "hutchinson", "hutch++", "xtrace")
 BLOCKS, MEMORY_SHARE = 6, 0.25
+EXCHANGED = 4.0  # vectors that XTrace has for each probe: itself, its direction, that one's product, and a copy
 
 
 def trace(
@@ -46,9 +47,10 @@ def trace(
       Musco, Musco & Woodruff 2021), its rank chosen on the way (Persson, Cortinovis & Kressner 2022).
     - "xtrace": the same with every probe used for both, in turn (Epperly, Tropp & Webber 2024).
     - "auto": exact where that is known, from sampled targets where a network has many classes, and from random signs
-      where deep smooth activations would take many signals (``operators/residuals.py``). Otherwise Hutchinson
-      until a sketch promises to save more products than it costs, then Hutch++; with the operator's control variate C,
-      tr C + tr(A − C), where a pilot shows that it pays. Probe by probe where blocks of 16 would fill the memory.
+      where deep smooth activations would take many signals (``operators/residuals.py``). Otherwise, and where those
+      are spent before ``tol`` is reached, Hutchinson until a sketch promises to save more products than it costs, then
+      Hutch++; with the operator's control variate C, tr C + tr(A − C), where a pilot shows that it pays.
+      Probe by probe where blocks of 16 would fill the memory.
 
     ``probe`` is "rademacher", "gaussian" or "sphere"; by default Rademacher, and sphere for XTrace.
 
@@ -64,18 +66,24 @@ def trace(
     probes = Probes(operator, probe or ("sphere" if method == "xtrace" else "rademacher"), seed, "trace")
     if method == "exact":
         return _exact(operator)
-    if method == "auto":
-        found_at_once = operator.sampled_trace(tol, seed) or _if_known(operator)
-        if found_at_once is not None:
-            return found_at_once
+    sampled = operator.sampled_trace(tol, seed) if method == "auto" else None
+    if sampled is not None and sampled.status.ok:
+        return sampled
+    if method == "auto" and sampled is None:
+        known = _if_known(operator)
+        if known is not None:
+            return known
     near = operator.control() if method == "auto" else None
     meter = Meter("trace", max_matvecs, operator, *([] if near is None else [near]))
     if operator.dim <= min(SMALL, meter.limit):
         return _dense(operator, meter)
     found = _ESTIMATORS[method](_Task(operator, near, probes, meter, tol))
     if not found.reached and operator.dim <= meter.left:
-        return _dense(operator, meter)
-    return found.estimate(meter)
+        return _dense(operator, meter, near)
+    estimate = found.estimate(meter)
+    if sampled is not None and not found.reached and sampled.stderr < estimate.stderr:
+        return replace(sampled, cost=meter.spent)
+    return estimate
 
 
 def trace_per_layer(
@@ -101,7 +109,7 @@ def trace_per_layer(
         return _summed(dense_diagonal(operator), where, meter)
     found = _sampled_layers(operator, near, where, Probes(operator, "rademacher", seed, "trace per layer"), meter, tol)
     if not found.reached and operator.dim <= meter.left:
-        return _summed(dense_diagonal(operator), where, meter)
+        return _summed(dense_diagonal(operator, near), where, meter)
     status = Status.CONVERGED if found.reached else Status.BUDGET_SPENT
     return {
         layer: Estimate(float(value), float(stderr), meter.spent, status, found.dof)
@@ -123,7 +131,7 @@ class _Task:
     def crowded(self) -> bool:
         """Whether a pilot's block, its products, a sketch of them and the room to make it are too much at once."""
         block = MINIMUM * self.operator.dim * self.operator.dtype.itemsize
-        return BLOCKS * block > self.operator.room(MEMORY_SHARE)
+        return BLOCKS * block > self.operator.room(MEMORY_SHARE) or _crowded(self.operator, self.near)
 
     def goal(self, images: Tensor, offset: float = 0.0) -> Goal:
         """The tolerance, given some products AZ (P, k), of which the mean of ‖Az‖² estimates ‖A‖²_F."""
@@ -151,8 +159,8 @@ def _if_known(operator: LinearOperator) -> Estimate | None:
     return Estimate(trace)
 
 
-def _dense(operator: LinearOperator, meter: Meter) -> Estimate:
-    value = float(dense_diagonal(operator).double().sum())
+def _dense(operator: LinearOperator, meter: Meter, near: LinearOperator | None = None) -> Estimate:
+    value = float(dense_diagonal(operator, near).double().sum())
     return Estimate(value, cost=meter.spent)
 
 
@@ -204,14 +212,15 @@ def _plain(task: _Task, pilot: Pilot, goal: Goal) -> Mean:
     """Samples of zᵀBz alone, B the target of the pilot, whose samples are the first."""
 
     def draw(count: int) -> Tensor:
-        blocks = (task.probes.draw(size) for size in block_sizes(count, task.probes.dim))
+        held = 2.0 * pilot.block.shape[1]
+        blocks = (task.probes.draw(size) for size in block_sizes(count, pilot.target, held=held))
         return torch.cat([column_dots(block, pilot.target @ block) for block in blocks])[:, None]
 
     return mean_until(draw, column_dots(pilot.block, pilot.image)[:, None], goal, task.meter, pilot.price)
 
 
 def _hutch_plus_plus(task: _Task) -> Mean:
-    if task.meter.limit < 4:
+    if task.meter.limit < 4 or task.crowded:
         return _hutchinson(task)
     pilot = plain_pilot(task.operator, task.probes, min(MINIMUM, task.meter.limit // 4))
     goal = task.goal(pilot.image)
@@ -243,8 +252,12 @@ def _controlled(task: _Task, pilot: Pilot, near: LinearOperator, goal: Goal) -> 
 def _xtrace(task: _Task) -> Mean:
     meter = task.meter
     require_count(meter.limit, "max_matvecs", least=4, cure="method='hutchinson' does with 2")
+    first = min(MINIMUM, meter.limit // 2)
+    fits = not crowded(task.operator, first, SKETCHED)
+    require(fits, "method", f"be 'auto' or 'hutchinson' where the problem's memory={task.operator.budget()} holds no "
+            f"sketch of {first} vectors", "'xtrace'", "raise memory")  # fmt: skip
     state = ExchangeableTrace(task.operator, task.probes)
-    state.extend(min(MINIMUM, meter.limit // 2))
+    state.extend(first)
     before: tuple[int, float] | None = None
     while True:
         samples, inflation = state.estimates()
@@ -252,6 +265,8 @@ def _xtrace(task: _Task) -> Mean:
         missing = 0.0 if mean.reached else 2 * (_forecast(before, count, mean.wanted) - count)
         meter.tell(meter.spent + missing)
         more = min(count // 2, meter.left // 2)
+        if crowded(task.operator, more, SKETCHED, EXCHANGED * count):
+            return mean
         dense_is_cheaper = max(missing / 2, meter.spent + 2 * more) >= meter.dim <= meter.left
         if mean.reached or more < 1 or dense_is_cheaper:
             return mean
@@ -285,6 +300,33 @@ def _summed(diagonal: Tensor, where: dict[str, Tensor], meter: Meter) -> dict[st
     return {layer: Estimate(float(diagonal[index].double().sum()), cost=cost) for layer, index in where.items()}
 
 
+def _crowded(operator: LinearOperator, near: LinearOperator | None) -> bool:
+    """Whether the problem's budget of memory is too small for a pilot and a sketch, with a control variate or not."""
+    if operator.budget() is None or near is None or crowded(operator, MINIMUM, SKETCHED):
+        return crowded(operator, MINIMUM, SKETCHED)
+    return crowded(operator - near, MINIMUM, SKETCHED)
+
+
+def _streamed_layers(
+    operator: LinearOperator, forms: Callable[[Tensor, Tensor], Tensor], probes: Probes, meter: Meter, tol: float
+) -> Mean:
+    """The same by blocks as small as the budget of memory asks for."""
+    squares: list[Tensor] = []
+
+    def draw(count: int) -> Tensor:
+        samples = []
+        for size in block_sizes(count, operator):
+            block = probes.draw(size)
+            image = operator @ block
+            squares.append(forms(image, image))
+            samples.append(forms(block, image))
+        return torch.cat(samples)
+
+    first = draw(min(MINIMUM, meter.limit))
+    floor = torch.cat(squares).mean(dim=0).sqrt()
+    return mean_until(draw, first, Goal(tol, torch.zeros_like(floor), floor), meter)
+
+
 def _sampled_layers(
     operator: LinearOperator,
     near: LinearOperator | None,
@@ -296,6 +338,8 @@ def _sampled_layers(
     def forms(block: Tensor, image: Tensor) -> Tensor:
         return torch.stack([column_dots(block[index], image[index]) for index in where.values()], dim=1)
 
+    if _crowded(operator, near):
+        return _streamed_layers(operator, forms, probes, meter, tol)
     pilot = plain_pilot(operator, probes, min(MINIMUM, meter.limit))
     floor = forms(pilot.image, pilot.image).mean(dim=0).sqrt()
     offset = torch.zeros_like(floor)
@@ -307,7 +351,7 @@ def _sampled_layers(
         offset = torch.stack([base[index].double().sum().cpu() for index in where.values()])
 
     def sample(count: int) -> Tensor:
-        blocks = (probes.draw(size) for size in block_sizes(count, probes.dim))
+        blocks = (probes.draw(size) for size in block_sizes(count, pilot.target, held=2.0 * pilot.block.shape[1]))
         return torch.cat([forms(block, pilot.target @ block) for block in blocks])
 
     return mean_until(sample, forms(pilot.block, pilot.image), Goal(tol, offset, floor), meter, pilot.price)

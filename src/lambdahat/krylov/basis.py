@@ -19,22 +19,30 @@ HALF = {torch.float32: torch.bfloat16, torch.float64: torch.float32}
 GEMV_RUN = 4096
 FEW = 4  # rows on the host that are on the device at a time
 CHUNK = 1 << 20  # elements of a basis that are combined together
-WIDENED = 1 << 18  # elements that are widened together
+WIDENED, WIDENED_PART = 1 << 18, 16  # elements that are widened together, and of a short basis no more than this part
 STRIDE = 64  # elements: all rows start alike in memory, for cuDNN looks for its kernels anew at every other alignment
 
 
 def basis_bytes(count: int, dim: int, dtype: torch.dtype, place: str) -> int:
-    """What ``count`` vectors take on the device; whole ones beside them where they are kept elsewhere or rounded."""
+    """What ``count`` vectors take on the device; whole ones beside them where they are kept elsewhere or rounded.
+
+    What is widened meanwhile, an eighth of the rounded ones at most, has the room of a product, made before or after.
+    """
     if place == "host":
         return (2 + FEW) * dim * dtype.itemsize
     if place == "half":
         return count * dim * HALF[dtype].itemsize + 2 * dim * dtype.itemsize
-    return count * dim * dtype.itemsize
+    return count * _padded(dim) * dtype.itemsize
 
 
 def chosen_place(count: int, dim: int, dtype: torch.dtype, device: torch.device, room: float, asked: str) -> str:
-    """The place asked for or, for "auto", the first that fits: the device, half the bytes, the host of a GPU."""
+    """The place asked for or, for "auto", the first that fits: the device, half the bytes, the host of a GPU.
+
+    The host of a CPU is the device.
+    """
     require_choice(asked, "basis", PLACES)
+    if asked == "host" and device.type == "cpu":
+        return "device"
     if asked != "auto":
         return asked
     if basis_bytes(count, dim, dtype, "device") <= room:
@@ -51,7 +59,7 @@ class Basis:
     ) -> None:
         self.dtype, self.device, self.place, self.dim = dtype, device, place, dim
         host, stored = place == "host", HALF[dtype] if place == "half" else dtype
-        stride = -(-dim // STRIDE) * STRIDE if place == "device" else dim
+        stride = _padded(dim) if place == "device" else dim
         self.rows = torch.empty(capacity, stride, dtype=stored, device="cpu" if host else device,
                                 pin_memory=host and device.type == "cuda")[:, :dim]  # fmt: skip
         self._whole: dict[int, Tensor] = {}
@@ -121,13 +129,23 @@ class Basis:
 
     def _widened(self, rows: Tensor, w: Tensor) -> Tensor:
         """The same for rows of fewer bits, widened a chunk of columns at a time."""
-        step = max(GEMV_RUN, WIDENED // max(1, len(rows)))
+        step = _widened_columns(len(rows), self.dim)
         columns = [slice(left, left + step) for left in range(0, self.dim, step)]
         parts = [_overlaps(rows[:, where].to(w.dtype), w[where]).double() for where in columns]
         overlaps = torch.stack(parts).sum(0)
         for where in columns:
             w[where].addmv_(rows[:, where].T.to(w.dtype), overlaps.to(w.dtype), alpha=-1)
         return overlaps
+
+
+def _padded(dim: int) -> int:
+    """Elements from the start of a row to that of the next."""
+    return -(-dim // STRIDE) * STRIDE
+
+
+def _widened_columns(count: int, dim: int) -> int:
+    """Columns of ``count`` rows that are widened together."""
+    return min(max(GEMV_RUN, WIDENED // max(1, count)), -(-dim // WIDENED_PART))
 
 
 def _overlaps(rows: Tensor, w: Tensor) -> Tensor:

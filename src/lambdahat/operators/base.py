@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lambdahat._check import require
 from lambdahat.batches import free_memory
+from lambdahat.memory import PASS
 from lambdahat.results import Estimate
 from lambdahat.space import Pattern, Space
 
@@ -147,9 +148,18 @@ class LinearOperator(ABC):
 
     def room(self, share: float) -> float:
         """Bytes for vectors beside it: ``share`` of what is free, or what its budget leaves."""
-        if self.budget() is None:
+        budget = self.budget()
+        if budget is None:
             return share * self.free_memory()
-        return min(part.room(share) for part in vars(self).values() if isinstance(part, LinearOperator))
+        inner = {id(part): part for part in vars(self).values() if isinstance(part, LinearOperator)}
+        rooms = [part.room(share) for part in inner.values() if part.budget() is not None]
+        return sum(rooms) - (len(rooms) - 1) * (1 - PASS) * budget  # each leaves what it keeps itself
+
+    def column_bytes(self) -> int:
+        """What each column of a block takes at most while it is multiplied, its product included."""
+        row = self.dim * self.dtype.itemsize
+        inner = [part for part in vars(self).values() if isinstance(part, LinearOperator)]
+        return 2 * row + max((part.dim * self.dtype.itemsize + part.column_bytes() for part in inner), default=0)
 
     def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
         """The trace from one-sided samples, where that is cheaper than both the closed form and products."""

@@ -113,6 +113,9 @@ class Curvature(LinearOperator):
         left = (1 - PASS) * memory - self.kept_batches * self.graph_bytes - own
         return self.problem.ranks.least(left, "the memory left", self.device)
 
+    def column_bytes(self) -> int:
+        return 3 * self.dim * self.dtype.itemsize
+
     def free_memory(self, device: torch.device | None = None) -> int:
         return int(self.problem.ranks.least(super().free_memory(device), "the free memory", self.device))
 

@@ -6,13 +6,14 @@ import gc
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lambdahat.batches import Batch, free_memory
-from lambdahat.memory import GRAPHS, PASS
+from lambdahat.memory import GRAPHS, PASS, LiveBytes
 from lambdahat.operators import linearise
 from lambdahat.operators.replay import side_stream
 from lambdahat.problem import Problem
@@ -74,10 +75,13 @@ class Products:
     def _apply(self, rows: Tensor) -> Tensor:
         if len(rows) == 1:
             return self._single(rows[0]).unsqueeze(0)
-        if not self.vmaps or self._may_replay():
-            return torch.stack([self._single(row) for row in rows])
-        chunks = rows.split(self._block())
-        return torch.cat([self._block_product(chunk) if len(chunk) > 1 else self._apply(chunk) for chunk in chunks])
+        step = 1 if not self.vmaps or self._may_replay() else self._block()
+        if len(rows) <= step:
+            return self._block_product(rows)
+        out = torch.empty_like(rows)
+        for part, chunk in zip(out.split(step), rows.split(step), strict=True):
+            part.copy_(self._block_product(chunk) if len(chunk) > 1 else self._apply(chunk))
+        return out
 
     def _single(self, row: Tensor) -> Tensor:
         if self._may_replay():
@@ -155,7 +159,9 @@ class Products:
             try:
                 product, size = self._build_and_weigh(batch)
                 tangents = [torch.zeros_like(leaf) for leaf in self.leaves.values()]
-                product(tangents)
+                with nullcontext() if self.problem.memory is None else LiveBytes() as seen:
+                    product(tangents)
+                self.column_bytes = 0 if seen is None else int(seen.peak)
                 if failures and mode == "finite":
                     warnings.warn(FINITE + "; ".join(failures), stacklevel=2)
                 return product, size
@@ -213,8 +219,11 @@ class Products:
 
     def _block(self) -> int:
         """Columns that go through vmap together: as many as keep their activations within the budget."""
-        room = free_memory(self.device) * GRAPH_FRACTION if self.problem.memory is None else PASS * self.problem.memory
-        return int(max(1, min(BLOCK, room // max(self.graph_bytes, 1))))
+        memory = self.problem.memory
+        room = free_memory(self.device) * GRAPH_FRACTION if memory is None else PASS * memory
+        if memory is not None and self.kept < len(self.problem.share):
+            room -= self.graph_bytes  # of a batch that is computed again
+        return int(max(1, min(BLOCK, room // max(self.graph_bytes, self.column_bytes, 1))))
 
     def _may_replay(self) -> bool:
         small = self.graph_bytes * len(self.problem.share) <= CUDA_GRAPH_BYTES

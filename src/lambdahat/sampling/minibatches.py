@@ -122,6 +122,11 @@ class Minibatches:
         return next(batch for batch in self.problem.batches if batch.index == wanted)
 
 
+def drawn_by_sample(problem: Problem) -> bool:
+    """Whether batches of any size can be drawn; else they are the problem's own."""
+    return _columns(problem) is not None
+
+
 def _columns(problem: Problem) -> tuple[Tensor, list[Tensor], TreeSpec, list[Any]] | None:
     """The losses of all samples at the centre and the data as columns, or None where samples cannot be drawn."""
     if not problem.batches.in_memory:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from lambdahat._check import require
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Status
 from lambdahat.sampling.automatic import Drawn, drawn
@@ -15,7 +16,7 @@ from lambdahat.sampling.diagnostics import standard_error
 from lambdahat.sampling.estimation import degrees_of_freedom
 from lambdahat.sampling.kernels import Kernel, Localization
 from lambdahat.sampling.langevin_pilot import Search
-from lambdahat.sampling.minibatches import DEFAULT_BATCH
+from lambdahat.sampling.minibatches import DEFAULT_BATCH, drawn_by_sample
 from lambdahat.sampling.running import Watch
 from lambdahat.sampling.temperature import inverse_temperature
 
@@ -76,12 +77,26 @@ def searched(
     own = problem.batches.sizes[0] if problem.norm == "train" else DEFAULT_BATCH
     batch = settings.get("batch_size") or min(own, problem.num_samples)
     if nbeta == "batch":
+        if settings.get("batch_size") is None:
+            batch = _batch_of_temperature(problem, batch)
         settings["batch_size"] = batch  # the temperature is decided by it
     if isinstance(kernel, Kernel):
         value, name = kernel.nbeta, "given by the kernel"
     else:
         value, name = inverse_temperature(nbeta, problem.num_terms, batch)
     return coefficient(problem, drawn(problem, value, search, **settings), name)
+
+
+def _batch_of_temperature(problem: Problem, default: int) -> int:
+    """The B of B/ln B where none is given: of the problem's own batches where samples cannot be drawn one by one."""
+    sizes = problem.batches.sizes
+    if default in sizes or drawn_by_sample(problem):
+        return default
+    alike = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
+    require(alike, "nbeta", "be a number, or 'n/log n', for batches of several sizes that cannot be drawn sample by "
+            "sample (uneven token counts, streamed data)", f"'batch' with batches of {min(sizes)} to {max(sizes)} "
+            "samples", "give the problem batches of one size")  # fmt: skip
+    return sizes[0]
 
 
 def coefficient(problem: Problem, found: Drawn, temperature: str) -> LearningCoefficient:

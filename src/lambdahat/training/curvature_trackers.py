@@ -48,7 +48,7 @@ class TraceTracker(SampledTracker):
         operator = hessian(sample)
         if not operator.trace_by:
             return min(MINIMUM, operator.dim), self.max_matvecs
-        return 0, 0 if operator.trace_by == "closed form" else max(MAX_ROUNDS, self.max_matvecs)
+        return 0, 0 if operator.trace_by == "closed form" else MAX_ROUNDS + self.max_matvecs
 
 
 class _WarmTracker(SampledTracker):
