@@ -67,11 +67,12 @@ class Evaluator:
             other.loss = self.loss.counted_in(count)
         return other
 
-    def asked(self, parameters: Parameters, batches: Iterable[Batch]) -> Evaluator:
+    def asked(self, current: Callable[[], Parameters], batches: Iterable[Batch]) -> Evaluator:
         """The same, knowing what the model does with labels where the data have some."""
         batch = labelled(batches)
         if batch is None:
             return self
+        parameters = current()
 
         def own_loss(data: Mapping[str, Any]) -> Any:
             return _held(self._run(parameters, (), data), LOSS, None)

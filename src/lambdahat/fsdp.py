@@ -57,7 +57,7 @@ class ShardedProblem:
         self.batches = make_batches(data, batch_size, DEFAULT_BATCH, self.device, None)
         self._evaluate = Evaluator(model, make_loss(loss), "eval", lambda: {}, False)
         with self._at(None), torch.no_grad():
-            self._evaluate = self._evaluate.asked({}, self.batches)
+            self._evaluate = self._evaluate.asked(dict, self.batches)
         terms = [self._evaluate.terms(batch) for batch in self.batches]
         self.weights = [term / sum(terms) for term in terms]
         self.num_parameters, self.num_samples = sum(tensor.numel() for tensor in trained), self.batches.num_samples

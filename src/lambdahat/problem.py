@@ -149,7 +149,7 @@ class Problem:
         self.space = Space.of(self._parameters)
         with rng_untouched():
             if isinstance(self._evaluate, Evaluator) and self._evaluate.shifts is None:
-                self._evaluate = self._evaluate.asked(self.named(self.vector), self.batches)
+                self._evaluate = self._evaluate.asked(lambda: self.named(self.vector), self.batches)
             if self.memory is not None:
                 self.batches = fitted(self.batches, self.memory, self._evaluate, self.norm, self.named(self.vector))
             self._evaluate = checked(self._evaluate, self.named(self.vector), self.batches, self.dtype)
@@ -161,19 +161,20 @@ class Problem:
 
     def _share_out(self) -> None:
         """This rank's share of the data, once all ranks agree on the whole."""
-        cut, seen = False, {}
+        cut = False
         if self.ranks.size > 1:
             point = self.named(self.vector), self.batches.first()
             with rng_untouched():
                 cut = splits(self._evaluate, self.norm, *point)
                 seen = first_look(self._evaluate, *point)
             _ = self.recomputes  # found out here, where all ranks are together
-        self.ranks = joined(self.ranks, self.batches, {
-            "n": self.num_samples, "P": self.num_parameters, "parameters": f"{self.space}", "dtype": f"{self.dtype}",
-            "norm": self.norm, "batches": f"{self.batches.sizes}", "loss": f"{type(self.loss_function)}, {cut=}",
-            "count": f"{self.count}", "weights": torch.tensor(self.weights, dtype=torch.float64),
-        })  # fmt: skip
-        self.agree("the problem", seen)
+            self.ranks = joined(self.ranks, self.batches, {
+                "n": self.num_samples, "P": self.num_parameters, "parameters": f"{self.space}",
+                "dtype": f"{self.dtype}", "norm": self.norm, "batches": f"{self.batches.sizes}",
+                "loss": f"{type(self.loss_function)}, {cut=}", "count": f"{self.count}",
+                "weights": torch.tensor(self.weights, dtype=torch.float64),
+            })  # fmt: skip
+            self.agree("the problem", seen)
         self.share = Share(self.ranks, self.batches, self.weights, cut, self._evaluate.terms)
 
     @property
