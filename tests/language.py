@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdahat._rng import generator
@@ -87,3 +88,12 @@ def translations(width: int, rows: int = 6) -> dict[str, Tensor]:
     lengths = torch.randint(1, width + 1, (rows, 1), generator=rng)
     lengths[0] = width
     return {**padded(rows), "labels": labels.masked_fill(torch.arange(width) >= lengths, -100)}
+
+
+def token_losses(model: nn.Module, columns: dict[str, Tensor], shift: bool) -> Tensor:
+    """The loss of every label, (B, T'), 0 where it does not count: by hand, in float64."""
+    inputs = {name: value for name, value in columns.items() if name != "labels"}
+    logits, labels = model(**inputs).logits, columns["labels"]
+    if shift:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    return F.cross_entropy(logits.movedim(-1, 1), labels, reduction="none")
