@@ -29,6 +29,7 @@ def test_the_suite_holds_what_it_must():
     assert sum(name.startswith(("reduced-rank", "deep-linear")) for name in names) >= 12
     assert sum(name.startswith("crossing") for name in names) == 5
     assert sum(name.startswith("quadratic") for name in names) == 7
+    assert sum(name.startswith("data-") for name in names) >= 12
     assert [case.name for case in suite(quick=True)] == [name for name in names if name in QUICK]
     assert len(suite(quick=True)) == len(QUICK)
 

@@ -32,6 +32,7 @@ from lambdahat.singular.exact import (
     quadratic_problem,
 )
 from lambdahat.singular.importance import logistic_expectation, logistic_minimum
+from lambdahat.singular.singular_regressions import singular_regressions
 from lambdahat.singular.verification import Case
 
 POPULATION = 100_000  # the samples that a loss without data stands for
@@ -54,9 +55,18 @@ SHAPES: tuple[tuple[tuple[int, ...], int, int], ...] = (  # widths, true rank, s
 )
 MLP, MLP_SIZES = "mlp-4-8-3", (4, 8, 3)
 QUICK = (
-    "quadratic-d5-k1e4", "quadratic-dead", "crossing-4", "crossing-6", "reduced-rank-4-2-3-r1", "reduced-rank-3-5-3-r1",
-    "deep-linear-6-4-5-6-r2", "logistic-n500-d8",
-)  # fmt: skip
+    "quadratic-d5-k1e4",
+    "quadratic-dead",
+    "crossing-4",
+    "crossing-6",
+    "reduced-rank-4-2-3-r1",
+    "reduced-rank-3-5-3-r1",
+    "deep-linear-6-4-5-6-r2",
+    "logistic-n500-d8",
+    "data-linear-4-3-4-r1-noisy",
+    "data-factors-8x6-r1-h2",
+    "data-tanh-twins",
+)
 MALA_CHAINS, MALA_STEPS, MALA_ACCEPTANCE = 32, 15_000, 0.6
 
 
@@ -91,7 +101,14 @@ def stored() -> dict[str, Any]:
 
 def suite(quick: bool = False) -> list[Case]:
     """All cases, or with ``quick`` one or two of each family, those that take a few seconds."""
-    cases = [*_quadratics(), *_crossings(), *_linear_networks(), *_regressions(), _perceptron()]
+    cases = [
+        *_quadratics(),
+        *_crossings(),
+        *_linear_networks(),
+        *_regressions(),
+        *singular_regressions(),
+        _perceptron(),
+    ]
     return [case for case in cases if case.name in QUICK] if quick else cases
 
 
