@@ -1,8 +1,8 @@
 """Is λ̂ right at its defaults, and are its error bars true? Every case of the ground-truth suite over many seeds.
 
 ``lh.llc(problem)`` of each case and seed, in processes of one thread, against the truth at the same nβ and γ. Each run
-is a line of the --json file as soon as it ends; another call with the same file runs only what is missing. The summary
-says how far single runs and the means of cases are off, and how often 95 % intervals hold the truth.
+is a line of the --json file as soon as it ends; another call with the same file and options runs only what is missing.
+The summary says how far single runs and the means of cases are off, and how often 95 % intervals hold the truth.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from lambdahat.singular.suite import Reference, suite
 from lambdahat.singular.verification import Case
 
 Row = dict[str, Any]
+Task = tuple[str, int, int | None, int | None]  # case, seed, batch size and most gradients
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -35,6 +36,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cases", default="*", help="globs of case names, with commas between")
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--batch-size", type=int, help="samples of a batch, which forces mini-batches")
+    parser.add_argument("--max-gradients", type=int, help="the gradients that each run may take")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--minutes", type=float, default=math.inf, help="after which no more runs are started")
     parser.add_argument("--json", type=Path, default=Path("llc_coverage.jsonl"), help="one line for each run")
@@ -42,16 +45,17 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def single(task: tuple[str, int]) -> Row:
+def single(task: Task) -> Row:
     """One run: what ``llc`` says, and the truth where it says it."""
-    name, seed = task
+    name, seed, batch_size, max_gradients = task
+    options = {"batch_size": batch_size, "max_gradients": max_gradients}
     torch.set_num_threads(1)
     case = next(case for case in suite() if case.name == name)
-    row: Row = {"case": name, "seed": seed}
+    row: Row = {"case": name, "seed": seed, **options}
     try:
         problem = case.make()
         start = time.perf_counter()
-        found = llc(problem, seed=seed)
+        found = llc(problem, seed=seed, **options)
         seconds = time.perf_counter() - start
         truth = known_truth(case, found.nbeta, float(found.localization))
     except Exception as error:  # one case that breaks must not end the others
@@ -76,9 +80,10 @@ def known_truth(case: Case, nbeta: float, localization: float) -> Row:
 def run(args: argparse.Namespace) -> list[Row]:
     """All runs that are asked for and not in the file yet, seed by seed so that an early end cuts all cases alike."""
     names = [case.name for case in suite() if any(fnmatch.fnmatch(case.name, g) for g in args.cases.split(","))]
-    wanted = [(name, seed) for seed in range(args.first, args.first + args.seeds) for name in names]
+    seeds = range(args.first, args.first + args.seeds)
+    wanted = [(name, seed, args.batch_size, args.max_gradients) for seed in seeds for name in names]
     done = read(args.json)
-    known = {(row["case"], row["seed"]) for row in done if "error" not in row}
+    known = {task_of(row) for row in done if "error" not in row}
     left = [task for task in wanted if task not in known]
     args.json.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * args.minutes
@@ -94,14 +99,19 @@ def run(args: argparse.Namespace) -> list[Row]:
                 file.write(json.dumps(result.get()) + "\n")
                 file.flush()
             time.sleep(0.02)
-    return [row for row in read(args.json) if (row["case"], row["seed"]) in set(wanted)]
+    return [row for row in read(args.json) if task_of(row) in set(wanted)]
 
 
 def read(path: Path) -> list[Row]:
-    """The runs of a file, the last of each case and seed."""
+    """The runs of a file, the last of each case, seed and options."""
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
     rows = [json.loads(line) for line in lines if line.endswith("}")]
-    return list({(row["case"], row["seed"]): row for row in rows}.values())
+    return list({task_of(row): row for row in rows}.values())
+
+
+def task_of(row: Row) -> Task:
+    """Which run a row is of; rows of older files have no options."""
+    return row["case"], row["seed"], row.get("batch_size"), row.get("max_gradients")
 
 
 def covered(row: Row) -> bool:
@@ -190,6 +200,7 @@ def main() -> None:
         by_case.setdefault(row["case"], []).append(row)
     table = [summary(case.name, by_case[case.name]) for case in suite() if case.name in by_case]
     described = {"torch": torch.__version__, "workers": args.workers, "minutes": minutes}
+    described |= {"batch size": args.batch_size, "most gradients": args.max_gradients}
     described["left out"] = len(rows) - len(fine)
     described |= overall(fine, table) if fine else {}
     report("λ̂ at its defaults against the truth", described, table, args.summary)
