@@ -31,7 +31,7 @@ from lambdahat.singular.verification import Case
 SWEEPS = 1000, 8000  # of the Gibbs samplers; the second where chains do not agree after the first
 NODES = 10  # of the Gauss–Legendre rule on each panel
 PANELS = 0.3, 0.2, 0.1, 0.05  # widths of the panels, tried until two agree
-SETTLED = 1e-4  # the relative difference at which they do
+SETTLED = 1e-3  # the relative difference at which they do
 FINEST = 0.1  # nodes are even in b below it, and even in ln b above it
 REACH = 9.0  # standard deviations of the localizing Gaussian that the grid covers
 LOCATIONS = 21  # distinct inputs of the small networks
