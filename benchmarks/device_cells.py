@@ -1,0 +1,277 @@
+"""Cells of several experiments on one machine: some processes on its GPU, others on its CPU cores, until a deadline.
+
+    python benchmarks/device_cells.py run --out OUT --seconds 500 --gpu 6 --cpu 9 mlp-decay@cuda xor@cpu
+    python benchmarks/device_cells.py fold OUT benchmarks/results/reproductions
+
+``run`` takes the cells of each experiment (``NAME@DEVICE``, or ``NAME/SCALE@DEVICE:only`` with the words of
+``reproduce --only``) in the order given, those of low seeds first, and writes each finished cell to a store in OUT at
+once. At the deadline the running cells are ended and what is stored stays; cells that OUT has are not run again.
+``fold`` adds the cells of these stores to those of another folder and drops what is no longer in a grid. ``unpack``
+makes CIFAR-100 of its packed chunks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bz2
+import json
+import multiprocessing
+import os
+import pickle
+import queue
+import sqlite3
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lambdahat._progress import progress
+from lambdahat.experiments.experiment import Cell, key_of, label_of
+from lambdahat.experiments.registry import find
+from lambdahat.experiments.store import Store, _record, stores_in
+from lambdahat.experiments.sweeps import matches, run_cell
+
+
+@dataclass(frozen=True)
+class Work:
+    """One cell of an experiment at a scale, on a device."""
+
+    name: str
+    scale: str
+    device: str
+    cell: Cell
+
+
+def works(spec: str, changes: dict[str, Any]) -> list[Work]:
+    """The cells that a word of the command line stands for, changed by ``--set``."""
+    head, _, only = spec.partition(":")
+    place, _, device = head.partition("@")
+    name, _, scale = place.partition("/")
+    scale = scale or "paper"
+    cells = [cell for cell in find(name).grid(scale) if matches(cell, only or None)]
+    cells = [{key: changes.get(key, value) for key, value in cell.items()} for cell in cells]
+    return [Work(name, scale, device or "cuda", cell) for cell in sorted(cells, key=_seed)]
+
+
+def _seed(cell: Cell) -> int:
+    return min(cell["seeds"]) if "seeds" in cell else cell.get("seed", 0)
+
+
+def run(out: Path, specs: list[str], seconds: float, gpu: int, cpu: int, changes: dict[str, Any], mps: bool,
+        every: float) -> None:  # fmt: skip
+    """Run until all cells are done or the time is over."""
+    end = time.monotonic() + seconds
+    given = [work for spec in specs for work in works(spec, changes)]
+    stores = {}
+    for name, scale in dict.fromkeys((work.name, work.scale) for work in given):
+        store = stores[name, scale] = Store(out, name, scale)
+        store.open([work.cell for work in given if (work.name, work.scale) == (name, scale)], " ".join(sys.argv))
+    there = {pair: store.finished() for pair, store in stores.items()}
+    given = [work for work in given if key_of(work.cell) not in there[work.name, work.scale]]
+    context = multiprocessing.get_context("spawn")
+    outcomes = context.Queue()
+    with _shared_gpu(mps):
+        workers, queues = [], []  # a queue that nobody holds is gone before a started process opens it
+        for kind, count in (("cuda", gpu), ("cpu", cpu)):
+            left = context.Queue()
+            queues.append(left)
+            mine = [work for work in given if work.device == kind]
+            for work in [*mine, *[None] * count]:
+                left.put(work)
+            workers += [
+                context.Process(target=_work, args=(left, outcomes, every, 1 / max(gpu, 1)))
+                for _ in range(min(count, len(mine)))
+            ]
+        for worker in workers:
+            worker.start()
+        done = 0
+        while done < len(given) and time.monotonic() < end:
+            alive = any(worker.is_alive() for worker in workers)
+            try:
+                work, outcome = outcomes.get(timeout=1.0)
+            except queue.Empty:
+                if not alive:  # asked before the queue was: what the last one left has been read
+                    break
+                continue
+            done += 1
+            store = stores[work.name, work.scale]
+            if outcome.rows is None:
+                store.fail(work.cell, outcome.error)
+            else:
+                store.add(work.cell, outcome.rows, outcome.seconds, outcome.made)
+            state = "failed" if outcome.rows is None else "done"
+            print(f"{state} in {outcome.seconds:.0f} s: {work.name} {_short(work.cell)} {outcome.error[-600:]}")
+        for worker in workers:
+            worker.kill()
+    print(f"{done} of {len(given)} cells, {end - time.monotonic():.0f} s left")
+
+
+def _work(left: Any, outcomes: Any, every: float, share: float) -> None:
+    """Cells one after another, with a line of progress now and then."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if torch.cuda.is_available():  # else convolutions take all memory for workspace, and the last processes have none
+        torch.cuda.set_per_process_memory_fraction(share)
+    while (work := left.get()) is not None:
+        started = said = time.monotonic()
+
+        def listen(task: str, done: int, total: int | None, work: Work = work, started: float = started) -> None:
+            nonlocal said
+            if time.monotonic() - said > every:
+                said = time.monotonic()
+                print(f"{said - started:.0f} s: {work.name} {_short(work.cell)}: {task} {done}/{total}")
+
+        with progress(listen):
+            outcome = run_cell(work.cell, find(work.name), work.device, 1)
+        outcomes.put((work, outcome))
+
+
+def _short(cell: Cell) -> str:
+    told = ("network", "activation", "rules", "optimizer", "decay", "seed", "seeds")
+    return label_of({name: cell[name] for name in told if name in cell})[:90]
+
+
+@contextmanager
+def _shared_gpu(wanted: bool) -> Iterator[None]:
+    """CUDA's multi-process service, so that kernels of several processes run side by side; without it if it fails."""
+    if not wanted:
+        yield
+        return
+    places = {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/mps", "CUDA_MPS_LOG_DIRECTORY": "/tmp/mps"}
+    Path("/tmp/mps").mkdir(exist_ok=True)
+    os.environ.update(places)
+    try:
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True, timeout=20)
+        probe = "import torch; print(float(torch.ones(8, device='cuda').sum()))"
+        subprocess.run([sys.executable, "-c", probe], check=True, timeout=60)
+        print("processes share the GPU")
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"no multi-process service: {error}")
+        _quit_service()
+        for name in places:
+            os.environ.pop(name)
+    try:
+        yield
+    finally:
+        _quit_service()
+
+
+def _quit_service() -> None:
+    with suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, timeout=20, check=False)
+
+
+def fold(source: Path, target: Path) -> None:
+    """Add the finished cells of the stores in ``source`` to those in ``target``, which keep today's grid alone."""
+    for found in stores_in(source):
+        if not found.finished():
+            continue
+        store = Store(target, found.experiment, found.scale)
+        grid = find(found.experiment).grid(found.scale)
+        store.open(grid, f"lambdahat reproduce {found.experiment} --scale {found.scale}")
+        settings = {json.dumps(cell, sort_keys=True): cell for cell in grid}
+        added = 0
+        for key, text, seconds, facts in _finished(found.path):
+            cell = settings.get(json.dumps(json.loads(text), sort_keys=True))
+            if cell is None:
+                print(f"{found.path.name}: not in the grid: {text}")
+                continue
+            with sqlite3.connect(found.path) as connection:
+                records = connection.execute("SELECT record FROM rows WHERE key = ? ORDER BY number", (key,)).fetchall()
+            store.add(cell, [_record(record) for (record,) in records], seconds, json.loads(facts) if facts else None)
+            added += 1
+        with sqlite3.connect(store.path) as connection:
+            for table in ("rows", "made"):
+                connection.execute(f"DELETE FROM {table} WHERE key IN (SELECT key FROM cells WHERE position < 0)")
+            connection.execute("DELETE FROM cells WHERE position < 0")
+        with sqlite3.connect(store.path) as connection:
+            connection.execute("VACUUM")
+        print(f"{store.path}: {added} cells added, {len(store.finished())} of {len(grid)} there")
+
+
+def _finished(path: Path) -> list[tuple[str, str, float, str | None]]:
+    with sqlite3.connect(path) as connection:
+        return connection.execute(
+            "SELECT key, settings, seconds, facts FROM cells LEFT JOIN made USING (key) WHERE finished IS NOT NULL"
+        ).fetchall()
+
+
+def unpack(folders: list[Path], out: Path, jobs: int) -> None:
+    """The folder ``cifar-100-python`` of packed chunks; without test images the first chunk's stand in their place."""
+    chunks = sorted(path for folder in folders for path in folder.glob("train-*.med"))
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        images = pool.map(_decoded, chunks)
+    labels = [list(path.with_suffix(".labels").read_bytes()) for path in chunks]
+    folder = out / "cifar-100-python"
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {"train": slice(None), "test": slice(1)}  # experiments hold out a part of the training images
+    for name, part in parts.items():
+        kept = [label for found in labels[part] for label in found]
+        data = {b"data": np.concatenate(images[part]), b"fine_labels": kept, b"coarse_labels": [0] * len(kept)}
+        (folder / name).write_bytes(pickle.dumps(data, protocol=2))
+    (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": [b"%d" % i for i in range(100)]}, protocol=2))
+    print(f"{sum(map(len, labels))} images")
+
+
+def _decoded(path: Path) -> np.ndarray[Any, Any]:
+    """(n, 3072) bytes: bz2, zigzag residuals of the median edge predictor, green subtracted."""
+    buffer = path.read_bytes()
+    _, n, height, width = struct.unpack("<4sIII", buffer[:16])
+    residual = np.frombuffer(bz2.decompress(buffer[16:]), np.uint8).reshape(3, n, height, width).astype(np.int16)
+    residual = np.where(residual & 1, (511 - residual) >> 1, residual >> 1)
+    residual = np.ascontiguousarray(residual.transpose(2, 3, 0, 1))
+    planes = np.empty((height, width, 3, n), np.int16)
+    start = np.full((3, n), 128, np.int16)
+    for y in range(height):
+        for x in range(width):
+            left = planes[y, x - 1] if x else (planes[y - 1, 0] if y else start)
+            up = planes[y - 1, x] if y else left
+            corner = (planes[y - 1, x - 1] if x else planes[y - 1, 0]) if y else left
+            low, high = np.minimum(left, up), np.maximum(left, up)
+            guess = np.where(corner >= high, low, np.where(corner <= low, high, left + up - corner))
+            planes[y, x] = (residual[y, x] + guess) & 255
+    green = planes[:, :, 0]
+    rgb = np.stack([(planes[:, :, 1] + green - 128) & 255, green, (planes[:, :, 2] + green - 128) & 255], 0)
+    return np.ascontiguousarray(rgb.astype(np.uint8).transpose(3, 0, 1, 2)).reshape(n, -1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs = commands.add_parser("run")
+    runs.add_argument("specs", nargs="+")
+    runs.add_argument("--out", type=Path, required=True)
+    runs.add_argument("--seconds", type=float, required=True)
+    runs.add_argument("--gpu", type=int, default=1)
+    runs.add_argument("--cpu", type=int, default=1)
+    runs.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", dest="changes")
+    runs.add_argument("--mps", action="store_true", help="let processes share the GPU by CUDA's multi-process service")
+    runs.add_argument("--every", type=float, default=30.0, help="seconds between two lines of progress of a process")
+    folds = commands.add_parser("fold")
+    folds.add_argument("source", type=Path)
+    folds.add_argument("target", type=Path)
+    packed = commands.add_parser("unpack")
+    packed.add_argument("folders", nargs="+", type=Path)
+    packed.add_argument("--out", type=Path, required=True)
+    packed.add_argument("--jobs", type=int, default=1)
+    args = parser.parse_args()
+    if args.command == "run":
+        changes = {name: json.loads(value) for name, _, value in (change.partition("=") for change in args.changes)}
+        run(args.out, args.specs, args.seconds, args.gpu, args.cpu, changes, args.mps, args.every)
+    elif args.command == "fold":
+        fold(args.source, args.target)
+    else:
+        unpack(args.folders, args.out, args.jobs)
+
+
+if __name__ == "__main__":
+    main()

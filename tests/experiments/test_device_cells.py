@@ -1,0 +1,46 @@
+"""benchmarks/device_cells.py: cells of several runs end in one store."""
+
+import importlib.util
+import sqlite3
+
+import pytest
+
+from lambdahat.experiments.experiment import key_of
+from lambdahat.experiments.store import Store
+from lambdahat.experiments.sweeps import sweep
+from tests.documents import ROOT
+from tests.experiments.toys import Config, toy
+
+
+@pytest.fixture
+def script(monkeypatch):
+    spec = importlib.util.spec_from_file_location("device_cells", ROOT / "benchmarks" / "device_cells.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(__import__("sys").modules, "device_cells", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_fold_adds_cells_and_drops_those_outside_the_grid(script, monkeypatch, tmp_path):
+    before, today = toy(cpu=Config(1, (0.5, 3.0))), toy(cpu=Config(2))
+    sweep(before, tmp_path / "stored", scale="cpu", command="lambdahat reproduce toy")
+    sweep(today, tmp_path / "run", scale="cpu", only="rate=2.0", command=f"{tmp_path}/device_cells.py")
+    monkeypatch.setattr(script, "find", lambda name: today)
+    script.fold(tmp_path / "run", tmp_path / "stored")
+
+    stored, run = (Store(tmp_path / name, "toy", "cpu") for name in ("stored", "run"))
+    kept = [cell for cell in today.grid("cpu") if cell["rate"] == 2.0 or cell["seed"] == 0]
+    assert stored.finished() == {key_of(cell) for cell in kept}
+    assert list(stored.rows().where(rate=2.0)) == list(run.rows())
+    assert stored.rows().distinct("rate") == [0.5, 2.0]
+    with sqlite3.connect(stored.path) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM cells").fetchone() == (len(today.grid("cpu")),)
+    assert stored.about()["command"] == "lambdahat reproduce toy --scale cpu"
+
+
+def test_fold_leaves_a_store_alone_for_which_nothing_has_finished(script, monkeypatch, tmp_path):
+    experiment = toy(cpu=Config(2))
+    Store(tmp_path / "run", "toy", "cpu").open(experiment.grid("cpu"))
+    monkeypatch.setattr(script, "find", lambda name: experiment)
+    script.fold(tmp_path / "run", tmp_path / "stored")
+    assert not (tmp_path / "stored").exists()
