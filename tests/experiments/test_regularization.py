@@ -13,16 +13,26 @@ from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.registry import find
 from lambdahat.experiments.regularization.claims import CLAIMS, Below, Every, Falls, Reaches, claims_of, measured
 from lambdahat.experiments.regularization.data_rules import CIFAR, MNIST
-from lambdahat.experiments.regularization.learning_rules import CURVED, FLAT, RULES, SETTINGS, regime_of, rule_of
+from lambdahat.experiments.regularization.learning_rules import (
+    ABSOLUTE,
+    CURVED,
+    FLAT,
+    RULES,
+    SETTINGS,
+    regime_of,
+    rule_of,
+)
 from lambdahat.experiments.regularization.preconditions import unlearnt, unmet
 from lambdahat.experiments.regularization.published import EARLY, PUBLISHED, quantities_of, score_of
 from lambdahat.experiments.regularization.runs import Config, cells_of, logistic, quadratic, run_rules
-from lambdahat.experiments.regularization.stacks import Member, Stack
+from lambdahat.experiments.regularization.speeds import shortened
+from lambdahat.experiments.regularization.stacks import Member, Stack, absolute_products
 from lambdahat.experiments.regularization.tables import agreement, mean_and_deviation
 from lambdahat.experiments.regularization.xor_rules import XOR, XOR_TASK, XORD_TASK
 from lambdahat.experiments.statistics import Reading
 from lambdahat.models import xor_network
 from lambdahat.optim import SelectiveL2, batch_product, layers_of
+from lambdahat.optim.products import dense_hessian
 from lambdahat.optim.regularizers import StoppedThenSelectiveL2
 
 TASKS = ("xor", "xord", "mnist", "synthetic", "cifar10")
@@ -34,12 +44,12 @@ def networks(seeds):
     return [xor_network(variance=2.3, seed=seed) for seed in range(seeds)]
 
 
-@pytest.mark.parametrize("place", range(len(RULES)))
+@pytest.mark.parametrize("place", range(len(RULES) + len(ABSOLUTE)))
 def test_a_stacked_network_trains_as_it_would_alone(place):
     """SGD and the rule itself, through its public interface, on one of the seeds."""
     seeds, steps = 3, 6
     layers = layers_of(networks(1)[0])
-    rules = [rule_of(label, SETTINGS["xor", "tanh"], 1, layers) for label in RULES]
+    rules = [rule_of(label, SETTINGS["xor", "tanh"], 1, layers) for label in (*RULES, *ABSOLUTE)]
     if isinstance(rules[place], StoppedThenSelectiveL2):
         rules[place].tau = 3
     x, y = xor()
@@ -64,6 +74,31 @@ def test_a_stacked_network_trains_as_it_would_alone(place):
         torch.testing.assert_close(stacked, single, rtol=2e-4, atol=2e-5)
     norm = torch.nn.utils.parameters_to_vector(parameters).detach().double().norm()
     torch.testing.assert_close(stack.norms()[place, 1], norm, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("variance", [0.03, 2.3])
+def test_absolute_products_are_those_of_each_network(variance):
+    """Two networks at once, against the eigenvectors of each one's Hessian; 300 steps find all directions."""
+    x, y = xor()
+    models = [xor_network(width=8, variance=variance, seed=seed).double() for seed in (0, 1)]
+    parameters = [torch.stack(tensors).detach() for tensors in zip(*(m.parameters() for m in models), strict=True)]
+    products, expected = [], []
+    for model in models:
+        own = list(model.parameters())
+        products.append(batch_product(torch.nn.functional.cross_entropy(model(x.double()), y), own))
+        values, vectors = torch.linalg.eigh(dense_hessian(products[-1], own))
+        flat = torch.nn.utils.parameters_to_vector(own).detach()
+        expected.append(vectors @ (values.abs() * (vectors.T @ flat)))
+        assert values[0] < -1e-3
+
+    def product(vectors):
+        parts = [products[i]([vector[i] for vector in vectors]) for i in range(2)]
+        return [torch.stack(tensors) for tensors in zip(*parts, strict=True)]
+
+    found = absolute_products(product, parameters, 300)
+    found = torch.cat([part.reshape(2, -1) for part in found], 1)
+    for ours, exact in zip(found, expected, strict=True):
+        assert (ours - exact).norm() < 1e-3 * exact.norm()
 
 
 def test_losses_are_those_of_torch():
@@ -120,8 +155,8 @@ def test_every_rule_is_measured_and_every_claim_judged(smoke, task):
     rows = store.rows()
     for activation in ("tanh", "relu"):
         part = rows.where(activation=activation)
-        assert set(RULES) <= set(part.distinct("rule"))
-        for rule in RULES:
+        assert {*RULES, *ABSOLUTE} <= set(part.distinct("rule"))
+        for rule in (*RULES, *ABSOLUTE):
             assert part.where(rule=rule).distinct("seed") == rows.distinct("seed")
     for row in rows:
         for name in quantities_of(task):
@@ -129,7 +164,10 @@ def test_every_rule_is_measured_and_every_claim_judged(smoke, task):
             assert len(row[f"{name} curve"]) == len(row["recorded"])
         assert row["eigenvalues"] == sorted(row["eigenvalues"], reverse=True)
     verdicts = judge(experiment.claims(rows))
-    assert len(verdicts) == sum(len(statement.activations) for statement in CLAIMS[task])
+    assert sum(not verdict.own for verdict in verdicts) == sum(len(found.activations) for found in CLAIMS[task])
+    told = {ours: [v.claim for v in verdicts if v.own == ours and "(Metric with" in v.claim] for ours in (False, True)}
+    assert told[True]
+    assert [claim.replace("|H|", "H") for claim in told[False]] == told[True]
     assert len({verdict.claim for verdict in verdicts}) == len(verdicts)
     *by_activation, ranks = experiment.tables(rows)
     assert [len(table.rows) for table in by_activation] == [len(rows.distinct("rule"))] * 2
@@ -160,7 +198,7 @@ def test_data_that_are_not_at_hand_raise_and_the_grid_stays(experiment, monkeypa
 def test_cells_cover_rules_and_seeds_once():
     cells = cells_of(Config("xor", 4, 0, 8, 2, 4, seeds=5, together=2))
     seen = [(c["activation"], rule, seed) for c in cells for rule in c["rules"] for seed in c["seeds"]]
-    assert len(seen) == len(set(seen)) == 2 * len(RULES) * 5
+    assert len(seen) == len(set(seen)) == 2 * len((*RULES, *ABSOLUTE)) * 5
 
 
 def test_rules_of_a_regime_start_from_the_same_weights():
@@ -275,6 +313,16 @@ def test_speed_is_read_off_the_first_quarter_of_the_curve():
     assert measured(rows, "early training accuracy") == {3: pytest.approx(0.6)}
     assert measured(rows, "early training error") == {}
     assert set(EARLY.values()) == {"training accuracy", "training error"}
+
+
+def test_later_seeds_have_their_speed_in_place_of_curves():
+    row = {"rule": "L2", "seed": 3, "norm": 1.23456789, "recorded": [0, 1, 2, 3, 4], "norm curve": [1.0] * 5,
+           "training accuracy curve": [0.1, 0.5, 0.7, 0.9, 1.0], "weights": [[1.0, 2.0]]}  # fmt: skip
+    assert shortened(row) == row | {"norm": 1.23457}
+    later = shortened(row | {"seed": 70})
+    assert later == {"rule": "L2", "seed": 70, "norm": 1.23457, "weights": [[1.0, 2.0]], "early training accuracy": 0.5}
+    speeds = measured(Rows([row, later]), "early training accuracy")
+    assert speeds == {3: pytest.approx(0.5), 70: pytest.approx(0.5)}
 
 
 def test_speeds_of_two_regimes_need_the_same_gain():

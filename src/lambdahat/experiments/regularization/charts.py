@@ -13,7 +13,7 @@ from lambdahat.experiments.regularization.learning_rules import DROPOUT, RULES
 from lambdahat.experiments.regularization.published import PUBLISHED, quantities_of, score_of
 from lambdahat.experiments.regularization.tables import mean_and_deviation
 
-BAND = "Mean over the seeds; the band is 2 standard deviations."
+BAND = "Mean over the seeds whose curves are stored; the band is 2 standard deviations."
 FIGURES = {
     "xor": {"tanh": "Figures 5.3–5.5", "relu": "Figures 5.6–5.8"},
     "xord": {"tanh": "Figures 5.9–5.12", "relu": "Figures 5.13–5.16"},
@@ -46,7 +46,7 @@ def charts_of(task: str, rows: Rows) -> list[Chart]:
 def _curves(rows: Rows, name: str, activation: str, source: str) -> Chart:
     series = []
     for rule in rows.distinct("rule"):
-        part = rows.where(rule=rule)
+        part = Rows(row for row in rows.where(rule=rule) if f"{name} curve" in row)
         table = np.array(part.values(f"{name} curve"), float)
         means, deviations = _over_seeds(table)
         series.append(Series(rule, part[0]["recorded"], means, [2 * value for value in deviations]))

@@ -10,8 +10,16 @@ from itertools import product
 from scipy.stats import spearmanr
 
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Row, Rows
-from lambdahat.experiments.regularization.learning_rules import LARGE, PLAIN, RULES, SELECTIVE, SMALL
+from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.regularization.learning_rules import (
+    ABSOLUTE,
+    LARGE,
+    PLAIN,
+    RULES,
+    SELECTIVE,
+    SMALL,
+    printed_as,
+)
 from lambdahat.experiments.regularization.preconditions import unmet
 from lambdahat.experiments.regularization.published import (
     ACCURACY,
@@ -25,11 +33,11 @@ from lambdahat.experiments.regularization.published import (
     TRAIN,
     score_of,
 )
+from lambdahat.experiments.regularization.speeds import early
 from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
 
 LARGEST, RATIO, VECTORS = "λ₁", "λ₁/λ₂", "vectors"
 LEAST = 0.1  # of the published difference: what a difference must exceed
-QUARTER = 0.25  # of the run, over which the speed of training is read
 READ = (
     f"Where the thesis prints both numbers a difference must exceed {LEAST:g} of the published one, that of norms, "
     "which go with the size of the network, as a share of the larger: a sign alone says nothing about size.\n"
@@ -74,9 +82,14 @@ class Below:
     lower: tuple[str, ...]
     upper: tuple[str, ...]
 
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The rules that the claim is about."""
+        return self.lower + self.upper
+
     def claim(self, task: str, activation: str, rows: Rows) -> Claim:
         """The paired differences upper − lower of all pairs, and the weakest of them."""
-        rules = (*self.lower, *self.upper)
+        rules = self.compared
         values = {rule: measured(rows.where(rule=rule), self.quantity) for rule in rules}
         means = {rule: mean_of(list(found.values())).value for rule, found in values.items()}
         pairs = list(product(self.lower, self.upper))
@@ -85,13 +98,15 @@ class Below:
         tested = tuple(_less(reading, bound) for reading, bound in zip(readings, least, strict=True))
         weakest = _weakest(tested)
         low, high = pairs[weakest]
+        shared = values[low].keys() & values[high].keys()  # as in the difference; a rule may have run on fewer seeds
+        below, above = (mean_of([values[rule][seed] for seed in sorted(shared)]).value for rule in (low, high))
         known = "by eye" if self.quantity in EARLY else ""
         if least[weakest]:
             printed = PUBLISHED[task, activation]
             known = f"{printed[low][self.quantity]:g} below {printed[high][self.quantity]:g}"
             known += f"; least here {least[weakest]:.2g}"
         return Every(f"{activation}, {self.quantity}: {self.text}", self.source, known, readings[weakest],
-                     unit=f", {high} {means[high]:.4g} less {low} {means[low]:.4g}", readings=tested,
+                     unit=f", {high} {above:.4g} less {low} {below:.4g}", readings=tested,
                      unmet=unmet(task, activation, rows, self.quantity, rules))  # fmt: skip
 
 
@@ -105,6 +120,11 @@ class Reaches:
     quantity: str
     rules: tuple[str, ...]
     least: float
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The rules that the claim is about."""
+        return self.rules
 
     def claim(self, task: str, activation: str, rows: Rows) -> Claim:
         """The means of all rules, and the lowest in its errors."""
@@ -125,6 +145,11 @@ class Falls:
     source: str = "Figure 5.39"
     activations: tuple[str, ...] = ("tanh", "relu")
 
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The rules that the claim is about: all."""
+        return RULES
+
     def claim(self, task: str, activation: str, rows: Rows) -> Claim:
         """Spearman's correlation of norm and test score at each seed."""
         score, sign = score_of(task)
@@ -142,20 +167,14 @@ class Falls:
 
 
 def measured(rows: Rows, quantity: str) -> dict[int, float]:
-    """A quantity for each seed; λ₁ and λ₁/λ₂ come from the list of eigenvalues, speeds from the curves."""
+    """A quantity for each seed; λ₁ and λ₁/λ₂ come from the list of eigenvalues, speeds from stored curves."""
     if quantity in EARLY:
-        return {row["seed"]: _early(row, EARLY[quantity]) for row in rows if f"{EARLY[quantity]} curve" in row}
+        names = quantity, f"{EARLY[quantity]} curve"
+        return {row["seed"]: early(row, quantity) for row in rows if any(name in row for name in names)}
     if quantity not in (LARGEST, RATIO):
         return rows.paired(quantity)
     tops = {row["seed"]: row["eigenvalues"] for row in rows if row["eigenvalues"]}
     return {seed: values[0] / (values[1] if quantity == RATIO else 1.0) for seed, values in tops.items()}
-
-
-def _early(row: Row, name: str) -> float:
-    """The mean of a curve over the first quarter of its epochs, without the start; NaN where it diverged."""
-    last = QUARTER * row["recorded"][-1]
-    kept = [value for epoch, value in zip(row["recorded"], row[f"{name} curve"], strict=True) if 0 < epoch <= last]
-    return sum(kept) / len(kept) if kept else math.nan
 
 
 def _least(task: str, activation: str, quantity: str, pair: tuple[str, str], ours: float) -> float:
@@ -292,9 +311,28 @@ CLAIMS: dict[str, tuple[Statement, ...]] = {
 
 
 def claims_of(task: str, rows: Rows) -> list[Claim]:
-    """Every claim on a data set, for each activation that it is made of."""
+    """Every claim on a data set, for each activation that it is made of.
+
+    Where Metric was run with |H| too, which §4.3 speaks of, a claim that has a part in it is judged so; with H, as a
+    claim of ours.
+    """
     return [
-        statement.claim(task, activation, rows.where(activation=activation))
+        claim
         for statement in CLAIMS[task]
         for activation in statement.activations
+        for claim in _in_both_readings(statement, task, activation, rows.where(activation=activation))
+    ]
+
+
+def _in_both_readings(statement: Statement, task: str, activation: str, rows: Rows) -> list[Claim]:
+    plain = Rows(row for row in rows if row["rule"] not in ABSOLUTE)
+    claim = statement.claim(task, activation, plain)
+    if len(plain) == len(rows) or not any(rule.startswith("Metric") for rule in statement.compared):
+        return [claim]
+    replaced = {printed_as(rule) for rule in ABSOLUTE}
+    absolute = Rows({**row, "rule": printed_as(row["rule"])} for row in rows if row["rule"] not in replaced)
+    judged = statement.claim(task, activation, absolute)
+    return [
+        replace(judged, sentence=f"{judged.sentence} (Metric with |H|)"),
+        replace(claim, sentence=f"{claim.sentence} (Metric with H)", own=True),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lambdahat.optim.regularizers import L2, Metric, Rule, SelectiveL2, StoppedL2, StoppedThenSelectiveL2
+from lambdahat.optim.regularizers import L2, READINGS, Metric, Rule, SelectiveL2, StoppedL2, StoppedThenSelectiveL2
 
 RULES = ("SGD Small", "SGD Large", "Metric Small", "Metric Large", "L2", "Selective L2", "L2 Stopped",
          "L2 Stopped Selective")  # fmt: skip
@@ -14,6 +14,7 @@ PLAIN = ("SGD Large", "Metric Large", "L2", "L2 Stopped")
 LARGE = (*PLAIN, *SELECTIVE)
 CURVED = ("Metric Small", "Metric Large", *SELECTIVE)  # one product Hθ a step
 FLAT = ("SGD Small", "SGD Large", "L2", "L2 Stopped")
+ABSOLUTE = ("Metric |H| Small", "Metric |H| Large")  # Metric with the absolute Hessian: |H|θ in place of Hθ
 DROPOUT = "Dropout Large"
 DROPPED = 0.2
 
@@ -50,14 +51,20 @@ def regime_of(label: str) -> str:
     return "small" if label.endswith("Small") else "large"
 
 
-def rule_of(label: str, setting: Setting, steps: int, layers: tuple[str, ...]) -> Rule | None:
+def printed_as(label: str) -> str:
+    """The rule of the thesis's tables that a label stands for: they have one Metric, in whichever reading."""
+    return label.replace(" |H|", "")
+
+
+def rule_of(label: str, setting: Setting, steps: int, layers: tuple[str, ...], depth: int = 20) -> Rule | None:
     """A row of Table 4.1, with ``steps`` an epoch; None adds nothing.
 
-    Terms are subtracted with rates of their own, θ ← θ − α∇L − λ·term(θ), as the table prints.
+    Terms are subtracted with rates of their own, θ ← θ − α∇L − λ·term(θ), as the table prints. |H|θ is found by
+    ``depth`` Lanczos steps.
     """
     tau, kind = round(setting.tau * steps), label.removesuffix(" Small").removesuffix(" Large")
-    if kind == "Metric":
-        return Metric(setting.metric, decoupled=True)
+    if kind in ("Metric", "Metric |H|"):
+        return Metric(setting.metric, reading=READINGS["|H|" in kind], depth=depth, decoupled=True)
     if kind == "L2":
         return L2(setting.l2, decoupled=True)
     if kind == "Selective L2":

@@ -20,6 +20,7 @@ from lambdahat._rng import derived_seed, generator
 from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.experiments.experiment import Cell, Row
 from lambdahat.experiments.regularization.learning_rules import (
+    ABSOLUTE,
     CURVED,
     DROPOUT,
     DROPPED,
@@ -29,6 +30,7 @@ from lambdahat.experiments.regularization.learning_rules import (
     regime_of,
     rule_of,
 )
+from lambdahat.experiments.regularization.speeds import shortened
 from lambdahat.experiments.regularization.stacks import Losses, Member, Stack
 from lambdahat.operators.curvature import hessian
 from lambdahat.optim.regularizers import layers_of
@@ -60,7 +62,7 @@ class Config:
     eigenvalues: int = 10
     curvature: int = 2000  # training samples whose loss the eigenvalues are of
     points: int = 20  # of a curve
-    groups: tuple[tuple[str, ...], ...] = (FLAT, CURVED)  # rules trained together
+    groups: tuple[tuple[str, ...], ...] = (FLAT, CURVED, ABSOLUTE)  # rules trained together
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Task:
     """A data set with its network: ``network(cell, regime, dropout, seed)``, ``data(cell)`` of its seeds, and losses.
 
     ``losses`` has the loss of each network, from outputs (N, n, k) and targets (N, n, …); ``measures`` what is reported
-    of outputs (R, S, n, k) and targets (S, n, …).
+    of outputs (R, S, n, k) and targets (S, n, …). ``depth`` is the number of Lanczos steps for |H|θ.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Task:
     data: Callable[[Cell], tuple[Pair, Pair | None]]
     losses: Losses
     measures: Callable[[Tensor, Tensor], dict[str, Tensor]]
+    depth: int = 20
 
 
 def cells_of(config: Config) -> list[Cell]:
@@ -111,7 +114,7 @@ def run_rules(task: Task, cell: Cell, device: str) -> list[Row]:
             report(f"{task.name} {cell['activation']}", epoch + 1, cell["epochs"])
     _record(curves, _measured(task, stack, training, test))
     return [
-        {"rule": label, "seed": seed} | _row(task, stack, training, cell, curves, epochs, (member, place))
+        shortened({"rule": label, "seed": seed} | _row(task, stack, training, cell, curves, epochs, (member, place)))
         for member, label in enumerate(cell["rules"])
         for place, seed in enumerate(cell["seeds"])
     ]
@@ -128,7 +131,7 @@ def _member(task: Task, cell: Cell, label: str, steps: int) -> Member:
     setting = _setting(task, cell, regime)
     streams = [derived_seed(seed, task.name, regime) for seed in cell["seeds"]]
     models = [task.network(cell, regime, dropout, stream) for stream in streams]
-    return Member(rule_of(label, setting, steps, layers_of(models[0])), models, setting.rate(label))
+    return Member(rule_of(label, setting, steps, layers_of(models[0]), task.depth), models, setting.rate(label))
 
 
 def _placed(pair: Pair, device: str) -> Pair:

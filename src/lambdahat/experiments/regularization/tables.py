@@ -8,6 +8,7 @@ import numpy as np
 from scipy.stats import kendalltau
 
 from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.regularization.learning_rules import printed_as
 from lambdahat.experiments.regularization.published import PUBLISHED, quantities_of
 from lambdahat.experiments.reproduction import Table
 
@@ -69,7 +70,7 @@ def _cell(task: str, activation: str, rule: str, rows: Rows, name: str) -> str:
     text = f"{mean:.3g}" + ("" if math.isnan(deviation) else f" ± {deviation:.2g}")
     lost = sum(not math.isfinite(value) for value in rows.values(name))
     text += f" ({lost} diverged)" if lost else ""
-    published = PUBLISHED[task, activation].get(rule, {}).get(name)
+    published = PUBLISHED[task, activation].get(printed_as(rule), {}).get(name)
     return text if published is None else f"{text} [{published:g}]"
 
 
