@@ -19,6 +19,7 @@ from lambdahat.network import BATCH_NORMS
 
 Pair = tuple[Tensor, Tensor]
 
+PHOTOGRAPHS = ("cifar10", "cifar100")
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "All-CNN": all_cnn,
     "LeNet-5": lenet5,
@@ -68,13 +69,14 @@ def _loaded(name: str) -> tuple[Tensor, Tensor, int]:
     if name == "digits":
         split = load(name)
         return split.train[0].view(-1, 1, 8, 8), split.train[1], split.classes
-    split = load(name, verify=name != "cifar10", normalization="raw")  # CIFAR-10 in another order passes too
+    # CIFAR's images in another order than the archive's are taken too
+    split = load(name, verify=name not in PHOTOGRAPHS, normalization="raw")
     return *split.train, split.classes
 
 
 def _scaled(x: Tensor, name: str) -> Tensor:
     """Digits and MNIST in [−1, 1], as in the softmax experiment; photographs standardised by channel."""
-    if name != "cifar10":
+    if name not in PHOTOGRAPHS:
         return 2 * x - 1 if x.is_floating_point() else x.float() / 127.5 - 1
     pixels = x.float()
     deviation, mean = torch.std_mean(pixels, (0, 2, 3), keepdim=True)

@@ -63,7 +63,8 @@ PLACES: dict[str, tuple[str, str]] = {
 }
 # marked to be run at ``paper`` scale too, on a GPU or in hours on a CPU; docs/reproductions.md names those still to run
 PAPER_SCALE = frozenset({
-    "softmax-decay", "mlp-decay", "deep-linear-toy", "vector-fields", "logdet-kernels", "logdet-moments",
+    "softmax-decay", "mlp-decay", "gadam-sharpness", "deep-linear-toy", "power-method", "xor", "xord",
+    "rules-synthetic", "vector-fields", "logdet-kernels", "logdet-moments",
     "graph-spectra", "graph-models", "graph-similarity", "graph-communities", "lanczos-theorems", "gadam-image",
     "gadam-imagenet", "gadam-language", "adam-ia", "averaging-schedules", "averaging-starts", "averaging-dimension",
     "averaging-ensembles",
