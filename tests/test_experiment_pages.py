@@ -27,7 +27,8 @@ def lines_of(page):
 
 
 def line(*cells):
-    return re.sub(r"\|\s+(?=\|)", "| ", f"| {' | '.join(cells)} |")
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return re.sub(r"\|\s+(?=\|)", "| ", f"| {' | '.join(escaped)} |")
 
 
 def rows_of(name, scale="cpu"):
@@ -55,6 +56,8 @@ def test_rules_are_shown_as_stored(name):
 def test_verdicts_on_rules_are_those_of_the_stores(name):
     verdicts = {}
     for found in judge(find(name).claims(rows_of(name))):
+        if found.own:
+            continue
         activation, claim = re.fullmatch(r"(tanh|relu)(?:, |: )(.*)", found.claim).groups()
         verdicts.setdefault(claim, {})[activation] = found.verdict
     expected = [line(claim, *(both.get(word, "") for word in ("tanh", "relu"))) for claim, both in verdicts.items()]
