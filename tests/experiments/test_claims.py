@@ -91,6 +91,17 @@ def test_a_family_is_judged_together():
     assert judge(claims[:1])[0].verdict == HOLDS
 
 
+def test_our_own_claims_are_a_family_of_their_own():
+    """Many claims of ours, however clear or unclear, leave the verdict on the paper's claim as it is without them."""
+    near, none = Reading(2.2, 1.0), Reading(0.0, 1.0)
+    paper, ours = Claim("a", "", "", near), [Claim(f"b{i}", "", "", none, own=True) for i in range(9)]
+    assert judge([paper])[0].verdict == HOLDS
+    assert [v.verdict for v in judge([*ours, paper])] == [OPEN] * 9 + [HOLDS]
+    assert judge([paper, *(Claim(f"b{i}", "", "", none) for i in range(9))])[0].verdict == OPEN
+    clear = [Claim(f"b{i}", "", "", near, own=True) for i in range(9)]
+    assert [v.verdict for v in judge([paper, *clear])] == [HOLDS] + [OPEN] * 9
+
+
 def test_a_claim_whose_condition_is_not_met_is_not_judged_and_spares_the_others():
     """Holm's correction of two claims of which one counts for nothing is that of one."""
     far, near = Reading(9.0, 1.0), Reading(1.8, 1.0)

@@ -21,7 +21,8 @@ class Claim:
     the opposite is significant; else it is undecided. ``published`` is the paper's own figure, in words.
 
     ``unmet`` says why the run is not what the claim is about ("NGD's loss is 2.1, at chance"): such a claim is not
-    judged, and does not count in Holm's correction. ``own`` marks a claim that the paper does not make.
+    judged, and does not count in Holm's correction. ``own`` marks a claim that the paper does not make; such claims
+    are a family of their own in that correction.
     """
 
     sentence: str
@@ -68,12 +69,26 @@ class Claim:
 
 
 def judge(claims: Sequence[Claim], level: float = LEVEL) -> list[Verdict]:
-    """The verdicts on one family of claims, at a level that Holm's correction keeps over the family."""
-    pairs = [claim.p_values() for claim in claims]
-    for_it, against = holm([pair[0] for pair in pairs]), holm([pair[1] for pair in pairs])
+    """The verdicts on the claims of an experiment.
+
+    Holm's correction keeps the level over two families, each by itself: the paper's claims, and those that we added.
+    What we ask besides does not cost the paper's claims their power.
+    """
+    for_it, against = (_corrected(claims, side) for side in (0, 1))
     out = []
     for claim, support, contrary in zip(claims, for_it, against, strict=True):
         decided = HOLDS if support <= level else FAILS if contrary <= level else OPEN
         verdict = UNTESTED if claim.unmet else decided
         out.append(Verdict(claim.sentence, claim.source, verdict, claim.ours, claim.published, claim.own))
+    return out
+
+
+def _corrected(claims: Sequence[Claim], side: int) -> list[float]:
+    """The corrected p-values for the claims (``side`` 0) or against them (1), family by family."""
+    out = [math.nan] * len(claims)
+    for own in (False, True):
+        family = [index for index, claim in enumerate(claims) if claim.own == own]
+        corrected = holm([claims[index].p_values()[side] for index in family])
+        for index, value in zip(family, corrected, strict=True):
+            out[index] = value
     return out
