@@ -61,7 +61,7 @@ def works(spec: str, changes: dict[str, Any]) -> list[Work]:
 
 
 def _seed(cell: Cell) -> int:
-    return min(cell["seeds"]) if "seeds" in cell else cell.get("seed", 0)
+    return int(min(cell["seeds"]) if "seeds" in cell else cell.get("seed", 0))
 
 
 def run(out: Path, specs: list[str], seconds: float, gpu: int, cpu: int, changes: dict[str, Any], mps: bool,
