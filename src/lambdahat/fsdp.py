@@ -27,7 +27,7 @@ from lambdahat.losses import Loss, make_loss
 from lambdahat.ranks import Ranks, Rounded
 from lambdahat.results import Eigenpairs, Estimate, Status
 from lambdahat.sampling.diagnostics import standard_error
-from lambdahat.sampling.temperature import inverse_temperature
+from lambdahat.sampling.estimand import inverse_temperature
 from lambdahat.sharded_tensors import coarsest, is_sharded, reshard
 from lambdahat.shares import SAME_GRADIENT, SAME_LOSS, joined, moved, rounding
 

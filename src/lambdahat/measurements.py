@@ -60,7 +60,9 @@ def _readings(name: str, result: Any) -> Iterator[tuple[str, Estimate]]:
     if isinstance(result, Estimate) and not isinstance(result.value, Tensor):
         yield name, result
         if isinstance(result, LearningCoefficient):
-            found = {"wbic": result.wbic, "localization_bias": result.localization_bias}
+            found = {"wbic": result.wbic}
+            if result.sensitivity is not None:
+                found |= {"d/dlnγ": result.sensitivity.localization, "d/dlnnβ": result.sensitivity.nbeta}
             for label, part in found.items():
                 if part is not None and math.isfinite(part.value):
                     yield f"{name}.{label}", dataclasses.replace(part, cost=result.cost, status=result.status)

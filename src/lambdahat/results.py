@@ -373,8 +373,10 @@ class Chains(Result):
     ``averages`` (chains, stretches, …) over as many draws as ``stretches`` says, ``parameters`` (chains, draws, P). All
     these are there on request. ``burn_in`` counts steps of the kernel, trajectories of HMC: those of a chain between w*
     and its first draw, a pilot's among them. ``cost`` counts the gradients of all chains, pilots and burn-in
-    included: of batches of ``batch_size`` samples, or of the whole data. ``corrected`` says that the step size was
-    chosen with a bias in view that readings take off.
+    included: of batches of ``batch_size`` samples, or of the whole data. ``step_bias`` is what finite, noisy steps add
+    to the mean energy, where it was measured; readings take it off. ``noise`` has the variances over batches, in the mean
+    over the chains' places: of nβ(L − L*) ("energy"), the total of nβ∇L ("trace"), and what the last adds to the virial
+    ("heat"); "dof" are the degrees of freedom of these variances.
     """
 
     losses: Array
@@ -405,7 +407,8 @@ class Chains(Result):
     reasons: Mapping[str, str] = field(default_factory=dict)
     cost: int = 0
     status: Status = Status.CONVERGED
-    corrected: bool = False
+    step_bias: Estimate | None = None
+    noise: Mapping[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.losses)
@@ -442,12 +445,27 @@ class Chains(Result):
 
 
 @dataclass(frozen=True)
+class Sensitivity(Result):
+    """How a learning coefficient depends on its two settings: dλ̂/d ln γ (``localization``) and dλ̂/d ln nβ (``nbeta``).
+
+    Doubling γ changes λ̂ by about 0.69 times the first. Where both are small against λ̂, it is a property of the loss
+    rather than of the settings.
+    """
+
+    localization: Estimate
+    nbeta: Estimate
+
+    def __str__(self) -> str:
+        return f"dλ̂/d ln γ = {self.localization}, dλ̂/d ln nβ = {self.nbeta}"
+
+
+@dataclass(frozen=True)
 class LearningCoefficient(Estimate):
     """λ̂ = nβ·(E[L(w)] − L(w*)) under the posterior localised at w*, with its standard error (``value``, ``stderr``).
 
     ``raw`` is the plain mean over the draws, and ``discretisation_bias`` what finite, noisy steps add to it;
-    ``stderr`` holds the error of the chains and, in quadrature, what of that bias is left. ``localization_bias``
-    estimates λ̂ as γ → 0 less λ̂: it is reported, not added. ``full`` is λ̂ from the losses of the draws over the whole
+    ``stderr`` holds the error of the chains and, in quadrature, what of that bias is left. ``sensitivity`` says how λ̂
+    changes with γ and nβ. ``full`` is λ̂ from the losses of the draws over the whole
     data, beside the paired one, with baseline="both" (with "full", ``value`` is that).
     ``temperature`` says which nβ was taken, and ``chains.reasons`` how each setting was chosen. ``wbic`` is n·E[L(w)],
     None at other temperatures than n/ln n. ``cost`` counts gradients of batches.
@@ -465,7 +483,7 @@ class LearningCoefficient(Estimate):
     ess: float = math.nan
     raw: float = math.nan
     discretisation_bias: float = 0.0
-    localization_bias: Estimate = field(default_factory=lambda: Estimate(math.nan, math.nan))
+    sensitivity: Sensitivity | None = None
     full: Estimate | None = None
 
     def __str__(self) -> str:

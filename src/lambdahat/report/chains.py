@@ -240,8 +240,8 @@ def _draw_distances(result: Chains | LearningCoefficient, axes: Axes) -> None:
         axes.set_ylim(bottom=0.0)
     axes.set_ylabel("distance ‖w − w*‖")
     text = "Distance from the centre"
-    if isinstance(result, LearningCoefficient) and np.isfinite(float(result.localization_bias)):
-        text += f"; γ → 0 adds {value_text(result.localization_bias)} to λ̂"
+    if isinstance(result, LearningCoefficient) and result.sensitivity is not None:
+        text += f"; doubling γ changes λ̂ by about {0.69 * float(result.sensitivity.localization):.2g}"
     axes.set_title(text, fontsize="medium")
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from lambdahat.sampling.hamiltonian import HMC, mala
-from lambdahat.sampling.kernels import SGHMC, SGLD, SGNHT, Info, Kernel, RMSpropSGLD, State
+from lambdahat.sampling.kernels import SGHMC, SGLD, SGNHT, Info, Kernel, Kinetic, RMSpropSGLD, State
 from lambdahat.sampling.running import sample
 from lambdahat.sampling.streams import Streams
 
-sgld, rmsprop_sgld, sghmc, sgnht, hmc = SGLD, RMSpropSGLD, SGHMC, SGNHT, HMC
+sgld, rmsprop_sgld, sghmc, sgnht, hmc, kinetic = SGLD, RMSpropSGLD, SGHMC, SGNHT, HMC, Kinetic
 
 __all__ = [
     "Info",
@@ -15,6 +15,7 @@ __all__ = [
     "State",
     "Streams",
     "hmc",
+    "kinetic",
     "mala",
     "rmsprop_sgld",
     "sample",

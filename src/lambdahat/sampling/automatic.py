@@ -8,44 +8,56 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from lambdahat._check import describe, require, require_choice, require_count, require_positive
 from lambdahat.problem import Problem, require_problem
-from lambdahat.results import Array, Chains, Estimate
-from lambdahat.sampling import hamiltonian_pilot, langevin_pilot
-from lambdahat.sampling.budgets import Steps, dealt
+from lambdahat.results import Array, Chains
+from lambdahat.sampling import hamiltonian_pilot, unadjusted
 from lambdahat.sampling.diagnostics import RHAT
+from lambdahat.sampling.estimand import default_localization
 from lambdahat.sampling.estimation import Reading, read
 from lambdahat.sampling.hamiltonian import HMC, mala
 from lambdahat.sampling.hamiltonian_pilot import Effort
-from lambdahat.sampling.kernels import SGHMC, SGLD, SGNHT, Kernel, Localization, RMSpropSGLD
-from lambdahat.sampling.langevin_pilot import SETTLED, SHORTEST_PILOT, Search
+from lambdahat.sampling.kernels import SGHMC, SGLD, SGNHT, Kernel, Kinetic, Localization, RMSpropSGLD
 from lambdahat.sampling.modes import AnyRunner, make_runner
 from lambdahat.sampling.runners import Observable, Plan
 from lambdahat.sampling.running import Collector, Watch, burn, place, require_functions
+from lambdahat.sampling.unadjusted import FULL, NOISE_LOOKS, Coarse, Lengths, Pilot
 
 KERNELS: dict[str, Any] = {
-    "sgld": SGLD, "rmsprop_sgld": RMSpropSGLD, "sghmc": SGHMC, "sgnht": SGNHT, "hmc": HMC, "mala": mala,
-}  # fmt: skip
-EXACT_SAMPLES, EXACT_WORK = 2048, 1_000_000  # samples, and parameters × samples, up to which the whole data is cheap
-CHECKS = (2000, 4000, 8000, 16000)  # gradients of a chain after which HMC looks whether the error is small enough
-HOPELESS = 4000, 1.3  # gradients of a chain after which chains that far apart (R̂) are given up
-STRONGEST = 1e4
-TOL, USELESS = 0.03, 0.1  # relative standard errors: to draw for, and to be called unfinished
+    "kinetic": Kinetic,
+    "sgld": SGLD,
+    "rmsprop_sgld": RMSpropSGLD,
+    "sghmc": SGHMC,
+    "sgnht": SGNHT,
+    "hmc": HMC,
+    "mala": mala,
+}
+ADJUSTED = {True: 15, False: 500}  # parameters up to which HMC is the default on the whole data, and without data
+CHECKS = (500, 1000, 2000, 4000, 8000, 16000)  # gradients of a chain after which HMC looks whether its error is small
+PIECE = 8192  # samples of the whole data that go through a large model at once
+TOL = 0.03, 1.0  # standard error to draw for, of a value that counts as no less than the second
 TRAJECTORIES = 200  # thrown away where HMC's step size is given
 LEAST = 400  # gradients of a chain of HMC that a limit must leave
 FEWEST_TRAJECTORIES = 8  # to be drawn
 UNLIMITED = 1 << 62
-ANOTHER = 0.25  # of a limit: what must be left for a stronger localization to be tried
-ELSEWHERE = {"lr": "step_size", "epsilon": "step_size", "n_beta": "nbeta", "gamma": "localization",
-             "num_chains": "chains", "num_draws": "draws", "num_burnin_steps": "burn_in"}  # fmt: skip
+ELSEWHERE = {
+    "lr": "step_size",
+    "epsilon": "step_size",
+    "n_beta": "nbeta",
+    "gamma": "localization",
+    "num_chains": "chains",
+    "num_draws": "draws",
+    "num_burnin_steps": "burn_in",
+}
 TIE = "Σγ(w − w*)²"  # observed where γ differs between parameters
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Chains, λ̂ read off them, and (γ, λ̂) at a stronger localization where that was sampled on the way.
+    """Chains and λ̂ read off them; ``spent`` says that the gradients ran out before the tolerance was reached.
 
     ``full`` is λ̂ from the losses over the whole data beside the paired one, where both were asked for, and ``ties``
     Σγ_i(w_i − w*_i)² of the draws, (chains, draws), where γ differs between parameters.
@@ -53,7 +65,6 @@ class Drawn:
 
     chains: Chains
     reading: Reading
-    stronger: tuple[float, Estimate] | None = None
     spent: bool = False
     full: Reading | None = None
     ties: Array | None = None
@@ -96,23 +107,26 @@ class Request:
             given = ", ".join(name for name, value in others.items() if value is not None)
             require(not given, "kernel", "be a name where the settings are given apart", f"a kernel and {given}",
                     "set them in the kernel")  # fmt: skip
-        finds = self.kernel in (None, "sgld", "hmc") or isinstance(self.kernel, Kernel) or self.step_size is not None
-        require(finds, "step_size", f"be given for kernel {self.kernel!r}", "None", "sgld and hmc find their own")
+
+    def reached(self, reading: Reading) -> bool:
+        """Whether the standard error is within the tolerance."""
+        if self.tol is not None:
+            return reading.stderr <= self.tol * abs(reading.value)
+        return reading.stderr <= TOL[0] * max(abs(reading.value), TOL[1])
 
     @property
-    def goal(self) -> float:
-        """The relative standard error to draw for."""
-        return TOL if self.tol is None else self.tol
+    def goal(self) -> str:
+        """The tolerance in words."""
+        return f"until the standard error is {TOL[0] if self.tol is None else self.tol:.3g} of the value"
 
     def missed(self, reading: Reading) -> bool:
-        """Whether the error is beyond what was asked for, or where nothing was, beyond what is of use."""
-        return self.draws is None and reading.stderr > (USELESS if self.tol is None else self.tol) * abs(reading.value)
+        """Whether the standard error is beyond the tolerance, where draws were to be taken until it is not."""
+        return self.draws is None and not self.reached(reading)
 
 
 def drawn(
     problem: Problem,
     nbeta: float,
-    search: Search | None = None,
     /,
     *,
     seed: int = 0,
@@ -127,8 +141,9 @@ def drawn(
 ) -> Drawn:
     """Chains of the kernel that suits the problem, with settings found by a pilot where they are not given.
 
-    Where the whole data is cheap, HMC, which has no bias (``hamiltonian_pilot``); else SGLD (``langevin_pilot``).
-    ``search`` is what readings of several runs know of the step size.
+    What is estimated, nβ and γ, is fixed before the first step (``estimand``). Problems of up to 15 parameters, or 500
+    without data, are sampled by HMC on the whole data, which has no bias (``hamiltonian_pilot``); larger ones by
+    kinetic Langevin dynamics, on the whole data where that is cheap, else on mini-batches (``unadjusted``).
     """
     require_problem(problem)
     if batch_size is not None:
@@ -143,13 +158,39 @@ def drawn(
     require(not unknown, "options", "be those of llc and sample", ", ".join(unknown), _cure(unknown, known), TypeError)
     wanted = Request(nbeta, **request)
     frozen = problem.at(problem.vector)
-    kernel = _kernel(frozen, wanted)
+    if frozen.has_data and _whole_is_cheap(frozen) and _in_pieces(frozen):
+        frozen = frozen.subset(range(frozen.num_samples), frozen.num_samples)
+    reasons = {}
+    if wanted.localization is None and not isinstance(wanted.kernel, Kernel):
+        gamma, reasons["localization"] = default_localization(frozen, nbeta)
+        wanted = dataclasses.replace(wanted, localization=gamma)
+    name = wanted.kernel or _default_kernel(frozen, wanted, batch_size)
+    kernel = place(_made(name, wanted), frozen)
+    whole = name == "kinetic" and batch_size is None and wanted.step_size is None and _whole_is_cheap(frozen)
+    if whole and not kernel.exact:
+        batch_size = frozen.num_samples
+        small = frozen.num_parameters * batch_size <= FULL["cpu"]
+        accumulate = accumulate if small else max(accumulate, -(-batch_size // PIECE))
     beside = not kernel.exact and wanted.baseline != "paired"  # an exact kernel sees the whole data anyway
-    plan = Plan(seed, batch_size, shared_batches, accumulate, 1, bound, beside, True, keep_parameters,
-                dict(observables or {}), dict(averages or {}))  # fmt: skip
+    plan = Plan(
+        seed,
+        batch_size,
+        shared_batches,
+        accumulate,
+        1,
+        bound,
+        beside,
+        True,
+        keep_parameters,
+        dict(observables or {}),
+        dict(averages or {}),
+    )
     if isinstance(kernel, HMC):
-        return _by_trajectories(frozen, kernel, wanted, plan)
-    return _by_steps(frozen, kernel, wanted, plan, search or Search())
+        found = _by_trajectories(frozen, kernel, wanted, plan)
+    else:
+        found = _by_steps(frozen, kernel, wanted, plan, whole)
+    chains = dataclasses.replace(found.chains, reasons={**reasons, **found.chains.reasons})
+    return dataclasses.replace(found, chains=chains)
 
 
 def _cure(unknown: list[str], known: set[str]) -> str:
@@ -158,55 +199,64 @@ def _cure(unknown: list[str], known: set[str]) -> str:
     return f"write {', '.join(ours)}" if ours else f"there are {', '.join(sorted(known - {'watch'}))}; thin is sample's"
 
 
-def _kernel(problem: Problem, wanted: Request) -> Kernel:
+def _whole_is_cheap(problem: Problem) -> bool:
+    """Whether a gradient of the whole data costs little more than one of a batch, and the data are in memory."""
+    if not problem.has_data:
+        return True
+    return (
+        problem.num_parameters * problem.num_samples <= FULL.get(problem.device.type, FULL["cpu"])
+        and problem.norm != "train"
+        and problem.batches.in_memory
+        and problem.memory is None
+    )
+
+
+def _in_pieces(problem: Problem) -> bool:
+    """Whether the whole data is small, yet in several batches: their number would be most of the cost."""
+    small = problem.num_parameters * problem.num_samples <= FULL["cpu"]
+    return small and len(problem.batches) > 1 and problem.ranks.size == 1
+
+
+def _default_kernel(problem: Problem, wanted: Request, batch_size: int | None) -> str:
+    """The kernel of a problem where none is asked for; a step size that is given is SGLD's."""
+    if wanted.step_size is not None:
+        return "sgld"
+    whole = batch_size is None or batch_size == problem.num_samples
+    return (
+        "hmc"
+        if whole and problem.num_parameters <= ADJUSTED[problem.has_data] and _whole_is_cheap(problem)
+        else "kinetic"
+    )
+
+
+def _made(name: str | Kernel, wanted: Request) -> Kernel:
     """The kernel with what is known of its settings."""
-    if isinstance(wanted.kernel, Kernel):
-        return place(wanted.kernel, problem)
-    samples = problem.num_samples if problem.has_data else 1
-    cheap = samples <= EXACT_SAMPLES and problem.num_parameters * samples <= EXACT_WORK
-    name = wanted.kernel or ("hmc" if cheap and wanted.step_size is None else "sgld")
-    gamma = 1.0 if wanted.localization is None else wanted.localization
+    if isinstance(name, Kernel):
+        return name
     step = 1e-4 if wanted.step_size is None else wanted.step_size
-    made: Kernel = KERNELS[name](step, wanted.nbeta, gamma)
-    return place(made, problem)
+    made: Kernel = KERNELS[name](step, wanted.nbeta, wanted.localization)
+    return made
 
 
 def _by_trajectories(problem: Problem, kernel: HMC, wanted: Request, plan: Plan) -> Drawn:
-    """HMC; where γ is free it is 1, and ten times that while the chains do not mix."""
-    free = wanted.localization is None and not isinstance(wanted.kernel, Kernel) and wanted.draws is None
+    """HMC and MALA, on the whole data."""
     limit = None if wanted.max_gradients is None else wanted.max_gradients // wanted.chains
-    require(limit is None or limit >= LEAST, "max_gradients",
-            f"be at least {LEAST * wanted.chains} for {wanted.chains} chains of HMC", wanted.max_gradients,
-            "its warm-up counts")  # fmt: skip
+    require(
+        limit is None or limit >= LEAST,
+        "max_gradients",
+        f"be at least {LEAST * wanted.chains} for {wanted.chains} chains of HMC",
+        wanted.max_gradients,
+        "its warm-up counts",
+    )
     gamma = kernel.localization
     if isinstance(gamma, Tensor):
         plan = _with_ties(problem, gamma, plan)
-    spent, tried = 0, []
-    while True:
-        left = None if limit is None else limit - spent // wanted.chains
-        runner, mode = make_runner(problem, kernel, wanted.chains, plan, wanted.mode)
-        try:
-            found = _without_ties(_trajectories(runner, mode, problem, kernel, wanted, plan, left))
-        finally:
-            runner.close()
-        chains = dataclasses.replace(found.chains, cost=found.chains.cost + spent)
-        found = dataclasses.replace(found, chains=chains, full=found.reading if wanted.baseline == "both" else None)
-        spent = found.chains.cost
-        diagnostics, reading = found.chains.diagnostics, found.reading
-        apart = diagnostics.rhat > RHAT or diagnostics.acceptance < 0.5
-        mixed = not apart and reading.stderr <= USELESS * abs(reading.value)
-        still = not (found.chains.distances > 0).any()
-        gamma = kernel.localization
-        if mixed or still or not free or not isinstance(gamma, float):
-            return found
-        tried.append(found)
-        over = limit is not None and limit - spent // wanted.chains < max(LEAST, ANOTHER * limit)
-        if gamma >= STRONGEST or wanted.watch is not None or over:
-            best = min(tried, key=lambda one: one.chains.diagnostics.rhat)
-            why = "the gradients are spent" if over else "the chains mix at none"
-            reasons = {**best.chains.reasons, "localization": f"the best of 1, 10, 100, …: {why}"}
-            return dataclasses.replace(best, chains=dataclasses.replace(best.chains, cost=spent, reasons=reasons))
-        kernel = dataclasses.replace(kernel, localization=10 * gamma)
+    runner, mode = make_runner(problem, kernel, wanted.chains, plan, wanted.mode)
+    try:
+        found = _without_ties(_trajectories(runner, mode, problem, kernel, wanted, plan, limit))
+    finally:
+        runner.close()
+    return dataclasses.replace(found, full=found.reading if wanted.baseline == "both" else None)
 
 
 def _with_ties(problem: Problem, gamma: Tensor, plan: Plan) -> Plan:
@@ -237,7 +287,6 @@ def _trajectories(
         short = _so_many(collector, wanted.draws, limit)
         chains = collector.chains(reasons)
         return Drawn(chains, read(chains, problem.num_parameters), spent=short)
-    free = wanted.localization is None and not isinstance(wanted.kernel, Kernel)
     if limit is None:
         most = max(min(CHECKS[-1], CHECKS[-1] + hamiltonian_pilot.WARM_UP[-1] - before), 200)
     else:
@@ -252,11 +301,9 @@ def _trajectories(
         chains = collector.chains(reasons)
         reading = read(chains, problem.num_parameters)
         apart = chains.diagnostics.rhat > RHAT
-        if (reading.stderr <= wanted.goal * abs(reading.value) and not apart) or goal < check or not going:
+        if (wanted.reached(reading) and not apart) or goal < check or not going:
             break
-        if free and check >= HOPELESS[0] and chains.diagnostics.rhat > HOPELESS[1]:
-            break  # a stronger localization will be tried
-    reasons["draws"] = f"until the standard error is {wanted.goal:.3g} of the value, up to {most} gradients a chain"
+    reasons["draws"] = f"{wanted.goal}, up to {most} gradients a chain"
     chains = dataclasses.replace(chains, reasons=reasons)
     return Drawn(chains, reading, spent=wanted.missed(reading))
 
@@ -276,8 +323,6 @@ def _ready(
     fits = max(_fitting(runner, kernel, limit) - FEWEST_TRAJECTORIES, 0)
     require(given <= fits, "burn_in", f"be {fits} trajectories at most with these max_gradients", given, "raise them")
     burn(runner, given)
-    if wanted.localization is None and not isinstance(wanted.kernel, Kernel):
-        reasons["localization"] = "the weakest of 1, 10, 100, … at which the chains mix"
     return kernel, reasons
 
 
@@ -296,67 +341,77 @@ def _so_many(collector: Collector, draws: int, limit: int | None) -> bool:
     return going and left > 0
 
 
-def _by_steps(problem: Problem, kernel: Kernel, wanted: Request, plan: Plan, search: Search) -> Drawn:
-    """SGLD and its kin; a step size that diverges is made smaller."""
-    ready = isinstance(wanted.kernel, Kernel) or not isinstance(kernel, SGLD) or kernel.step_size == 0
-    finds = not ready and (wanted.step_size is None or wanted.localization is None)
-    checks = kernel.step_size > 0 and (wanted.step_size is not None or isinstance(wanted.kernel, Kernel))
-    shortest = SHORTEST_PILOT + (wanted.burn_in or 0) // SETTLED if finds else 0
-    steps = dealt(wanted.chains, wanted.burn_in, wanted.draws, wanted.max_gradients,
-                  shortest + (4 * langevin_pilot.SHORTEST_WINDOW if checks else 0))  # fmt: skip
+def _by_steps(problem: Problem, kernel: Kernel, wanted: Request, plan: Plan, whole: bool) -> Drawn:
+    """Kernels that never reject: tune what is not given, burn in, draw until the error is small enough."""
+    limit = None if wanted.max_gradients is None else wanted.max_gradients // wanted.chains
+    unadjusted.require_enough(limit, wanted.chains, wanted.burn_in, wanted.draws)
+    given = isinstance(wanted.kernel, Kernel) or wanted.step_size is not None
+    lengths = Lengths.of(limit, wanted.burn_in, wanted.draws, tuned=not given)
     runner, mode = make_runner(problem, kernel, wanted.chains, plan, wanted.mode)
-    notes: dict[str, str] = {}
     try:
-        if checks:
-            kernel, note = langevin_pilot.stable(runner, problem, kernel, steps.pilot - shortest)
-            notes = {"step_size": note} if note else {}
-            steps = dataclasses.replace(steps, pilot=steps.pilot - runner.gradients_spent)
-        return _steps(runner, mode, problem, kernel, wanted, plan, notes, steps, search if finds else None)
+        coarse: Coarse | None = None
+        if given:
+            reasons: dict[str, str] = {}
+            if kernel.step_size > 0:
+                kernel, note = unadjusted.stable(runner, problem, kernel, lengths.most // 4)
+                reasons = {"step_size": note} if note else {}
+            runner.retune(kernel)
+            burn(runner, lengths.burn_in)
+        else:
+            tuned = Pilot(runner, problem, kernel, lengths, plan.seed).tune(plan.batch_size is not None and not whole)
+            kernel, reasons, coarse = tuned.kernel, dict(tuned.reasons), tuned.coarse
+        return _rounds(runner, mode, problem, kernel, wanted, plan, reasons, lengths, coarse)
     finally:
         runner.close()
 
 
-def _steps(
+def _rounds(
     runner: AnyRunner,
     mode: str,
     problem: Problem,
     kernel: Kernel,
     wanted: Request,
     plan: Plan,
-    notes: Mapping[str, str],
-    steps: Steps,
-    search: Search | None,
+    reasons: dict[str, str],
+    lengths: Lengths,
+    coarse: Coarse | None,
 ) -> Drawn:
-    """Tune what is to be found, then draw until the error is small enough or the steps are taken."""
-    reasons, stronger, count = dict(notes), None, problem.num_parameters
-    if search is not None:
-        assert isinstance(kernel, SGLD)
-        fixed = wanted.step_size is not None, wanted.localization is not None, plan.batch_size is not None
-        tuned = langevin_pilot.tune(runner, problem, kernel, steps, fixed, plan.seed, search)
-        kernel, stronger = tuned.kernel, tuned.stronger
-        reasons = {**tuned.reasons, **reasons}
-    else:
-        runner.retune(kernel)
-        burn(runner, steps.burn_in)
-    corrected, full = search is not None and wanted.step_size is None, wanted.baseline == "full"
-    collector = Collector(runner, problem, kernel, plan, mode, wanted.watch)
-    going = collector.draw(steps.round)
-    chains = collector.chains(reasons, corrected)
-    reading = read(chains, count, full)
-    while wanted.draws is None and going and runner.gradients_spent + steps.round <= steps.most:
-        if reading.drifting:
-            collector.forget()
-        elif reading.stderr <= wanted.goal * abs(reading.value) or chains.diagnostics.diverged.any():
+    """Draw in rounds, the noise of batches measured after each, until the tolerance is met or the steps are taken."""
+    collector, full = Collector(runner, problem, kernel, plan, mode, wanted.watch), wanted.baseline == "full"
+    looks: list[dict[str, float]] = []
+    for count in unadjusted.rounds(lengths, runner.gradients_spent):
+        going = collector.draw(count)
+        if kernel.step_size > 0:
+            noise = runner.noise(NOISE_LOOKS)
+            looks.append({name: float(values.mean()) for name, values in noise.items()})
+        chains = _with_bias(collector.chains(reasons), kernel, coarse, looks)
+        reading = read(chains, problem.num_parameters, full)
+        if wanted.draws is not None or not going or chains.diagnostics.diverged.any():
             break
-        going = collector.draw(steps.round)
-        chains = collector.chains(reasons, corrected)
-        reading = read(chains, count, full)
+        if reading.drifting and runner.gradients_spent < lengths.most // 2:
+            collector.forget()
+            looks.clear()
+            continue
+        if len(chains.energies[0]) >= 2 * lengths.round and not wanted.missed(reading):
+            break
     if wanted.draws is None:
-        reasons["draws"] = (
-            f"until the standard error is {wanted.goal:.3g} of the value, up to {steps.most} steps a chain"
-        )
-    if plan.batch_size is None:
-        reasons.setdefault("batch_size", f"{chains.batch_size}: it is chosen where the step size is")
+        reasons["draws"] = f"{wanted.goal}, up to {lengths.most} steps a chain"
     chains = dataclasses.replace(chains, reasons={**chains.reasons, **reasons})
-    beside = read(chains, count, True) if wanted.baseline == "both" else None
-    return Drawn(chains, reading, stronger, wanted.missed(reading), beside)
+    beside = read(chains, problem.num_parameters, True) if wanted.baseline == "both" else None
+    return Drawn(chains, reading, wanted.missed(reading), beside)
+
+
+def _with_bias(chains: Chains, kernel: Kernel, coarse: Coarse | None, looks: list[dict[str, float]]) -> Chains:
+    """The chains with what is known of the noise of batches and, where the step was found, of the bias of steps."""
+    if not looks:
+        return chains
+    noise = {name: float(np.mean([look[name] for look in looks])) for name in looks[0]}
+    noise["dof"] = len(looks) * len(chains) * (NOISE_LOOKS - 1.0)
+    if isinstance(kernel, Kinetic):
+        noise["heat"] = kernel.step_size / (2 * kernel.damping) * noise["trace"]
+    fine = ~chains.diagnostics.diverged
+    if coarse is None or not fine.any() or chains.work is None:
+        return dataclasses.replace(chains, noise=noise)
+    record = {name: getattr(chains, name)[fine] for name in ("work", "heat") if getattr(chains, name) is not None}
+    bias = unadjusted.bias_of_steps(kernel, chains.energies[fine], record, noise["trace"], coarse)
+    return dataclasses.replace(chains, noise=noise, step_bias=bias)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from lambdahat.results import Array, Chains
+from lambdahat.results import Array, Chains, Estimate
 from lambdahat.sampling.diagnostics import drift, standard_error
 
 DEGREES = (1.0, 8.0)  # between which the degree of the loss around the centre is taken to lie
@@ -47,10 +47,10 @@ def read(chains: Chains, parameters: int, full: bool = False) -> Reading:
         return Reading(0.0, 0.0, np.zeros(len(chains)), 0.0)
     if chains.recycled_losses is not None and chains.virials is not None:
         return _from_trajectories(chains, parameters)
-    if has_step_bias(chains):
-        return _from_langevin(chains, seen, parameters)
+    if chains.step_bias is not None or has_step_bias(chains):
+        return _from_steps(chains, seen, parameters)
     value = float(kept.mean())
-    return Reading(value, _blocked_error(kept), energies.mean(axis=1), value)
+    return Reading(value, blocked_error(kept), energies.mean(axis=1), value)
 
 
 def _from_trajectories(chains: Chains, parameters: int) -> Reading:
@@ -65,15 +65,8 @@ def _from_trajectories(chains: Chains, parameters: int) -> Reading:
     assert chains.virials is not None
     energies = chains.nbeta * (chains.recycled_losses - chains.centre_losses)
     excess = chains.virials - parameters
-    error = standard_error(excess)
-    score = float(excess.mean()) / error if error > 0 else math.inf
     settled = 1.0 + float(excess.mean()) / parameters
-    most, apart = CONTROL
-    use = abs(score) < most and max(_split_rhat(chains.distances**2), _split_rhat(excess)) < apart
-    if use:
-        blocks, covariates = _blocks(energies, 8).ravel(), _blocks(excess, 8).ravel()
-        covariates = covariates - covariates.mean()
-        energies = energies - float(covariates @ (blocks - blocks.mean()) / (covariates @ covariates)) * excess
+    energies, use = _controlled(energies, excess, chains.distances)
     value = float(energies.mean())
     error = max(standard_error(energies), *(_block_error(energies, count) for count in (2, 4)))
     raw, change = float(chains.energies.mean()), drift(energies)
@@ -82,30 +75,57 @@ def _from_trajectories(chains: Chains, parameters: int) -> Reading:
     return Reading(value, stderr, energies.mean(axis=1), raw, settled=settled, drifting=drifting, controlled=use)
 
 
+def _controlled(energies: Array, excess: Array, distances: Array) -> tuple[Array, bool]:
+    """The energies less their regression on the virial's excess over P, where that has settled at 0; and whether."""
+    error = standard_error(excess)
+    score = float(excess.mean()) / error if error > 0 else math.inf
+    most, apart = CONTROL
+    if abs(score) >= most or max(_split_rhat(distances**2), _split_rhat(excess)) >= apart:
+        return energies, False
+    blocks, covariates = _blocks(energies, 8).ravel(), _blocks(excess, 8).ravel()
+    covariates = covariates - covariates.mean()
+    return energies - float(covariates @ (blocks - blocks.mean()) / (covariates @ covariates)) * excess, True
+
+
 def has_step_bias(chains: Chains) -> bool:
     """Whether the chains show what their steps add: those of SGLD that recorded work and heat."""
     return chains.kernel == "SGLD" and chains.heat is not None and chains.work is not None
 
 
-class StepShares(NamedTuple):
-    """What steps add to each draw, (chains, draws), and on average: all of it, and what is left in the loss."""
+def shown_bias(chains: Chains) -> Estimate:
+    """What steps add to the mean energy: as measured by two step sizes, else what the chains of SGLD show themselves.
 
-    values: Array
+    In the second case nothing is taken off: the value is 0 and all of the bias is in the error.
+    """
+    if chains.step_bias is not None:
+        return chains.step_bias
+    assert chains.work is not None
+    assert chains.heat is not None
+    fine = np.isfinite(chains.energies).all(axis=1)
+    raw = float(chains.energies[fine].mean())
+    found = step_shares(chains.step_size, chains.localization, chains.work[fine], chains.heat[fine], raw)
+    return Estimate(0.0, max(found.bias, (found.whole - found.bias) / 2))
+
+
+class StepShares(NamedTuple):
+    """What steps add on average: all of it, and what is left in the loss."""
+
     whole: float
     bias: float
 
-    def error(self, corrected: bool) -> float:
-        """What a bias leaves in the error: all of it, or a quarter where it is taken off; or, if that is more, half of
-        what the localization is thought to have taken of it."""
-        return max(self.bias / 4 if corrected else self.bias, (self.whole - self.bias) / 2)
+
+def loss_degree(work: Array, raw: float) -> float:
+    """The degree q of the loss around the centre, by E[(w − w*)·nβ∇L] = q·E[nβ(L − L*)]; 2 where it is not known."""
+    mean = float(work.mean())
+    return float(np.clip(mean / raw, *DEGREES)) if raw > 0 and mean > 0 else 2.0
 
 
-def step_shares(chains: Chains, raw: float) -> StepShares:
-    """What the finite, noisy steps of SGLD add to nβ(L − L*), draw by draw, (chains, draws): their mean is the bias b.
+def step_shares(step_size: float, localization: float | Tensor, work: Array, heat: Array, raw: float) -> StepShares:
+    """What the finite, noisy steps of SGLD add to the mean ``raw`` of nβ(L − L*).
 
     A step is w' = w − (ε/2)F + √ε·ξ with F = ∇U + ζ, ζ the noise of the batch of covariance Σ. With r² = ‖w − w*‖²,
-    u = (w − w*)·nβ∇L and G = nβ∇L·∇U on batches, E[r'²] = E[r²] gives E[u] + γE[r²] = P + (ε/4)E‖F‖², where exact
-    steps would give P, and ‖F‖² = G + γ(w − w*)·F. So u is too large by
+    u = (w − w*)·nβ∇L (``work``) and G = nβ∇L·∇U (``heat``) on batches, E[r'²] = E[r²] gives
+    E[u] + γE[r²] = P + (ε/4)E‖F‖², where exact steps would give P, and ‖F‖² = G + γ(w − w*)·F. So u is too large by
 
         (ε/4)E[G] + γ·((ε/4)E[(w − w*)·F] − c),  c what the steps add to E[r²].
 
@@ -119,48 +139,60 @@ def step_shares(chains: Chains, raw: float) -> StepShares:
     which is solved for b: exact to first order in ε for a quadratic with any γ. V is S(0) of S(k), half the mean square
     by which u differs between draws k apart, taken as 2S(1) − S(2). Of a γ for each parameter the smallest counts.
     """
-    assert chains.work is not None
-    assert chains.heat is not None
-    fine = np.isfinite(chains.energies).all(axis=1)
-    work, gamma = chains.work[fine], chains.localization
-    degree = float(np.clip(work.mean() / raw, *DEGREES)) if raw > 0 and work.mean() > 0 else 2.0
-    shares: Array = chains.step_size / (4 * degree) * chains.heat
-    whole = float(shares[fine].mean())
+    unit = step_size / (4 * loss_degree(work, raw))
+    whole = unit * float(heat.mean())
     if work.shape[1] < 3:
-        return StepShares(shares, whole, whole)
+        return StepShares(whole, whole)
     near, far = (0.5 * float(np.square(work[:, lag:] - work[:, :-lag]).mean()) for lag in (1, 2))
-    tie = float(gamma.min()) if isinstance(gamma, Tensor) else gamma
-    pull = chains.step_size / (4 * degree) * tie * (2 * near - far)
+    tie = float(localization.min()) if isinstance(localization, Tensor) else localization
+    pull = unit * tie * (2 * near - far)
     if not 0 < pull < raw or whole <= 0:
-        return StepShares(shares, whole, whole)
+        return StepShares(whole, whole)
     kept = min(max((whole - pull) / (1 - pull / raw) / whole, 0.0), 1.0)
-    return StepShares(shares * kept, whole, whole * kept)
+    return StepShares(whole, whole * kept)
 
 
-def _from_langevin(chains: Chains, energies: Array, parameters: int) -> Reading:
-    """From SGLD: what its steps add (``step_shares``) is taken off where the step size was chosen so.
-
-    ``StepShares.error`` says what of it goes into the error.
-    """
-    assert chains.forces is not None
-    assert chains.virials is not None
+def _from_steps(chains: Chains, energies: Array, parameters: int) -> Reading:
+    """From kernels that never reject: what the steps add is taken off, and its uncertainty goes into the error."""
     fine = np.isfinite(energies).all(axis=1)
-    raw = float(energies[fine].mean())
-    found, corrected = step_shares(chains, raw), chains.corrected
-    shares, bias = found.values, found.bias
-    values = (energies - shares if corrected else energies)[fine]
-    value = float(values.mean())
-    error = _blocked_error(values)
-    change = drift(values)
+    raw, bias = float(energies[fine].mean()), shown_bias(chains)
+    kept, controlled = energies[fine], False
+    whole = bool((chains.centre_losses == chains.initial_loss).all())
+    if chains.kernel == "Kinetic" and whole and chains.virials is not None:
+        kept, controlled = _controlled(kept, chains.virials[fine] - parameters, chains.distances[fine])
+    value = float(kept.mean()) - float(bias)
+    change = drift(kept)
     drifting = abs(float(change)) > max(3 * float(change.stderr), 0.05 * abs(value))
-    balance = (chains.virials - chains.step_size / 4 * chains.forces)[fine] / parameters
-    settled, its_error = float(balance.mean()), _blocked_error(balance)
-    unsettled = abs(1 - settled) > 3 * its_error
-    squares = error**2 + found.error(corrected) ** 2
+    squares = blocked_error(kept) ** 2 + float(bias.stderr) ** 2
     squares += (float(change) / 2) ** 2 if drifting else 0.0
+    settled, its_error = _settled(chains, fine, parameters)
+    unsettled = abs(1 - settled) > 3 * its_error
     squares += ((1 - settled) * value) ** 2 if unsettled and chains.step_size > 0 else 0.0
-    return Reading(value, math.sqrt(squares), (energies - shares if corrected else energies).mean(axis=1), raw, bias,
-                   settled, abs(1 - settled) > max(0.1, 3 * its_error), drifting)  # fmt: skip
+    added = abs(float(bias)) if float(bias) else float(bias.stderr)
+    return Reading(
+        value,
+        math.sqrt(squares),
+        energies.mean(axis=1) - float(bias),
+        raw,
+        added,
+        settled,
+        abs(1 - settled) > max(0.1, 3 * its_error),
+        drifting,
+        controlled,
+    )
+
+
+def _settled(chains: Chains, fine: Any, parameters: int) -> tuple[float, float]:
+    """E[(w − w*)·∇U]/P, less what the steps add, with its error: 1 when all directions have relaxed."""
+    if chains.virials is None or chains.kernel not in ("SGLD", "Kinetic"):
+        return math.nan, math.nan
+    balance = chains.virials[fine]
+    if chains.kernel == "SGLD":
+        assert chains.forces is not None
+        balance = balance - chains.step_size / 4 * chains.forces[fine]
+    else:
+        balance = balance - chains.noise.get("heat", 0.0)
+    return float(balance.mean()) / parameters, blocked_error(balance) / parameters
 
 
 def degrees_of_freedom(chains: Chains) -> float:
@@ -181,7 +213,7 @@ def _block_error(values: Array, count: int) -> float:
     return float(blocks.std(ddof=1)) / math.sqrt(blocks.size)
 
 
-def _blocked_error(values: Array) -> float:
+def blocked_error(values: Array) -> float:
     """The standard error of the mean from blocks of √draws, in which the white noise of batches hides nothing slow."""
     count = values.shape[1] // max(math.isqrt(values.shape[1]), 1)
     return standard_error(_blocks(values, count) if count >= 8 else values)

@@ -115,6 +115,8 @@ def on_batches(
     gradients: Together | OneByOne, positions: Tensor, source: Minibatches, index: Tensor, parts: int = 1
 ) -> LossAndGradient:
     """Losses and gradients on the batches drawn, in ``parts`` pieces one after the other where memory is short."""
+    if source.whole and parts == 1 and len(gradients.problem.batches) == 1:
+        return gradients.only_batch(positions)  # without a copy of the data
     losses, total = None, None
     for piece in index.chunk(parts, dim=1):
         if source.shared:

@@ -23,7 +23,7 @@ HEAT = 1e-3  # nβ at the start of the warm-up, as a part of the nβ asked for
 TARGET = 0.96  # acceptance, the mean over trajectories
 LONGEST = 100  # leapfrog steps
 TURN = 1.5  # and no trajectory longer than this, in standard deviations of the localization
-DENSE = 200  # parameters up to which the Hessian is tried as mass
+DENSE = 500  # parameters up to which the Hessian is tried as mass
 RESCUE = 300, 0.7  # gradients of a look at the chains after it, and the acceptance below which one counts as stuck
 GATE = 500, 0.1  # gradients of a trial of that mass, and how far the virial may be from P
 

@@ -31,6 +31,7 @@ class Minibatches:
 
     def __init__(self, problem: Problem, batch_size: int | None, shared: bool, seed: int) -> None:
         self.problem, self.shared, self._seed = problem, shared, seed
+        self._asked_to_share = shared
         self._whole: Tensor | None = None
         self._room: list[Tensor] = []
         self._common = Streams(seed, [-1], problem.device)
@@ -61,9 +62,14 @@ class Minibatches:
 
     def resize(self, size: int) -> None:
         """Draw so many samples from now on; all of them are the whole data."""
-        self.size = size
+        self.size, self._whole, self.shared = size, None, self._asked_to_share
         if size == self.problem.num_samples:
             self.shared, self._whole = True, torch.arange(size, device=self.problem.device)
+
+    @property
+    def whole(self) -> bool:
+        """Whether a batch is the whole data, the same at every step."""
+        return self._whole is not None
 
     @property
     def generators(self) -> list[torch.Generator]:

@@ -126,6 +126,30 @@ class Runner:
         self.plan = replace(self.plan, batch_size=batch_size, accumulate=accumulate)
         self.source.resize(batch_size)
 
+    def noise(self, batches: int) -> Record:
+        """Measure what batches add by chance where the chains are, without moving them; each entry is (chains,).
+
+        "trace" is tr V with V the covariance of S·nβ∇L over batches, "energy" the variance of nβ(L − L*).
+        """
+        count = len(self.chains)
+        zeros = torch.zeros(count, dtype=torch.float64)
+        if self.source is None or self.source.whole:
+            return {"trace": zeros, "energy": zeros}
+        source, energies = self.source, []
+        total, squares = torch.zeros_like(self.state.position), zeros.to(self.problem.device)
+        with repeated() if isinstance(self.gradients, Together) else nullcontext():
+            for _ in range(batches):
+                index = source.draw(self.rng, count)
+                loss, gradient = on_batches(self.gradients, self.state.position, source, index, self.plan.accumulate)
+                energies.append((loss - source.centre(index)).double())
+                gradient = self.kernel.scaled(gradient)
+                total += gradient
+                squares = squares + gradient.square().sum(-1).double()
+        self.gradients_spent += batches
+        spread = (squares - total.square().sum(-1).double() / batches) / (batches - 1)
+        found = {"trace": spread, "energy": torch.stack(energies).var(dim=0)}
+        return {name: (self.kernel.nbeta**2 * values).cpu() for name, values in found.items()}
+
     def skip(self, steps: int) -> None:
         """Steps that nothing is recorded of."""
         with repeated() if isinstance(self.gradients, Together) else nullcontext():

@@ -140,8 +140,8 @@ class Collector:
             left = self._stretches[len(self._stretches) // 2 * 2 :]
             self._stretches = [_together(*pair) for pair in pairs] + left
 
-    def chains(self, reasons: Mapping[str, str] | None = None, corrected: bool = False) -> Chains:
-        """What was recorded, with diagnostics and a verdict; ``corrected`` is that of ``Chains``."""
+    def chains(self, reasons: Mapping[str, str] | None = None) -> Chains:
+        """What was recorded, with diagnostics and a verdict."""
         record, runner, kernel = self._joined(), self.runner, self.kernel
         arrays = {name: values.numpy() for name, values in record.items() if name != "parameters"}
         acceptance = float(arrays["acceptance"].mean()) if self._probe is None else self._probe.acceptance
@@ -162,7 +162,7 @@ class Collector:
             stretches=tuple(length for length, _ in self._stretches),
             parameters=record.get("parameters"), reasons={**(reasons or {}), **unknown},
             cost=runner.gradients_spent * len(bounded),
-            status=verdict(diagnostics, moved=bool((arrays["distance"] > 0).any())), corrected=corrected,
+            status=verdict(diagnostics, moved=bool((arrays["distance"] > 0).any())),
         )  # fmt: skip
 
     def _joined(self) -> Record:
@@ -234,4 +234,4 @@ def require_functions(functions: Any, name: str) -> None:
 
 def _require_kernel(kernel: Any) -> None:
     require(isinstance(kernel, Kernel), "kernel", "be a kernel such as lh.sampling.sgld(...)", kernel,
-            "lambdahat.sampling has sgld, rmsprop_sgld, sgnht, sghmc, mala and hmc", TypeError)  # fmt: skip
+            "lambdahat.sampling has kinetic, sgld, rmsprop_sgld, sgnht, sghmc, mala and hmc", TypeError)  # fmt: skip

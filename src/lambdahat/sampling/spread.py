@@ -61,8 +61,15 @@ class SpreadRunner:
 
     def advance(self, draws: int, look: bool = True) -> Record:
         """As ``Runner.advance``, on all ranks at once: one all-reduce of what all draws showed."""
-        record = self._runner.advance(draws, look)
-        flat = torch.cat([values.flatten(1).double() for values in record.values()], dim=1)
+        return self._gathered_record(self._runner.advance(draws, look))
+
+    def noise(self, batches: int) -> Record:
+        """As ``Runner.noise``, on all ranks at once."""
+        return self._gathered_record(self._runner.noise(batches))
+
+    def _gathered_record(self, record: Record) -> Record:
+        """What all chains showed, from what those of this rank did."""
+        flat = torch.cat([values.reshape(len(values), -1).double() for values in record.values()], dim=1)
         whole = self.gathered(flat.to(self._problem.device)).cpu()
         parts = whole.split([values[0].numel() for values in record.values()], dim=1)
         named = zip(record.items(), parts, strict=True)

@@ -96,6 +96,11 @@ class ForkedRunner:
         parts = self._all("advance", draws, look)
         return {name: torch.cat([part[name] for part in parts])[self._order] for name in parts[0]}
 
+    def noise(self, batches: int) -> Record:
+        """As ``Runner.noise``, in all processes at once."""
+        parts = self._all("noise", batches)
+        return {name: torch.cat([part[name] for part in parts])[self._order] for name in parts[0]}
+
     def retune(self, kernel: Kernel) -> None:
         """Go on with other settings from where the chains are."""
         self.kernel = kernel

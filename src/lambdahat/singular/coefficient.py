@@ -10,17 +10,17 @@ from torch import Tensor
 
 from lambdahat._check import require
 from lambdahat.problem import Problem, require_problem
-from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Status
+from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Sensitivity, Status
 from lambdahat.sampling.automatic import Drawn, drawn
 from lambdahat.sampling.diagnostics import standard_error
+from lambdahat.sampling.estimand import inverse_temperature
 from lambdahat.sampling.estimation import degrees_of_freedom
 from lambdahat.sampling.kernels import Kernel, Localization
-from lambdahat.sampling.langevin_pilot import Search
 from lambdahat.sampling.minibatches import DEFAULT_BATCH, drawn_by_sample
 from lambdahat.sampling.running import Watch
-from lambdahat.sampling.temperature import inverse_temperature
 
 WANDERED = 4.0, 0.5  # errors, and part of the mean, by which the distance changes where chains count as not mixed
+BELOW = 0.1, 0.01  # draws lower than the centre by this part of λ̂, and the share of them that no minimum shows
 DESCENT = 0.1  # of λ̂: what a line search along the gradient at the centre may gain in nβL at a minimum
 
 
@@ -65,13 +65,11 @@ def llc(
         "localization": localization, "step_size": step_size, "kernel": kernel, "tol": tol,
         "max_gradients": max_gradients, "mode": mode, "watch": watch,
     }  # fmt: skip
-    return searched(problem, Search(), **given, **options)
+    return _estimated(problem, **given, **options)
 
 
-def searched(
-    problem: Problem, search: Search, /, *, nbeta: str | float = "n/log n", **settings: Any
-) -> LearningCoefficient:
-    """``llc`` with something known of the step size; ``settings`` as for it."""
+def _estimated(problem: Problem, /, *, nbeta: str | float = "n/log n", **settings: Any) -> LearningCoefficient:
+    """``llc`` with its settings as one mapping."""
     require_problem(problem)
     kernel = settings.get("kernel")
     own = problem.batches.sizes[0] if problem.norm == "train" else DEFAULT_BATCH
@@ -84,7 +82,7 @@ def searched(
         value, name = kernel.nbeta, "given by the kernel"
     else:
         value, name = inverse_temperature(nbeta, problem.num_terms, batch)
-    return coefficient(problem, drawn(problem, value, search, **settings), name)
+    return coefficient(problem, drawn(problem, value, **settings), name)
 
 
 def _batch_of_temperature(problem: Problem, default: int) -> int:
@@ -110,7 +108,7 @@ def coefficient(problem: Problem, found: Drawn, temperature: str) -> LearningCoe
         nbeta=chains.nbeta, temperature=temperature, localization=chains.localization, step_size=chains.step_size,
         initial_loss=chains.initial_loss, chains=chains, rhat=chains.diagnostics.rhat,
         ess=chains.diagnostics.ess_bulk, raw=reading.raw, discretisation_bias=reading.bias,
-        localization_bias=localization_bias(found), full=_full(found),
+        sensitivity=_sensitivity(found), full=_full(found),
     )  # fmt: skip
 
 
@@ -128,34 +126,40 @@ def _wbic(chains: Chains, count: int, value: float, error: float) -> Estimate:
     return Estimate(whole, ratio * error, chains.cost, dof=degrees_of_freedom(chains))
 
 
-def localization_bias(found: Drawn) -> Estimate:
-    """λ̂ as γ → 0 less λ̂, to first order.
+def _sensitivity(found: Drawn) -> Sensitivity:
+    """How λ̂ changes with ln γ and ln nβ, from covariances of the draws under the posterior p.
 
-    dλ̂/dγ = −½·Cov(nβΔL, ‖w − w*‖²), so that the bias is about (γ/2)·Cov; where λ̂ at a stronger γ₂ is known, the slope
-    between the two: γ/(γ₂ − γ)·(λ̂(γ) − λ̂(γ₂)). λ̂ is convex in γ for a quadratic: then both are lower bounds.
+    With e = nβ(L − L*), dλ̂/d ln nβ = E[e] − Var(e) and dλ̂/d ln γ = −½·Cov(e, Σγ_i(w_i − w*_i)²). By Stein's identity
+    the second is −½·(E[u] − Cov(e, u)) with u = (w − w*)·nβ∇L, which fluctuates much less: the distance of flat
+    directions, of which the loss knows nothing, drops out. It is used where a step sees the whole data: the noise of a
+    batch, which e and u share, cancels in the first form alone. In Var(e) it is measured and taken off.
     """
+    chains = found.chains
+    unknown = Estimate(math.nan, math.nan)
+    energies = chains.energies
+    if not np.isfinite(energies).all() or energies.size < 4:
+        return Sensitivity(unknown, unknown)
+    centred, noise = energies - energies.mean(), chains.noise.get("energy", 0.0)
+    spread = energies - centred**2 + noise
+    error = noise * math.sqrt(2 / chains.noise["dof"]) if noise else 0.0
+    temperature = Estimate(float(spread.mean()), math.hypot(standard_error(spread), error))
+    shares, ties = None, _ties(found)
+    if chains.work is not None and not noise:
+        shares = -0.5 * (chains.work - centred * (chains.work - chains.work.mean()))
+    elif ties is not None:
+        shares = -0.5 * centred * (ties - ties.mean())
+    slope = unknown if shares is None else Estimate(float(shares.mean()), standard_error(shares))
+    return Sensitivity(slope, temperature)
+
+
+def _ties(found: Drawn) -> Array | None:
+    """Σγ_i(w_i − w*_i)² of every draw, (chains, draws), or None where it is not known."""
     chains, gamma = found.chains, found.chains.localization
-    if not np.isfinite(chains.energies).all():
-        return Estimate(math.nan, math.nan)
-    if isinstance(gamma, Tensor):
-        if found.ties is not None:
-            return _covariance(chains, 0.5 * found.ties)
-        if chains.virials is None or chains.work is None:
-            return Estimate(math.nan, math.nan)
-        return _covariance(chains, 0.5 * (chains.virials - chains.work))  # Σγ_i(w_i − w*_i)²
-    if found.stronger is not None and found.stronger[0] > gamma:
-        strong, other = found.stronger
-        slope = gamma / (strong - gamma)
-        error = slope * math.hypot(standard_error(chains.energies), float(other.stderr))
-        return Estimate(slope * (found.reading.raw - float(other)), error)
-    return _covariance(chains, gamma / 2 * chains.distances**2)
-
-
-def _covariance(chains: Chains, ties: Array) -> Estimate:
-    """The covariance, within chains, of nβ(L − L*) with something."""
-    centred = [values - values.mean(axis=1, keepdims=True) for values in (chains.energies, ties)]
-    products = centred[0] * centred[1]
-    return Estimate(float(products.mean()), standard_error(products))
+    if not isinstance(gamma, Tensor):
+        return gamma * chains.distances**2
+    if found.ties is not None:
+        return found.ties
+    return None if chains.virials is None or chains.work is None else chains.virials - chains.work
 
 
 def _status(problem: Problem, found: Drawn) -> Status:
@@ -184,6 +188,10 @@ def _below_centre(problem: Problem, found: Drawn) -> bool:
     """Whether lower loss was found than at the centre: by the chains on average, for a while, or along the gradient."""
     chains, reading = found.chains, found.reading
     if reading.value + 2 * reading.stderr < 0:
+        return True
+    noise = math.sqrt(chains.noise.get("energy", 0.0))
+    deep = chains.energies < -BELOW[0] * abs(reading.value) - 4 * noise
+    if float(deep.mean()) > BELOW[1]:
         return True
     windows = chains.energies[:, : chains.energies.shape[1] // 25 * 25].reshape(len(chains), -1, 25)
     if windows.size and len(chains) > 1:

@@ -9,7 +9,7 @@ import numpy as np
 
 from lambdahat.results import Array, Chains, Estimate
 from lambdahat.sampling.diagnostics import standard_error
-from lambdahat.sampling.estimation import degrees_of_freedom, has_step_bias, step_shares
+from lambdahat.sampling.estimation import degrees_of_freedom, has_step_bias, shown_bias
 
 STRETCHES = 20
 
@@ -72,10 +72,9 @@ def in_stretches(values: Array) -> Array:
 def mean_energy(chains: Chains) -> Estimate:
     """nβ·E[L − L*] over the chains that did not diverge.
 
-    From the means over trajectories where there are any, then the losses of the whole data, else the paired ones. Of
-    chains of SGLD that recorded forces, as those of ``llc``, what the steps add is known: where their step size was
-    found, it is taken off and some of it is in the error, as in ``llc``; where it was given, all of it is in the
-    error. Of other chains nothing is known of it, and nothing is taken off.
+    From the means over trajectories where there are any, then the losses of the whole data, else the paired ones. What
+    steps add is taken off where ``llc`` measured it, with its uncertainty in the error. SGLD chains that recorded
+    forces show it themselves: then all of it is in the error. Otherwise nothing is known of it.
     """
     energies = chains.energies if chains.full_losses is None else chains.full_energies
     if chains.recycled_losses is not None:
@@ -83,10 +82,8 @@ def mean_energy(chains: Chains) -> Estimate:
     fine = ~chains.diagnostics.diverged
     if not fine.any():
         return Estimate(math.nan, math.nan, chains.cost, chains.status)
-    left = 0.0
-    if has_step_bias(chains):
-        shares = step_shares(chains, float(energies[fine].mean()))
-        left = shares.error(chains.corrected)
-        energies = energies - shares.values if chains.corrected else energies
-    error = math.hypot(standard_error(energies[fine]), left)
-    return Estimate(float(energies[fine].mean()), error, chains.cost, chains.status, degrees_of_freedom(chains))
+    known = chains.step_bias is not None or has_step_bias(chains)
+    bias = shown_bias(chains) if known else Estimate(0.0, 0.0)
+    error = math.hypot(standard_error(energies[fine]), float(bias.stderr))
+    mean = float(energies[fine].mean()) - float(bias)
+    return Estimate(mean, error, chains.cost, chains.status, degrees_of_freedom(chains))

@@ -14,9 +14,9 @@ from lambdahat._progress import report
 from lambdahat._rng import derived_seed
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Result, Status
+from lambdahat.sampling.estimand import inverse_temperature
 from lambdahat.sampling.kernels import SGLD
 from lambdahat.sampling.running import sample
-from lambdahat.sampling.temperature import inverse_temperature
 from lambdahat.singular.coefficient import llc
 from lambdahat.singular.stretches import mean_energy
 

@@ -16,8 +16,8 @@ from lambdahat._rng import derived_seed
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
 from lambdahat.sampling.automatic import Drawn
+from lambdahat.sampling.estimand import inverse_temperature
 from lambdahat.sampling.estimation import combined_degrees
-from lambdahat.sampling.temperature import inverse_temperature
 from lambdahat.singular.stretches import mean_energy
 from lambdahat.singular.tempered import reading_of, tempered
 

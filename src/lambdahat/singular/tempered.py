@@ -11,19 +11,15 @@ from lambdahat.results import Estimate
 from lambdahat.sampling.automatic import Drawn, drawn
 from lambdahat.sampling.estimation import degrees_of_freedom
 from lambdahat.sampling.kernels import Kernel
-from lambdahat.sampling.langevin_pilot import STEP_BIAS, Search
 
 
 def tempered(problem: Problem, nbeta: float, **settings: Any) -> Drawn:
-    """Chains at nβ and λ̂ read off them, with ``settings`` as for ``llc``; a kernel among these must have that nβ.
-
-    Readings other than λ̂ cannot take the bias of SGLD's steps off, so that its pilot aims at a tenth of ``llc``'s.
-    """
+    """Chains at nβ and λ̂ read off them, with ``settings`` as for ``llc``; a kernel among these must have that nβ."""
     kernel = settings.get("kernel")
     if isinstance(kernel, Kernel):
         require(math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6), "kernel", f"have nbeta = {nbeta:.6g}",
                 f"one at {kernel.nbeta:.6g}", 'give its name, such as "hmc", and its settings apart')  # fmt: skip
-    return drawn(problem, nbeta, Search(bias=STEP_BIAS / 10), **settings)
+    return drawn(problem, nbeta, **settings)
 
 
 def reading_of(found: Drawn) -> Estimate:

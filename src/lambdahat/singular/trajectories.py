@@ -13,9 +13,8 @@ from lambdahat._check import require
 from lambdahat._progress import report
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, LearningCoefficient, Result
-from lambdahat.sampling.kernels import SGLD
-from lambdahat.sampling.langevin_pilot import Search
-from lambdahat.singular.coefficient import searched
+from lambdahat.sampling.kernels import Kernel
+from lambdahat.singular.coefficient import llc
 
 Checkpoint = Tensor | Mapping[str, Tensor]
 
@@ -46,8 +45,8 @@ def llc_along(
 ) -> Trajectory:
     """λ̂ of the problem at each checkpoint: flat vectors, or state dicts, by step or in order.
 
-    The first is calibrated in full; the others keep its localization, so that all are at one γ, and its batch size, and
-    begin the search for their step size from the one before. ``settings`` are those of ``llc``.
+    All points are at one nβ and one γ, so that they can be compared: those given, else those of the first checkpoint by
+    the rule of ``llc``. ``settings`` are those of ``llc``.
     """
     require_problem(problem)
     steps = dict(checkpoints) if isinstance(checkpoints, Mapping) else dict(enumerate(checkpoints))
@@ -55,8 +54,9 @@ def llc_along(
     results: list[LearningCoefficient] = []
     for done, (step, checkpoint) in enumerate(steps.items()):
         report("checkpoints", done, len(steps))
-        search, warm = _warm(results, settings)
-        results.append(searched(_at(problem, checkpoint, step), search, **{**settings, **warm}))
+        results.append(llc(_at(problem, checkpoint, step), **settings))
+        if not isinstance(settings.get("kernel"), Kernel):
+            settings["localization"] = results[0].localization
     report("checkpoints", len(steps), len(steps))
     return Trajectory(np.array([float(step) for step in steps]), tuple(results))
 
@@ -71,18 +71,3 @@ def _at(problem: Problem, checkpoint: Checkpoint, step: float) -> Problem:
     )
     known = {*problem.space.names, *problem.held_names}  # a tied parameter has other names, too
     return problem.at({name: tensor for name, tensor in checkpoint.items() if name in known})
-
-
-def _warm(results: Sequence[LearningCoefficient], settings: Mapping[str, Any]) -> tuple[Search, dict[str, Any]]:
-    """What the checkpoint before tells the next: a step size to begin from, and the settings that all share."""
-    if not results:
-        return Search(), {}
-    warm: dict[str, Any] = {}
-    if settings.get("localization") is None:
-        warm["localization"] = results[0].localization
-    last = results[-1].chains
-    if last is None or last.kernel != SGLD.__name__:
-        return Search(), warm
-    if settings.get("batch_size") is None:
-        warm["batch_size"] = last.batch_size
-    return Search(hint=last.step_size if settings.get("step_size") is None else None), warm

@@ -11,9 +11,8 @@ from lambdahat._check import require, require_count
 from lambdahat.estimators.variances import variance
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, LearningCoefficient
-from lambdahat.sampling.kernels import SGLD, Kernel
-from lambdahat.sampling.langevin_pilot import Search
-from lambdahat.singular.coefficient import searched
+from lambdahat.sampling.kernels import Kernel
+from lambdahat.singular.coefficient import llc
 from lambdahat.training.measuring_base import Reading, SampledTracker, with_errors
 from lambdahat.training.step_rules import innermost, learning_rate
 
@@ -21,9 +20,9 @@ from lambdahat.training.step_rules import innermost, learning_rate
 class LearningCoefficientTracker(SampledTracker):
     """λ̂ and WBIC = n·E[L(w)], n the samples measured on: columns ``llc`` and ``wbic``.
 
-    The first measurement finds everything; later ones keep γ, so that all are at one localization, and search the step
-    size from the one before, as ``lh.singular.llc_along`` does. The kernel is SGLD, which that helps; ``settings`` are
-    those of ``lh.llc``, and {"kernel": None} lets it choose. ``max_gradients`` are over all chains, pilots included.
+    All measurements are at one nβ and one γ, that of the first by the rule of ``lh.llc`` unless ``settings`` give it, as
+    in ``lh.singular.llc_along``. ``settings`` are those of ``lh.llc``; ``max_gradients`` are over all chains, pilots
+    included.
     """
 
     name = "llc"
@@ -44,15 +43,14 @@ class LearningCoefficientTracker(SampledTracker):
         return with_errors("llc", "wbic")
 
     def _read(self, sample: Problem, optimizer: Any) -> Reading:
-        settings = {"kernel": "sgld", **self.settings}
-        known = {key: value for key, value in self._known.items() if key not in ("hint", "device")}
+        settings = dict(self.settings)
+        known = {key: value for key, value in self._known.items() if key != "device"}
         if self._known.get("device") != sample.device.type:
             known.pop("mode", None)
-        if isinstance(settings["kernel"], Kernel):  # it has a localization of its own
+        if isinstance(settings.get("kernel"), Kernel):  # it has a localization of its own
             known.pop("localization", None)
-        hint = None if settings.get("step_size") is not None else self._known.get("hint")
-        own = {"chains": self.chains, "seed": self.seed, "max_gradients": self.max_gradients}
-        result = searched(sample, Search(hint), **own, **{**known, **settings})
+        own: dict[str, Any] = {"chains": self.chains, "seed": self.seed, "max_gradients": self.max_gradients}
+        result = llc(sample, **own, **{**known, **settings})
         self._remember(result, sample)
         values: dict[str, float | Estimate] = {"llc": result}
         if result.wbic is not None:
@@ -65,8 +63,6 @@ class LearningCoefficientTracker(SampledTracker):
         assert chains is not None
         known = {"localization": self._known.get("localization", result.localization), "mode": chains.mode,
                  "device": sample.device.type}  # fmt: skip
-        if chains.kernel == SGLD.__name__:
-            known |= {"hint": chains.step_size, "batch_size": chains.batch_size}
         self._known = known
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:

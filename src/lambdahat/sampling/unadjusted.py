@@ -1,0 +1,462 @@
+"""Tuning and running the kernels that never reject: time step, batch size, burn-in, and the bias of the steps.
+
+Every such kernel is tuned by one number, the time step h, in which a direction of curvature a oscillates or relaxes and
+which must stay below 2/√(largest curvature of U). The curvature is measured where the chains go, not only at w*. The
+bias that is left is measured by two time steps, h and 2h: the burn-in ends with draws at 2h, the rest are at h.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lambdahat._check import require
+from lambdahat._progress import report
+from lambdahat._rng import generator
+from lambdahat.operators.curvature import hessian
+from lambdahat.problem import Problem
+from lambdahat.results import Array, Estimate
+from lambdahat.sampling.estimation import blocked_error, loss_degree, step_shares
+from lambdahat.sampling.kernels import SGHMC, SGLD, SGNHT, Kernel, Kinetic, RMSpropSGLD
+from lambdahat.sampling.minibatches import DEFAULT_BATCH
+from lambdahat.sampling.modes import SMALL, AnyRunner
+from lambdahat.sampling.runners import Record
+from lambdahat.sampling.running import burn
+
+STEPS = 12000  # default maximum number of steps per chain
+FEWEST_STEPS = 100  # steps per chain that a limit must leave
+PILOT, BURN, COARSE, ROUND = 0.12, 0.2, 0.1, 0.1  # shares of the steps; what is left is drawn in rounds
+LONGEST_PILOT = 600
+FEWEST_DRAWS = 8
+STABLE = 0.6  # h·√(largest curvature) of the draws; twice that in the burn-in, where 2 is the limit of stability
+NOISE_BIAS = 0.06  # of λ̂: what the noise of batches may add before it is taken off
+NOISE_LOOKS = 4  # gradients at rest by which the noise of batches is measured, once per round
+POWERS, POWER_SAMPLES, POWER_CHAINS = 8, 1024, 2
+REDUCTIONS = 12
+COOLEST = 0.02  # diffusion of the thermostat at most
+BATCHES = (128, DEFAULT_BATCH, 2048, 8192, 32768)
+FULL = {"cpu": 30_000_000, "cuda": 10_000_000_000}  # parameters × samples up to which a step sees the whole data
+TRUSTED, UNTRUSTED = 0.01, 0.15  # standard deviation of what a bias formula leaves out, of λ̂; and without a formula
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Steps of each chain: at ``most``, of the ``pilot``, ``burn_in``, ``coarse`` draws, and of a ``round`` of draws."""
+
+    most: int
+    pilot: int
+    burn_in: int
+    coarse: int
+    round: int
+
+    @classmethod
+    def of(cls, limit: int | None, burn_in: int | None, draws: int | None, tuned: bool) -> Lengths:
+        """Split the steps of a chain; what was given is kept."""
+        most = (STEPS if limit is None else limit) - (burn_in or 0)
+        if limit is None and draws is not None:
+            most += draws
+        pilot = min(int(PILOT * most), LONGEST_PILOT) if tuned else 0
+        coarse = int(COARSE * most) if tuned else 0
+        thrown = int(BURN * most) if burn_in is None else burn_in
+        most += burn_in or 0
+        turn = max(int(ROUND * most), FEWEST_DRAWS) if draws is None else draws
+        return cls(most, pilot, thrown, coarse, turn)
+
+
+def require_enough(limit: int | None, chains: int, burn_in: int | None, draws: int | None) -> None:
+    """Raise where ``limit`` gradients per chain do not hold a pilot, the burn-in and the draws that were asked for."""
+    if limit is None:
+        return
+    least = FEWEST_STEPS + (burn_in or 0) + math.ceil(1.5 * (draws or 0))
+    require(
+        limit >= least,
+        "max_gradients",
+        f"be at least {least * chains} for {chains} chains",
+        limit * chains,
+        "pilot, burn-in and draws all count",
+    )
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A kernel ready to draw with its reasons; ``coarse`` are the energies at twice its time step."""
+
+    kernel: Kernel
+    reasons: dict[str, str]
+    coarse: Coarse | None = None
+
+
+@dataclass(frozen=True)
+class Coarse:
+    """What draws at twice the time step showed: the mean energy, less what a formula explains, with its error."""
+
+    mean: Estimate
+    explained: float
+
+
+def time_step(kernel: Kernel) -> float:
+    """The time step h of a kernel."""
+    size = kernel.step_size
+    if isinstance(kernel, Kinetic):
+        return size
+    if isinstance(kernel, RMSpropSGLD):
+        return math.sqrt(size / kernel.epsilon)
+    return math.sqrt(size / 2) if isinstance(kernel, SGHMC | SGNHT) else math.sqrt(size)
+
+
+def with_time_step(kernel: Kernel, step: float, friction: float) -> Kernel:
+    """The kernel with time step h and, where it has velocities, friction ξ per unit of time."""
+    if isinstance(kernel, Kinetic):
+        return dataclasses.replace(kernel, step_size=step, friction=friction)
+    if isinstance(kernel, SGHMC):
+        return dataclasses.replace(kernel, step_size=2 * step**2, friction=-math.expm1(-friction * step))
+    if isinstance(kernel, SGNHT):  # more diffusion would cool the positions
+        diffusion = min(-math.expm1(-friction * step), COOLEST)
+        return dataclasses.replace(kernel, step_size=2 * step**2, diffusion=diffusion)
+    if isinstance(kernel, RMSpropSGLD):  # its metric is at most 1/epsilon
+        return dataclasses.replace(kernel, step_size=kernel.epsilon * step**2)
+    return dataclasses.replace(kernel, step_size=step**2)
+
+
+class Pilot:
+    """Finds the time step and the batch size of a run, and leaves the chains burnt in."""
+
+    def __init__(self, runner: AnyRunner, problem: Problem, kernel: Kernel, lengths: Lengths, seed: int) -> None:
+        self.runner, self.problem, self.kernel, self.lengths = runner, problem, kernel, lengths
+        self._part = _part(problem, seed)
+        self._seed, self._looks, self._largest = seed, 0, 0.0
+        self._reductions, self._friction = 0, 1.0
+
+    def tune(self, batch_given: bool) -> Tuned:
+        """Find time step and batch size, burn in, and draw at twice the step.
+
+        The pilot runs in windows that double. After each, the largest curvature of U is measured where chains are, by
+        power iteration, and the step follows it. A window in which a chain leaves all bounds is repeated from w* with
+        half the step.
+        """
+        self._look(self.problem.vector.unsqueeze(0))
+        self._friction = 2 * (self._tie * self._largest) ** 0.25 if self._tie else math.sqrt(self._largest) / 4
+        step, energy = self._windows(self.lengths.pilot)
+        step, why = self._against_noise(step, energy, batch_given)
+        reasons = {"kernel": f"{type(self.kernel).__name__}: one gradient per step", "step_size": why}
+        reasons["batch_size"] = self._batch_reason(batch_given)
+        while True:
+            kernel = self._at(step)
+            self.runner.retune(self._at(2 * step))
+            burn(self.runner, max(self.lengths.burn_in, 1))
+            fixed = self._frozen(kernel)
+            self.runner.retune(self._frozen(self._at(2 * step)))
+            coarse = self._coarse(2 * step)
+            if coarse is not None:
+                self.runner.retune(fixed)
+                return Tuned(fixed, reasons, coarse)
+            step = self._reduced(step)
+
+    def _at(self, step: float) -> Kernel:
+        return with_time_step(self.kernel, step, self._friction)
+
+    @property
+    def _tie(self) -> float:
+        """The mean localization, in the coordinates in which the chain moves; 1 there with a scale."""
+        gamma = self.kernel.localization
+        mean = float(gamma.mean()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
+        return mean if self.kernel.scale is None else min(mean, 1.0)
+
+    def _frozen(self, kernel: Kernel) -> Kernel:
+        """The kernel with nothing that adapts while it draws: RMSprop's metric stays as the burn-in left it."""
+        return dataclasses.replace(kernel, decay=1.0) if isinstance(kernel, RMSpropSGLD) else kernel
+
+    def _windows(self, steps: int) -> tuple[float, float]:
+        """Pilot windows; the step after them and the mean energy in the last, where the friction is set.
+
+        The mean square distance r² that chains reach is P over the harmonic mean a of the curvatures: the friction 2√a
+        damps such a direction critically. It is 2√γ where most directions are flat, as in networks, and larger in
+        regular models.
+        """
+        done, window, squares = 0, max(steps // 16, 4), math.nan
+        step, energy = self._largest_step(), math.nan
+        while done < steps:
+            report("pilot", done, steps)
+            self.runner.retune(self._at(step))
+            record = self.runner.advance(window, look=False)
+            done += window
+            if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
+                step = self._reduced(step)
+                continue
+            late = {name: values[:, window // 2 :] for name, values in record.items()}
+            energy = self.kernel.nbeta * float((late["loss"] - late["centre"]).mean())
+            squares = float(late["distance"].square().mean())
+            self._look(self.runner.own[0][:POWER_CHAINS])
+            step = self._largest_step()
+            window = min(2 * window, max(steps - done, 1))
+        report("pilot", steps, steps)
+        if squares > 0 and self.kernel.scale is None:
+            fitting = 2 * math.sqrt(self.problem.num_parameters / squares)
+            self._friction = min(max(fitting, 2 * math.sqrt(self._tie)), 2 * math.sqrt(self._largest))
+        return step, energy
+
+    def _largest_step(self) -> float:
+        return STABLE / math.sqrt(self._largest) / float(2**self._reductions)
+
+    def _reduced(self, step: float) -> float:
+        """Half the step, from w* again."""
+        self._reductions += 1
+        require(
+            self._reductions <= REDUCTIONS,
+            "step_size",
+            "be found by the pilot",
+            f"chains that diverge even at a time step of {step:.2g}",
+            "the loss may not be bounded below around this point: raise localization, or train further",
+        )
+        self.runner.restart()
+        return step / 2
+
+    def _look(self, positions: Tensor) -> None:
+        """Measure the largest curvature of U at these positions and keep the largest seen in the last looks."""
+        gamma = self.kernel.localization
+        tie = float(gamma.max()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
+        for theta in positions:
+            self._looks += 1
+            found = _curvature(self._part, theta, self.kernel.scale, self._seed, self._looks)
+            seen = self.kernel.nbeta * found + (tie if self.kernel.scale is None else 0.0)
+            if math.isfinite(seen):
+                self._largest = max(self._largest, seen)
+        require(self._largest > 0, "localization", "be above 0 where the loss is flat", repr(tie))
+
+    def _against_noise(self, step: float, energy: float, batch_given: bool) -> tuple[float, str]:
+        """The step at which the noise of batches adds 6 % of the energy, if that is smaller; and the batch size."""
+        stable = f"{STABLE:g}/√({self._largest:.3g}), the largest curvature met"
+        if self._whole or not math.isfinite(energy):
+            return step, stable
+        noise = self._noise(step)
+        allowed = NOISE_BIAS * max(abs(energy), 0.5)
+        share = noise / allowed  # how many times too much the noise adds at this step and batch size
+        order = 1 if isinstance(self.kernel, Kinetic | SGHMC) else 2
+        if not batch_given and self._by_sample and share > 1:
+            size = self._cheapest(share, order)
+            share *= self.runner.batch_size / size
+            self._resize(size)
+            if self._whole:
+                return step, stable
+        if share <= 1:
+            return step, stable
+        return step / share ** (1 / order), f"the noise of batches adds about {NOISE_BIAS:.0%} of the value"
+
+    def _noise(self, step: float) -> float:
+        """What the noise of batches adds to the mean energy at this time step, by first-order theory."""
+        found = self.runner.noise(2 * NOISE_LOOKS)
+        return noise_bias(self._at(step), float(found["trace"].mean()), 2.0)
+
+    def _cheapest(self, share: float, order: int) -> int:
+        """The batch size whose steps cover a unit of time at the least cost, by two timed sizes."""
+        runner, samples, now = self.runner, self.problem.num_samples, self.runner.batch_size
+        sizes = sorted({min(size, samples) for size in (*BATCHES, samples) if size >= now or size == now})
+        larger = min(4 * now, samples)
+        if larger == now:
+            return now
+        times = []
+        for size in (now, larger):
+            self._resize(size)
+            runner.skip(1)
+            start = time.perf_counter()
+            runner.skip(2)
+            times.append(time.perf_counter() - start)
+        slope = max(times[1] - times[0], 0.05 * times[0]) / (larger - now)
+        self._resize(now)
+
+        def cost(size: int) -> float:
+            slower = max(share * now / size, 1.0) if size < samples else 1.0
+            return (times[0] + slope * (size - now)) * math.pow(slower, 1 / order)
+
+        return min(sizes, key=cost)
+
+    def _resize(self, size: int) -> None:
+        if size != self.runner.batch_size:
+            small = self.problem.num_parameters * size <= SMALL or self.problem.device.type == "cuda"
+            pieces = self.runner.ground.plan.accumulate * (1 if small else -(-size // (4 * DEFAULT_BATCH)))
+            self.runner.resize(size, pieces)
+
+    @property
+    def _by_sample(self) -> bool:
+        source = self.runner.ground.source
+        return source is not None and source.by_sample
+
+    @property
+    def _whole(self) -> bool:
+        source = self.runner.ground.source
+        return source is None or not self.problem.has_data or self.runner.batch_size == self.problem.num_samples
+
+    def _batch_reason(self, given: bool) -> str:
+        size = self.runner.batch_size
+        if self._whole:
+            return f"{size}: all of the data"
+        if given or not self._by_sample:
+            return f"{size}: given" if given else f"{size}: that of the problem's own batches"
+        return f"{size}: an effective draw is cheapest"
+
+    def _coarse(self, step: float) -> Coarse | None:
+        """Draws at a time step of ``step``; None if a chain diverges."""
+        count = self.lengths.coarse
+        if count < FEWEST_DRAWS:
+            return Coarse(Estimate(math.nan, math.nan), math.nan)
+        record = self.runner.advance(count, look=False)
+        if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
+            return None
+        noise = self.runner.noise(NOISE_LOOKS)
+        energies = (self.kernel.nbeta * (record["loss"] - record["centre"])).numpy()
+        explained = explained_bias(self._at(step), energies, record, float(noise["trace"].mean()))
+        return Coarse(Estimate(float(energies.mean()), blocked_error(energies)), explained)
+
+
+def noise_bias(kernel: Kernel, trace: float, degree: float) -> float:
+    """What gradient noise of total variance ``trace`` adds to nβ(L − L*), to first order.
+
+    A direction of curvature a that the data determine is heated by hV/(2ξ) (velocities, friction ξ) or h²V/4 (none),
+    and half of that is energy. A loss of degree q around w* has 2/q of it.
+    """
+    step = time_step(kernel)
+    if isinstance(kernel, SGNHT):  # the thermostat absorbs it
+        return 0.0
+    if isinstance(kernel, Kinetic | SGHMC):
+        damping = kernel.damping if isinstance(kernel, Kinetic) else -math.log1p(-kernel.friction) / step
+        return 2 / degree * step / (4 * damping) * trace
+    return 2 / degree * step**2 / 8 * trace
+
+
+def explained_bias(kernel: Kernel, energies: Array, record: Any, trace: float) -> float:
+    """What a formula says that finite, noisy steps add to the mean energy; NaN for kernels that have none."""
+    raw = float(energies.mean())
+    if isinstance(kernel, SGLD):
+        work, heat = (np.asarray(record[name]) for name in ("work", "heat"))
+        gamma: Any = kernel.localization
+        return step_shares(kernel.step_size, gamma, work, heat, raw).bias
+    degree = loss_degree(np.asarray(record["work"]), raw)
+    if isinstance(kernel, SGNHT):  # the thermostat cools positions by half the diffusion, to first order
+        return -kernel.diffusion / 2 * raw
+    return noise_bias(kernel, trace, degree) if isinstance(kernel, Kinetic | SGHMC) else math.nan
+
+
+def bias_of_steps(kernel: Kernel, energies: Array, record: Any, trace: float, coarse: Coarse | None) -> Estimate:
+    """What finite, noisy steps add to the mean of ``energies``, with its standard error.
+
+    A formula explains part of it (``explained_bias``). What it leaves is known a priori to a quarter of the formula
+    and 1 % of the value (15 % where there is no formula), and is measured by the difference D between the draws at 2h
+    and at h, each less what the formula explains: the rest at h is D/(2^r − 1), r = 1 where noise is most of it, else
+    2. Both are combined by their precisions; where they contradict each other by more than two standard deviations,
+    half of the contradiction goes into the error.
+    """
+    raw = float(energies.mean())
+    explained = explained_bias(kernel, energies, record, trace)
+    known = math.isfinite(explained)
+    formula = explained if known else 0.0
+    prior = 0.25 * abs(formula) + (TRUSTED if known else UNTRUSTED) * abs(raw)
+    if coarse is None or not math.isfinite(float(coarse.mean)):
+        return Estimate(formula, prior)
+    linear = isinstance(kernel, Kinetic | SGHMC) and abs(formula) > 0.005 * abs(raw)
+    factor = 1.0 if linear else 3.0
+    at_two = float(coarse.mean) - (coarse.explained if known else 0.0)
+    left = (at_two - (raw - formula)) / factor
+    error = math.hypot(float(coarse.mean.stderr), blocked_error(energies)) / factor
+    weight = prior**2 / (prior**2 + error**2) if prior > 0 else 0.0
+    spread = math.sqrt(weight) * error
+    if abs(left) > 2 * math.hypot(prior, error):
+        spread = math.hypot(spread, left / 2)
+    return Estimate(formula + weight * left, spread)
+
+
+def stable(runner: AnyRunner, problem: Problem, kernel: Kernel, most: int) -> tuple[Kernel, str]:
+    """A kernel whose step size is given, reduced until chains stay finite and the steps do not rule them.
+
+    Also a note on what was done, empty where nothing was. The chains are left at the centre. Refused where so many
+    steps, ``most``, or thirty reductions do not find one.
+    """
+    given, note, calm, tries = kernel.step_size, "", False, 30
+    window = max(min(25, most // (2 * tries)), 5)
+    for _ in range(max(min(tries, most // (2 * window)), 1)):
+        runner.retune(kernel)
+        record = runner.advance(2 * window, look=False)
+        runner.restart()
+        away = _ran_away(record, problem.num_parameters, kernel.localization)
+        calm = not away and not _heated(record, problem.num_parameters, kernel)
+        if calm:
+            break
+        kernel = dataclasses.replace(kernel, step_size=kernel.step_size / 4)
+        note = f"{given:.3g} made the chains diverge, so it was reduced"
+    require(
+        calm,
+        "step_size",
+        "let the chains stay around the centre",
+        f"{given:.3g}, at which they diverge, as at {4 * kernel.step_size:.2g}",
+        "leave it out to have it found, raise localization or max_gradients, or train further",
+    )
+    return kernel, note
+
+
+def _heated(record: Record, parameters: int, kernel: Kernel) -> bool:
+    """Whether the steps of an SGLD chain add more than half of its energy, or of what a regular model has."""
+    if not isinstance(kernel, SGLD):
+        return False
+    late = {name: values[:, values.shape[1] // 2 :] for name, values in record.items()}
+    energy = kernel.nbeta * float((late["loss"] - late["centre"]).mean())
+    most = max(abs(energy), parameters / 2)  # a regular model's λ
+    return kernel.step_size / 8 * float(late["heat"].mean()) > 0.5 * most
+
+
+def _ran_away(record: Record, parameters: int, gamma: object) -> bool:
+    """Whether a chain is not finite, or ten times as far out as the localization lets it be."""
+    weakest = float(gamma.min()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
+    squares = record["distance"].square()
+    room = 10 * parameters / max(weakest, 1e-12) + 10 * squares[:, :1]
+    return not bool(torch.isfinite(record["loss"]).all()) or bool((squares > room).any())
+
+
+def _part(problem: Problem, seed: int) -> Problem:
+    """The problem on some of its data, for curvatures along the way."""
+    few = min(POWER_SAMPLES, problem.num_samples)
+    whole = problem.norm == "train" or not problem.has_data or few == problem.num_samples
+    return problem.alone() if whole else problem.alone().subsample(few, seed, few)
+
+
+def _curvature(part: Problem, theta: Tensor, scale: Tensor | None, seed: int, look: int) -> float:
+    """The largest eigenvalue, in absolute value, of S·H·S at θ, by a few power iterations from a random vector."""
+    try:
+        operator = hessian(part.at(theta.to(part.vector)))
+        rng = generator(seed, "curvature", look)
+        vector = torch.randn(operator.dim, generator=rng).to(operator.device, operator.dtype)
+        size = 0.0
+        for _ in range(POWERS):
+            norm = float(vector.norm())
+            if norm == 0 or not math.isfinite(norm):
+                break
+            unit = _scaled(vector / norm, scale)
+            vector = _scaled(operator @ unit, scale)
+            size = float(vector.norm())
+        return size
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # a loss that can be differentiated only once
+        return math.nan
+
+
+def _scaled(vector: Tensor, scale: Tensor | None) -> Tensor:
+    if scale is None:
+        return vector
+    return scale * vector if scale.ndim == 1 else scale @ vector
+
+
+def rounds(lengths: Lengths, spent: int) -> Iterator[int]:
+    """The number of draws of each round that the steps left allow; at least one round."""
+    left = lengths.most - spent
+    yield max(min(lengths.round, left), FEWEST_DRAWS)
+    left -= lengths.round
+    while left >= max(lengths.round // 2, FEWEST_DRAWS):
+        yield min(lengths.round, left)
+        left -= lengths.round
