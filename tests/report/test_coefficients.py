@@ -10,10 +10,10 @@ from scipy import stats
 from lambdahat.report.figures import plot
 from lambdahat.report.style import new_figure
 from lambdahat.results import Estimate, LearningCoefficient, Result, Status
+from lambdahat.singular.curves import Trajectory
 from lambdahat.singular.free_energies import FreeEnergy
 from lambdahat.singular.sweeps import Sweep
 from lambdahat.singular.temperatures import TemperatureRegression
-from lambdahat.singular.trajectories import Trajectory
 from lambdahat.singular.verification import Comparison, Verification
 from lambdahat.singular.volumes import VolumeScaling
 

@@ -10,10 +10,10 @@ from lambdahat.experiments.charts import Chart, Series
 from lambdahat.report.spectral_charts import INTERVAL, listed
 from lambdahat.report.style import value_text
 from lambdahat.results import Array, student_quantile
+from lambdahat.singular.curves import Trajectory
 from lambdahat.singular.free_energies import FreeEnergy
 from lambdahat.singular.sweeps import Sweep
 from lambdahat.singular.temperatures import TemperatureRegression
-from lambdahat.singular.trajectories import Trajectory
 from lambdahat.singular.verification import TOLERANCE, Verification
 from lambdahat.singular.volumes import VolumeScaling
 

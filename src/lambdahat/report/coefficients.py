@@ -10,10 +10,10 @@ import numpy as np
 from lambdahat.report.chains import gamma_text
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, VERMILION, new_figure, tidy, title, value_text
 from lambdahat.results import Array, Status, student_quantile
+from lambdahat.singular.curves import Trajectory
 from lambdahat.singular.free_energies import FreeEnergy
 from lambdahat.singular.sweeps import Sweep
 from lambdahat.singular.temperatures import TemperatureRegression
-from lambdahat.singular.trajectories import Trajectory
 from lambdahat.singular.verification import TOLERANCE, Comparison, Verification
 from lambdahat.singular.volumes import VolumeScaling
 

@@ -40,10 +40,10 @@ from lambdahat.report.spectral_charts import (
     spectrum_charts,
 )
 from lambdahat.results import Chains, Density, Eigenpairs, Estimate, Landscape, LearningCoefficient, Moments, Spectrum
+from lambdahat.singular.curves import Trajectory
 from lambdahat.singular.free_energies import FreeEnergy
 from lambdahat.singular.sweeps import Sweep
 from lambdahat.singular.temperatures import TemperatureRegression
-from lambdahat.singular.trajectories import Trajectory
 from lambdahat.singular.verification import Verification
 from lambdahat.singular.volumes import VolumeScaling
 from lambdahat.training.runs import Run
