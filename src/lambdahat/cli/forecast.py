@@ -20,12 +20,11 @@ from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.closed_form import MAX_ROUNDS, MIN_ROUNDS
 from lambdahat.operators.curvature import Curvature, GaussNewton, Hessian
 from lambdahat.problem import Problem
-from lambdahat.sampling.automatic import CHECKS, EXACT_SAMPLES, EXACT_WORK, TRAJECTORIES
-from lambdahat.sampling.budgets import STEPS
+from lambdahat.sampling.automatic import CHECKS, TRAJECTORIES, default_kernel, whole_is_cheap
 from lambdahat.sampling.hamiltonian import HMC
 from lambdahat.sampling.hamiltonian_pilot import GATE, LONGEST, RESCUE, WARM_UP, Effort
-from lambdahat.sampling.langevin_pilot import LOOKS, MOST_WINDOWS, STRONGER, WINDOW
 from lambdahat.sampling.minibatches import DEFAULT_BATCH
+from lambdahat.sampling.unadjusted import EXTRA, Lengths
 from lambdahat.singular.eigenvalues import DEFAULT_PROBES
 from lambdahat.singular.sweeps import COLDER, LADDER
 from lambdahat.singular.temperatures import FACTORS
@@ -199,9 +198,12 @@ def chains_forecast(problem: Problem, name: str, settings: Settings) -> Forecast
     """The gradients of ``llc`` and its kin, each on a batch, or on all data where that is cheap or asked for."""
     given = {**settings.sampling, "kernel": "sgld"} if name == "sweep" else settings.sampling
     chains, grid = int(given.get("chains", 4)), _grid(given) if name == "sweep" else 0
-    whole = _on_all_data(problem, given)
+    kernel = given.get("kernel") or default_kernel(problem, given.get("step_size"), given.get("batch_size"))
     runs, most_runs = _runs(name, problem)
-    fewest, most = _trajectories(given, problem.num_parameters) if whole else _steps(given)
+    adjusted = kernel in ("hmc", "mala")
+    fewest, most = _trajectories(given, problem.num_parameters) if adjusted else _steps(given)
+    free = kernel == "kinetic" and given.get("step_size") is None and given.get("batch_size") is None
+    whole = adjusted or (free and whole_is_cheap(problem))
     batch = problem.num_samples if whole else min(int(given.get("batch_size", DEFAULT_BATCH)), problem.num_samples)
     fewest, most = runs * chains * fewest + grid, most_runs * chains * most + grid
     seconds = _one_gradient(problem, batch, settings.seed)
@@ -234,15 +236,6 @@ def _volumes(problem: Problem) -> Forecast:
     return Forecast("volume_scaling", most // 4, most, seconds * most / 4, seconds * most, held, "losses")
 
 
-def _on_all_data(problem: Problem, given: Mapping[str, Any]) -> bool:
-    """Whether ``llc`` takes HMC."""
-    if "kernel" in given:
-        return given["kernel"] in ("hmc", "mala")
-    samples = problem.num_samples if problem.has_data else 1
-    cheap = samples <= EXACT_SAMPLES and problem.num_parameters * samples <= EXACT_WORK
-    return "step_size" not in given and cheap
-
-
 def _trajectories(given: Mapping[str, Any], parameters: int) -> tuple[int, int]:
     """Gradients of a chain of HMC: warm-ups, one or two, and then trajectories until the error is small enough."""
     limit = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else None
@@ -260,14 +253,11 @@ def _trajectories(given: Mapping[str, Any], parameters: int) -> tuple[int, int]:
 
 
 def _steps(given: Mapping[str, Any]) -> tuple[int, int]:
-    """Steps of a chain of SGLD and its kin: the search for ε, batch size and γ, the burn-in and the draws."""
+    """Steps of a chain that never rejects: a pilot or trials of the step that is given, the burn-in and the draws."""
     limit = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else None
-    most, pilot = limit or STEPS, WINDOW * MOST_WINDOWS + sum(LOOKS) + sum(STRONGER)
-    if "draws" in given:
-        found = given["draws"], pilot + given.get("burn_in", most // 2) + given["draws"]
-    else:
-        found = most // 3, most + given.get("burn_in", 0)
-    return found if limit is None else (min(found[0], limit), min(found[1], limit))
+    lengths = Lengths.of(limit, given.get("burn_in"), given.get("draws"), tuned="step_size" not in given)
+    fewest = lengths.pilot + lengths.burn_in + lengths.coarse + lengths.round
+    return fewest, lengths.most + EXTRA if limit is None else limit
 
 
 def _one_gradient(problem: Problem, samples: int, seed: int) -> float:

@@ -158,15 +158,15 @@ def drawn(
     require(not unknown, "options", "be those of llc and sample", ", ".join(unknown), _cure(unknown, known), TypeError)
     wanted = Request(nbeta, **request)
     frozen = problem.at(problem.vector)
-    if frozen.has_data and _whole_is_cheap(frozen) and _in_pieces(frozen):
+    if frozen.has_data and whole_is_cheap(frozen) and _in_pieces(frozen):
         frozen = frozen.subset(range(frozen.num_samples), frozen.num_samples)
     reasons = {}
     if wanted.localization is None and not isinstance(wanted.kernel, Kernel):
         gamma, reasons["localization"] = default_localization(frozen, nbeta)
         wanted = dataclasses.replace(wanted, localization=gamma)
-    name = wanted.kernel or _default_kernel(frozen, wanted, batch_size)
+    name = wanted.kernel or default_kernel(frozen, wanted.step_size, batch_size)
     kernel = place(_made(name, wanted), frozen)
-    whole = name == "kinetic" and batch_size is None and wanted.step_size is None and _whole_is_cheap(frozen)
+    whole = name == "kinetic" and batch_size is None and wanted.step_size is None and whole_is_cheap(frozen)
     if whole and not kernel.exact:
         batch_size = frozen.num_samples
         small = frozen.num_parameters * batch_size <= FULL["cpu"]
@@ -199,7 +199,7 @@ def _cure(unknown: list[str], known: set[str]) -> str:
     return f"write {', '.join(ours)}" if ours else f"there are {', '.join(sorted(known - {'watch'}))}; thin is sample's"
 
 
-def _whole_is_cheap(problem: Problem) -> bool:
+def whole_is_cheap(problem: Problem) -> bool:
     """Whether a gradient of the whole data costs little more than one of a batch, and the data are in memory."""
     if not problem.has_data:
         return True
@@ -217,14 +217,14 @@ def _in_pieces(problem: Problem) -> bool:
     return small and len(problem.batches) > 1 and problem.ranks.size == 1
 
 
-def _default_kernel(problem: Problem, wanted: Request, batch_size: int | None) -> str:
+def default_kernel(problem: Problem, step_size: float | None, batch_size: int | None) -> str:
     """The kernel of a problem where none is asked for; a step size that is given is SGLD's."""
-    if wanted.step_size is not None:
+    if step_size is not None:
         return "sgld"
     whole = batch_size is None or batch_size == problem.num_samples
     return (
         "hmc"
-        if whole and problem.num_parameters <= ADJUSTED[problem.has_data] and _whole_is_cheap(problem)
+        if whole and problem.num_parameters <= ADJUSTED[problem.has_data] and whole_is_cheap(problem)
         else "kinetic"
     )
 
@@ -344,8 +344,8 @@ def _so_many(collector: Collector, draws: int, limit: int | None) -> bool:
 def _by_steps(problem: Problem, kernel: Kernel, wanted: Request, plan: Plan, whole: bool) -> Drawn:
     """Kernels that never reject: tune what is not given, burn in, draw until the error is small enough."""
     limit = None if wanted.max_gradients is None else wanted.max_gradients // wanted.chains
-    unadjusted.require_enough(limit, wanted.chains, wanted.burn_in, wanted.draws)
     given = isinstance(wanted.kernel, Kernel) or wanted.step_size is not None
+    unadjusted.require_enough(limit, wanted.chains, wanted.burn_in, wanted.draws, tuned=not given)
     lengths = Lengths.of(limit, wanted.burn_in, wanted.draws, tuned=not given)
     runner, mode = make_runner(problem, kernel, wanted.chains, plan, wanted.mode)
     try:
@@ -353,7 +353,7 @@ def _by_steps(problem: Problem, kernel: Kernel, wanted: Request, plan: Plan, who
         if given:
             reasons: dict[str, str] = {}
             if kernel.step_size > 0:
-                kernel, note = unadjusted.stable(runner, problem, kernel, lengths.most // 4)
+                kernel, note = unadjusted.stable(runner, problem, kernel, lengths.trials)
                 reasons = {"step_size": note} if note else {}
             runner.retune(kernel)
             burn(runner, lengths.burn_in)
@@ -379,7 +379,7 @@ def _rounds(
     """Draw in rounds, the noise of batches measured after each, until the tolerance is met or the steps are taken."""
     collector, full = Collector(runner, problem, kernel, plan, mode, wanted.watch), wanted.baseline == "full"
     looks: list[dict[str, float]] = []
-    for count in unadjusted.rounds(lengths, runner.gradients_spent):
+    for count in unadjusted.rounds(lengths, runner):
         going = collector.draw(count)
         if kernel.step_size > 0:
             noise = runner.noise(NOISE_LOOKS)

@@ -39,6 +39,7 @@ FEWEST_DRAWS = 8
 STABLE = 0.6  # h·√(largest curvature) of the draws; twice that in the burn-in, where 2 is the limit of stability
 NOISE_BIAS = 0.06  # of λ̂: what the noise of batches may add before it is taken off
 NOISE_LOOKS = 4  # gradients at rest by which the noise of batches is measured, once per round
+EXTRA = 4 * NOISE_LOOKS + 6  # gradients at most besides the steps: measurements of noise and of time, one round of draws
 POWERS, POWER_SAMPLES, POWER_CHAINS = 8, 1024, 2
 REDUCTIONS = 12
 COOLEST = 0.02  # diffusion of the thermostat at most
@@ -59,23 +60,26 @@ class Lengths:
 
     @classmethod
     def of(cls, limit: int | None, burn_in: int | None, draws: int | None, tuned: bool) -> Lengths:
-        """Split the steps of a chain; what was given is kept."""
-        most = (STEPS if limit is None else limit) - (burn_in or 0)
-        if limit is None and draws is not None:
-            most += draws
-        pilot = min(int(PILOT * most), LONGEST_PILOT) if tuned else 0
-        coarse = int(COARSE * most) if tuned else 0
-        thrown = int(BURN * most) if burn_in is None else burn_in
-        most += burn_in or 0
-        turn = max(int(ROUND * most), FEWEST_DRAWS) if draws is None else draws
-        return cls(most, pilot, thrown, coarse, turn)
+        """Split the steps of a chain; a burn-in and draws that were given are kept, and come on top without a limit."""
+        free = STEPS + (draws or 0) if limit is None else limit - (burn_in or 0)
+        pilot = min(int(PILOT * free), LONGEST_PILOT) if tuned else 0
+        coarse = int(COARSE * free) if tuned else 0
+        thrown = int(BURN * free) if burn_in is None else burn_in
+        turn = max(int(ROUND * free), FEWEST_DRAWS) if draws is None else draws
+        return cls(free + (burn_in or 0), pilot, thrown, coarse, turn)
+
+    @property
+    def trials(self) -> int:
+        """Steps that trials of a given step size may take."""
+        return min(self.most - self.burn_in - self.round - NOISE_LOOKS, self.most // 2)
 
 
-def require_enough(limit: int | None, chains: int, burn_in: int | None, draws: int | None) -> None:
+def require_enough(limit: int | None, chains: int, burn_in: int | None, draws: int | None, tuned: bool) -> None:
     """Raise where ``limit`` gradients per chain do not hold a pilot, the burn-in and the draws that were asked for."""
     if limit is None:
         return
-    least = FEWEST_STEPS + (burn_in or 0) + math.ceil(1.5 * (draws or 0))
+    share = (PILOT + COARSE if tuned else 0.0) + (BURN if burn_in is None else 0.0)
+    least = max(FEWEST_STEPS, math.ceil(((draws or 0) + EXTRA) / (1 - share))) + (burn_in or 0)
     require(
         limit >= least,
         "max_gradients",
@@ -148,17 +152,23 @@ class Pilot:
         step, why = self._against_noise(step, energy, batch_given)
         reasons = {"kernel": f"{type(self.kernel).__name__}: one gradient per step", "step_size": why}
         reasons["batch_size"] = self._batch_reason(batch_given)
+        steps = max(self.lengths.burn_in, 1)
         while True:
             kernel = self._at(step)
             self.runner.retune(self._at(2 * step))
-            burn(self.runner, max(self.lengths.burn_in, 1))
+            burn(self.runner, steps)
             fixed = self._frozen(kernel)
             self.runner.retune(self._frozen(self._at(2 * step)))
             coarse = self._coarse(2 * step)
             if coarse is not None:
                 self.runner.retune(fixed)
                 return Tuned(fixed, reasons, coarse)
-            step = self._reduced(step)
+            step, steps = self._reduced(step), max(min(steps, self._left // 2), 1)
+
+    @property
+    def _left(self) -> int:
+        """The steps that are left to a chain besides a round of draws."""
+        return self.lengths.most - self.lengths.round - self.runner.gradients_spent - 2 * NOISE_LOOKS
 
     def _at(self, step: float) -> Kernel:
         return with_time_step(self.kernel, step, self._friction)
@@ -186,6 +196,7 @@ class Pilot:
         while done < steps:
             report("pilot", done, steps)
             self.runner.retune(self._at(step))
+            window = min(window, steps - done)
             record = self.runner.advance(window, look=False)
             done += window
             if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
@@ -196,7 +207,7 @@ class Pilot:
             squares = float(late["distance"].square().mean())
             self._look(self.runner.own[0][:POWER_CHAINS])
             step = self._largest_step()
-            window = min(2 * window, max(steps - done, 1))
+            window *= 2
         report("pilot", steps, steps)
         if squares > 0 and self.kernel.scale is None:
             fitting = 2 * math.sqrt(self.problem.num_parameters / squares)
@@ -304,7 +315,7 @@ class Pilot:
 
     def _coarse(self, step: float) -> Coarse | None:
         """Draws at a time step of ``step``; None if a chain diverges."""
-        count = self.lengths.coarse
+        count = min(self.lengths.coarse, self._left)
         if count < FEWEST_DRAWS:
             return Coarse(Estimate(math.nan, math.nan), math.nan)
         record = self.runner.advance(count, look=False)
@@ -452,11 +463,9 @@ def _scaled(vector: Tensor, scale: Tensor | None) -> Tensor:
     return scale * vector if scale.ndim == 1 else scale @ vector
 
 
-def rounds(lengths: Lengths, spent: int) -> Iterator[int]:
-    """The number of draws of each round that the steps left allow; at least one round."""
-    left = lengths.most - spent
-    yield max(min(lengths.round, left), FEWEST_DRAWS)
-    left -= lengths.round
-    while left >= max(lengths.round // 2, FEWEST_DRAWS):
-        yield min(lengths.round, left)
-        left -= lengths.round
+def rounds(lengths: Lengths, runner: AnyRunner) -> Iterator[int]:
+    """The number of draws of each round that the steps left to the runner allow; at least one round."""
+    least = -math.inf
+    while (left := lengths.most - runner.gradients_spent - NOISE_LOOKS) >= least:
+        yield max(min(lengths.round, left), FEWEST_DRAWS)
+        least = max(lengths.round // 2, FEWEST_DRAWS)
