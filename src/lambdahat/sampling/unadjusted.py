@@ -209,6 +209,8 @@ class Pilot:
             step = self._largest_step()
             window *= 2
         report("pilot", steps, steps)
+        heat = max(energy / (self.problem.num_parameters / 2), 1.0)  # no posterior around a minimum has so much energy
+        energy, squares = energy / heat, squares / heat
         if squares > 0 and self.kernel.scale is None:
             fitting = 2 * math.sqrt(self.problem.num_parameters / squares)
             self._friction = min(max(fitting, 2 * math.sqrt(self._tie)), 2 * math.sqrt(self._largest))
