@@ -44,7 +44,8 @@ POWERS, POWER_SAMPLES, POWER_CHAINS = 8, 1024, 2
 REDUCTIONS = 12
 COOLEST = 0.02  # diffusion of the thermostat at most
 BATCHES = (128, DEFAULT_BATCH, 2048, 8192, 32768)
-FULL = {"cpu": 30_000_000, "cuda": 10_000_000_000}  # parameters × samples up to which a step sees the whole data
+FULL = {"cpu": 30_000_000, "cuda": 300_000_000}  # parameters × samples up to which a step sees the whole data
+RELAXATIONS, SHORTEST = 12, 100  # of the burn-in, the coarse draws and a round each, and steps that are no fewer
 TRUSTED, UNTRUSTED = 0.01, 0.15  # standard deviation of what a bias formula leaves out, of λ̂; and without a formula
 
 
@@ -67,6 +68,16 @@ class Lengths:
         thrown = int(BURN * free) if burn_in is None else burn_in
         turn = max(int(ROUND * free), FEWEST_DRAWS) if draws is None else draws
         return cls(free + (burn_in or 0), pilot, thrown, coarse, turn)
+
+    def fitted(self, relaxation: float, burn_in: int | None, draws: int | None) -> Lengths:
+        """No longer than a dozen times the steps in which the chains relax, except for what was given."""
+        enough = max(int(RELAXATIONS * relaxation), SHORTEST)
+        return dataclasses.replace(
+            self,
+            burn_in=min(self.burn_in, enough) if burn_in is None else self.burn_in,
+            coarse=min(self.coarse, enough),
+            round=min(self.round, enough) if draws is None else self.round,
+        )
 
     @property
     def trials(self) -> int:
@@ -91,11 +102,12 @@ def require_enough(limit: int | None, chains: int, burn_in: int | None, draws: i
 
 @dataclass(frozen=True)
 class Tuned:
-    """A kernel ready to draw with its reasons; ``coarse`` are the energies at twice its time step."""
+    """A kernel ready to draw, its reasons, the lengths of what follows, and what draws at twice its step showed."""
 
     kernel: Kernel
     reasons: dict[str, str]
-    coarse: Coarse | None = None
+    lengths: Lengths
+    coarse: Coarse
 
 
 @dataclass(frozen=True)
@@ -133,8 +145,18 @@ def with_time_step(kernel: Kernel, step: float, friction: float) -> Kernel:
 class Pilot:
     """Finds the time step and the batch size of a run, and leaves the chains burnt in."""
 
-    def __init__(self, runner: AnyRunner, problem: Problem, kernel: Kernel, lengths: Lengths, seed: int) -> None:
+    def __init__(
+        self,
+        runner: AnyRunner,
+        problem: Problem,
+        kernel: Kernel,
+        lengths: Lengths,
+        seed: int,
+        burn_in: int | None = None,
+        draws: int | None = None,
+    ) -> None:
         self.runner, self.problem, self.kernel, self.lengths = runner, problem, kernel, lengths
+        self._given = burn_in, draws
         self._part = _part(problem, seed)
         self._seed, self._looks, self._largest = seed, 0, 0.0
         self._reductions, self._friction = 0, 1.0
@@ -152,6 +174,7 @@ class Pilot:
         step, why = self._against_noise(step, energy, batch_given)
         reasons = {"kernel": f"{type(self.kernel).__name__}: one gradient per step", "step_size": why}
         reasons["batch_size"] = self._batch_reason(batch_given)
+        self.lengths = self.lengths.fitted(self._relaxation(step), *self._given)
         steps = max(self.lengths.burn_in, 1)
         while True:
             kernel = self._at(step)
@@ -162,13 +185,18 @@ class Pilot:
             coarse = self._coarse(2 * step)
             if coarse is not None:
                 self.runner.retune(fixed)
-                return Tuned(fixed, reasons, coarse)
+                return Tuned(fixed, reasons, self.lengths, coarse)
             step, steps = self._reduced(step), max(min(steps, self._left // 2), 1)
 
     @property
     def _left(self) -> int:
         """The steps that are left to a chain besides a round of draws."""
         return self.lengths.most - self.lengths.round - self.runner.gradients_spent - 2 * NOISE_LOOKS
+
+    def _relaxation(self, step: float) -> float:
+        """Steps in which a direction of the mean curvature relaxes, overdamped where there are no velocities."""
+        rate = self._friction / 2
+        return 1 / (step * rate) if isinstance(self.kernel, Kinetic | SGHMC | SGNHT) else 2 / (step * rate) ** 2
 
     def _at(self, step: float) -> Kernel:
         return with_time_step(self.kernel, step, self._friction)
