@@ -51,6 +51,7 @@ class Status(Enum):
     INDEFINITE = "The curvature is negative beyond the prior's, no minimum: train further, or raise prior_precision."
     NOT_STATIONARY = "The gradient has not vanished here: train further, or subtract the decrement."
     NOT_ASYMPTOTIC = "The slope still changes along the levels used: raise levels, or lower radius."
+    MISFIT = "The points do not lie on a line within their errors: lower localization, or choose betas closer together."
     FEW_WEIGHTS = "A few draws carry nearly all the weight: sample at the temperature asked for instead."
     MISMATCH = "The density does not match its moments within their error: ask for fewer moments, or wider bounds."
     NO_GAP = "No gap parts the small eigenvalues from the rest: raise moments, or pass cut."

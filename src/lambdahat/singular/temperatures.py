@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from lambdahat._check import require, require_positive
 from lambdahat._progress import report
@@ -16,12 +17,14 @@ from lambdahat._rng import derived_seed
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, Result, Status
 from lambdahat.sampling.automatic import Drawn
-from lambdahat.sampling.estimand import inverse_temperature
+from lambdahat.sampling.estimand import default_localization, inverse_temperature
 from lambdahat.sampling.estimation import combined_degrees
+from lambdahat.sampling.kernels import Kernel
 from lambdahat.singular.stretches import mean_energy
 from lambdahat.singular.tempered import reading_of, tempered
 
 FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)  # of 1/ln n, the temperatures of the regression
+IMPROBABLE = 1e-3  # the probability of so large a χ² below which the points are not on a line
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,8 @@ class TemperatureRegression(Result):
     """λ as the slope of E^β[n·L_n] over 1/β: ``learning_coefficient``; the ``intercept`` is n·L_n at 1/β = 0.
 
     The points are ``losses`` E^β[n·L_n] with their ``errors`` at ``betas``, sampled with the same ``localization``.
-    ``misfit`` is χ² per degree of freedom of the line; where it is above 1 the errors are larger by its root.
-    ``cost`` counts gradients.
+    ``misfit`` is χ² per degree of freedom of the line; where it is above 1 the errors are larger by its root. Where χ²
+    is as large with a probability below 1e-3 only, the status is MISFIT. ``cost`` counts gradients.
     """
 
     learning_coefficient: Estimate
@@ -87,26 +90,29 @@ def temperature_regression(
 
     E^β[n·L_n(w)] = n·L_n(w₀) + λ/β + O_p(√(1/β)) (Watanabe 2013, Theorem 4), so that the slope over 1/β is λ even
     where the centre w* is not a minimum. ``betas`` are by default 0.5, 0.7, 1, 1.4 and 2 times 1/ln n. Weighted least
-    squares with the standard errors of the chains. ``settings`` as for ``llc``; the localization that is found at the
-    first temperature serves at all. It bends the line and lowers the slope unless γ is small against nβ times the
-    curvature.
+    squares with the standard errors of the chains. ``settings`` as for ``llc``; all temperatures are at one
+    localization, by default the γ that ``llc`` takes at n/ln n. It bends the line and lowers the slope unless γ is
+    small against nβ times the curvature; a line that is bent for sure has the status MISFIT.
     """
     require_problem(problem)
     count = problem.num_terms
     inverse = _betas(betas, count)
+    if settings.get("localization") is None and not isinstance(settings.get("kernel"), Kernel):
+        settings["localization"], _ = default_localization(problem, log_temperature(count))
     runs: list[Drawn] = []
     for number, beta in enumerate(inverse):
         report("temperatures", number, len(inverse))
         own = derived_seed(seed, "temperature", number)
         runs.append(tempered(problem, count * float(beta), seed=own, **settings))
-        settings["localization"] = runs[0].chains.localization
     report("temperatures", len(inverse), len(inverse))
     rises = [reading_of(run) for run in runs]
     values = np.array([float(rise) for rise in rises]) / inverse
     errors = np.array([float(rise.stderr) for rise in rises]) / inverse
-    status = next((rise.status for rise in rises if not rise.status.ok), Status.CONVERGED)
     cost = sum(rise.cost for rise in rises)
     slope, intercept, misfit = _line(1 / inverse, values, errors, np.array([rise.dof for rise in rises]))
+    bent = bool((errors > 0).all()) and _is_misfit(misfit, len(inverse) - 2)
+    line = Status.MISFIT if bent else Status.CONVERGED
+    status = next((rise.status for rise in rises if not rise.status.ok), line)
     base = count * runs[0].chains.initial_loss
     return TemperatureRegression(
         dataclasses.replace(slope, cost=cost, status=status),
@@ -121,6 +127,11 @@ def _betas(betas: Sequence[float] | None, count: int) -> Array:
     found = np.array([require_positive(beta, "betas") for beta in betas])
     require(len(np.unique(found)) >= 2, "betas", "hold two different inverse temperatures or more", betas)
     return found
+
+
+def _is_misfit(misfit: float, freedom: int) -> bool:
+    """Whether χ² = misfit·freedom is improbably large for points on a line."""
+    return freedom > 0 and float(stats.chi2.sf(misfit * freedom, freedom)) < IMPROBABLE
 
 
 def _line(x: Array, y: Array, errors: Array, degrees: Array) -> tuple[Estimate, Estimate, float]:
