@@ -150,13 +150,29 @@ def test_the_table_counts_gradients_of_the_learning_coefficient():
     found = measure(a_problem(), "llc", sampling={**SHORT, "nbeta": "n/log n"})
     rows = {row["quantity"]: row for row in found.table()}
     result = found["llc"]
-    assert set(rows) == {"llc", "llc.wbic", "llc.localization_bias"}
+    assert set(rows) == {"llc", "llc.wbic", "llc.d/dlnγ", "llc.d/dlnnβ"}
+    assert {(row["nbeta"], row["localization"]) for row in rows.values()} == {(result.nbeta, 5.0)}
     assert (rows["llc"]["value"], rows["llc"]["stderr"], rows["llc"]["cost"]) == (
         float(result), float(result.stderr), result.cost,
     )  # fmt: skip
     assert result.cost >= 2 * 16
     assert rows["llc.wbic"]["value"] == float(result.wbic)
     assert set(measure(a_problem(), "llc", sampling=SHORT).table()[0]) == set(rows["llc"])
+
+
+def test_rows_have_the_temperature_and_localization_that_they_depend_on():
+    layers = LearningCoefficient(1.0, 0.1, nbeta=9.0, localization=torch.tensor([1.0, 2.0]))
+    rows = Measurement({"trace": Estimate(2.0), "llc": layers}).table()
+    assert [(row["nbeta"], row["localization"]) for row in rows] == [(None, None), (9.0, "by parameter")]
+
+
+def test_the_learning_coefficient_over_localizations_has_a_row_for_each_point(tmp_path):
+    found = measure(a_problem(), "llc_curve", seed=3, sampling=SHORT, folder=tmp_path)
+    grid = [5 / 16, 5 / 4, 5.0, 20.0, 80.0]
+    rows = {row["quantity"]: row for row in found.table()}
+    assert [rows[f"llc_curve[{place}]"]["localization"] for place in range(1, 6)] == grid
+    assert rows["llc_curve[3]"]["value"] == float(llc(a_problem(), seed=3, **SHORT))
+    assert Measurement.load(tmp_path)["llc_curve"].table() == found["llc_curve"].table()
 
 
 def test_readings_at_other_temperatures_take_the_same_settings():

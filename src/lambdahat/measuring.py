@@ -34,6 +34,7 @@ from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Eigenpairs, Result, write_atomically
 from lambdahat.singular.coefficient import llc
 from lambdahat.singular.criteria import bayes_criteria
+from lambdahat.singular.curves import llc_curve
 from lambdahat.singular.dimensions import effective_dimensions
 from lambdahat.singular.evidence import bic, laplace_evidence
 from lambdahat.singular.free_energies import free_energy
@@ -130,6 +131,7 @@ QUANTITIES: dict[str, Quantity] = {
         problem, seed=settings.seed, **settings.at_own_temperature
     ),
     "free_energy": lambda problem, _, settings: free_energy(problem, seed=settings.seed, **settings.at_own_temperature),
+    "llc_curve": lambda problem, _, settings: llc_curve(problem, seed=settings.seed, **settings.sampling),
     "sweep": lambda problem, _, settings: _swept(problem, settings),
 }
 
@@ -150,8 +152,9 @@ def measure(
     """Measure each quantity named in ``what`` of the problem, most of them of one curvature operator.
 
     "llc" is the learning coefficient at the problem's parameters; ``sampling`` holds settings for it and for
-    "bayes_criteria", "temperature_regression", "free_energy" and "sweep", such as {"draws": 1000, "nbeta": "batch"},
-    else all is found. "volume_scaling" is for small models only.
+    "llc_curve", "bayes_criteria", "temperature_regression", "free_energy" and "sweep", such as {"draws": 1000,
+    "nbeta": "batch"}, else all is found. "llc_curve" is λ̂ over γ, from 1/16 to 16 times the γ of "llc".
+    "volume_scaling" is for small models only.
 
     With ``folder``, every finished result is written there at once, and a later call with the same problem and
     settings measures only what is missing; in the end ``Measurement.load(folder)`` reads everything. Without

@@ -279,7 +279,7 @@ def test_forecasts_hold(project, name):
     (row,) = json.loads(call(*arguments, "--dry-run").stdout)["forecast"]
     rows = json.loads(call(*arguments).stdout)["results"]
     for cost in (row_["cost"] for row_ in rows):
-        alone = name == "sweep"  # the row is the coefficient's, without the grid
+        alone = name in ("sweep", "llc_curve")  # a row is one coefficient's, without the others of the grid
         assert cost == 0 or ((alone or row["fewest"] <= cost) and cost <= row["most"])
 
 
@@ -313,8 +313,11 @@ def test_measure_llc_with_its_options(project, tmp_path):
                   "--batch-size", 50, "--nbeta", "batch", "--localization", 10, "--step-size", 1e-4, "--kernel", "sgld",
                   "--out", "run")  # fmt: skip
     assert result.exit_code in (0, 1), result.output
-    line = next(line for line in result.stdout.splitlines() if line.startswith("llc"))
+    header, line = (next(line for line in result.stdout.splitlines() if line.startswith(s)) for s in ("quan", "llc"))
     assert "gradients" in line
+    assert header.split("  ")[0] == "quantity"
+    assert {"nβ", "γ"} < set(header.split())
+    assert {"12.78", "10"} < set(line.split())  # 50/ln 50
     found = Measurement.load("run")["llc"]
     assert found.chains.losses.shape == (2, 20)
     assert (found.chains.batch_size, found.localization, found.step_size) == (50, 10.0, 1e-4)

@@ -10,7 +10,7 @@ import torch
 from lambdahat.measurements import Measurement
 from lambdahat.report.figures import is_number, plot
 from lambdahat.report.style import new_figure
-from lambdahat.results import Chains, Estimate, LearningCoefficient, Result, Status
+from lambdahat.results import Chains, Estimate, LearningCoefficient, Result, Sensitivity, Status
 from lambdahat.sampling.diagnostics import diagnose, standard_error
 
 NBETA, INITIAL, DRAWS = 100.0, 0.5, 200
@@ -35,7 +35,8 @@ def a_coefficient(chains=None, **changes):
     chains = some_chains() if chains is None else chains
     found = LearningCoefficient(
         1.9, 0.1, chains.cost, chains.status, 15.0, chains.energies.mean(axis=1), None, NBETA, "n/log n, n = 1000",
-        2.0, 1e-4, INITIAL, chains, 1.0, 500.0, 2.0, 0.1, Estimate(0.03, 0.01),
+        2.0, 1e-4, INITIAL, chains, 1.0, 500.0, 2.0, 0.1,
+        Sensitivity(Estimate(-0.03, 0.01), Estimate(0.2, 0.05)),
     )  # fmt: skip
     return dataclasses.replace(found, **changes)
 
@@ -129,8 +130,9 @@ def test_kernels_that_reject_show_their_acceptance_and_the_others_a_list():
     assert cells[cells.index("diverged chains, times pulled back") + 1] == "0 of 3, 0"
 
 
-def test_the_bias_of_the_localization_stands_over_the_distances():
-    assert plot(a_coefficient()).axes[2].get_title() == "Distance from the centre; γ → 0 adds 0.030 ± 0.01 to λ̂"
+def test_the_sensitivity_to_the_localization_stands_over_the_distances():
+    title = plot(a_coefficient()).axes[2].get_title()
+    assert title == "Distance from the centre; doubling γ changes λ̂ by about -0.021"
     assert plot(some_chains()).axes[2].get_title() == "Distance from the centre"
 
 
@@ -179,7 +181,14 @@ def test_a_coefficient_without_its_chains_is_a_number():
 def test_a_measurement_lists_the_coefficient_and_draws_it():
     figure = plot(Measurement({"llc": a_coefficient(), "trace": Estimate(1.0, 0.1)}))
     assert [axes.get_title().split(":")[0] for axes in figure.axes] == ["llc", "value ± error"]
-    assert texts(figure.axes[1]) == ["llc", "1.90 ± 0.1", "trace", "1.00 ± 0.1"]
+    assert texts(figure.axes[1]) == [
+        "llc", "1.90 ± 0.1", "llc, measured at", "nβ = 100, γ = 2", "trace", "1.00 ± 0.1",
+    ]  # fmt: skip
+
+
+def test_a_coefficient_without_chains_says_at_which_settings_it_is():
+    alone = dataclasses.replace(a_coefficient(), chains=None)
+    assert plot(alone).get_title() == "1.90 ± 0.1, nβ = 100, γ = 2"
 
 
 def test_the_bias_that_is_taken_off_is_named():
@@ -195,6 +204,7 @@ def test_distances_are_shown_from_zero_unless_they_hardly_change():
     assert far.get_ylim()[0] > 20
 
 
-def test_an_unknown_bias_of_the_localization_is_left_out():
-    unknown = a_coefficient(localization_bias=Estimate(math.nan, math.nan))
+def test_an_unknown_sensitivity_is_left_out():
+    nothing = Estimate(math.nan, math.nan)
+    unknown = a_coefficient(sensitivity=Sensitivity(nothing, nothing))
     assert plot(unknown).axes[2].get_title() == "Distance from the centre"

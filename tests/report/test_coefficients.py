@@ -1,4 +1,4 @@
-"""Figures of sweeps, volumes, temperatures and verifications."""
+"""Figures of curves, sweeps, volumes, temperatures and verifications."""
 
 import dataclasses
 import math
@@ -9,8 +9,8 @@ from scipy import stats
 
 from lambdahat.report.figures import plot
 from lambdahat.report.style import new_figure
-from lambdahat.results import Estimate, LearningCoefficient, Result, Status
-from lambdahat.singular.curves import Trajectory
+from lambdahat.results import Estimate, LearningCoefficient, Result, Sensitivity, Status
+from lambdahat.singular.curves import CoefficientCurve, Trajectory
 from lambdahat.singular.free_energies import FreeEnergy
 from lambdahat.singular.sweeps import Sweep
 from lambdahat.singular.temperatures import TemperatureRegression
@@ -50,6 +50,20 @@ def a_trajectory():
     return Trajectory(np.array([0.0, 10.0, 20.0]), tuple(results))
 
 
+def a_curve(axis="localization"):
+    """λ̂ at three points, the last with a warning and the second without a slope."""
+    grid, unknown = np.array([1.0, 4.0, 16.0]), Estimate(math.nan, math.nan)
+    slopes = (Estimate(-0.1, 0.01), unknown, Estimate(-0.5, 0.01))
+    results = []
+    for place, value, slope, status in zip(grid, (3.0, 2.8, 2.0), slopes, (FINE, FINE, MIXING), strict=True):
+        settings = {"nbeta": 100.0, "localization": 10.0, axis: float(place)}
+        results.append(LearningCoefficient(
+            value, 0.1, 10, status, 15.0, **settings, temperature="n/log n, n = 647",
+            sensitivity=Sensitivity(slope, slope),
+        ))  # fmt: skip
+    return CoefficientCurve(axis, grid, tuple(results), 100.0 if axis == "localization" else 10.0, 4.0)
+
+
 def a_free_energy():
     nbetas = np.array([1.0, 10.0, 100.0])
     return FreeEnergy(Estimate(210.0, 0.4), nbetas, np.array([0.5, 1.2, 1.5]), np.full(3, 0.05), 0.01, 500.0)
@@ -68,7 +82,9 @@ def a_verification():
     return Verification(rows, 0, False)
 
 
-@pytest.mark.parametrize("make", [a_sweep, a_scaling, a_regression, a_trajectory, a_free_energy, a_verification])
+@pytest.mark.parametrize(
+    "make", [a_curve, a_sweep, a_scaling, a_regression, a_trajectory, a_free_energy, a_verification]
+)
 def test_they_are_drawn_from_disk_and_on_given_axes(make, tmp_path):
     stored = Result.load(make().save(tmp_path / "result"))
     plot(stored).figure.savefig(tmp_path / "figure.png")
@@ -142,6 +158,42 @@ def test_a_trajectory_shows_every_checkpoint_and_what_is_wrong_with_it():
     assert tuple(axes.collections[0].get_segments()[1][:, 1]) == pytest.approx(a_trajectory().results[1].interval(0.95))
     assert labels(axes) == ["NOT_A_MINIMUM", "λ̂, 95 % interval"]
     assert axes.get_title() == "λ̂ along training, nβ = 100 (n/log n, n = 647), γ = 10"
+
+
+def test_a_curve_has_its_band_tangents_warnings_and_the_rule():
+    curve = a_curve()
+    axes = plot(curve)
+    assert (axes.get_xscale(), axes.get_xlabel(), axes.get_ylabel()) == ("log", "localization γ", "λ̂")
+    assert axes.get_title() == "λ̂ over γ, at nβ = 100 (n/log n, n = 647)"
+    assert labels(axes) == ["95 % interval", "λ̂", "slope dλ̂/d ln γ", "NOT_MIXED", "γ of the rule = 4"]
+    low, high = curve.results[0].interval(0.95)
+    edges = axes.collections[0].get_paths()[0].vertices
+    assert {low, high} <= set(edges[edges[:, 0] == 1.0][:, 1])
+    named = {line.get_label(): line for line in axes.lines}
+    np.testing.assert_allclose(named["λ̂"].get_data(), [[1.0, 4.0, 16.0], [3.0, 2.8, 2.0]])
+    tangents = [line for line in axes.lines if line.get_linewidth() == 2.2]
+    assert len(tangents) == 2  # where the slope is known
+    for line, place, slope in zip(tangents, (0, 2), (-0.1, -0.5), strict=True):
+        x, y = np.log(line.get_xdata()), line.get_ydata()
+        assert np.diff(y)[0] / np.diff(x)[0] == pytest.approx(slope)
+        assert (x.mean(), y.mean()) == pytest.approx((np.log(curve.grid[place]), curve.values[place]))
+    hollow = named["NOT_MIXED"]
+    assert (hollow.get_markerfacecolor(), list(hollow.get_xdata())) == ("white", [16.0])
+    assert list(named["γ of the rule = 4"].get_xdata()) == [4.0, 4.0]
+
+
+def test_a_curve_over_temperatures_says_which_gamma():
+    axes = plot(a_curve("nbeta"))
+    assert axes.get_title() == "λ̂ over nβ, at γ = 10"
+    assert "n/ln n = 4" in labels(axes)
+    bare = dataclasses.replace(a_curve("nbeta"), default=math.nan)
+    assert not [label for label in labels(plot(bare)) if label.startswith("n/ln n")]
+
+
+def test_a_curve_of_one_point_is_drawn(tmp_path):
+    curve = a_curve()
+    one = CoefficientCurve(curve.axis, curve.grid[:1], curve.results[:1], curve.fixed, curve.default)
+    plot(one).figure.savefig(tmp_path / "one.png")
 
 
 def test_the_free_energy_is_the_area_under_the_coefficient():

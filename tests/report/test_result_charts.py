@@ -12,6 +12,7 @@ from lambdahat._rng import generator
 from lambdahat.graphs import clusters, graph, similarity, spectrum, which_model
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import advise
+from lambdahat.report.chart_figures import draw
 from lambdahat.report.plotly_charts import figure_of
 from lambdahat.report.result_charts import CHARTS, charts_of, fields_table, tables_of
 from lambdahat.report.sections import section_of_result
@@ -19,6 +20,7 @@ from lambdahat.results import Estimate, Status
 from tests.graphs.made import cliques
 from tests.report.test_chains import a_coefficient, some_chains
 from tests.report.test_coefficients import (
+    a_curve,
     a_free_energy,
     a_regression,
     a_scaling,
@@ -45,6 +47,7 @@ MADE = {
     "maxent": lambda: RESULTS["spectrum"].density(smoothing="maxent", moments=4),
     "chains": some_chains, "HMC": lambda: some_chains(kernel="HMC"), "coefficient": a_coefficient,
     "lost chains": lambda: some_chains(lost=(0, 1, 2)), "a lost chain": lambda: some_chains(lost=(1,)),
+    "curve": a_curve, "curve over nβ": lambda: a_curve("nbeta"),
     "sweep": a_sweep, "volumes": a_scaling, "temperatures": a_regression, "trajectory": a_trajectory,
     "free energy": a_free_energy, "verification": a_verification, "run": a_run,
     "graph": lambda: spectrum(random_graphs()[0], 20), "clusters": lambda: clusters(cliques([8, 8, 8]), 40),
@@ -138,6 +141,32 @@ def test_traces_are_means_over_stretches():
 def test_what_diverged_is_a_gap_and_warnings_have_a_name():
     assert math.isnan(series(a_sweep())["nβ = 900 (n/log n, n = 8000)"].y[-1])
     assert series(a_trajectory())["NOT_A_MINIMUM"].y == [-1.0]
+
+
+def test_a_curve_has_its_tangents_the_rule_and_a_table():
+    found = series(a_curve())
+    assert found["λ̂"].y == [3.0, 2.8, 2.0]
+    assert found["NOT_MIXED"].x == [16.0]
+    tangents = found["slope dλ̂/d ln γ of the draws at each point"]
+    assert [y is None for y in tangents.y] == [False, False, True, False, False]
+    assert (tangents.y[0] + tangents.y[1]) / 2 == pytest.approx(3.0)
+    assert found["γ of the rule = 4"].x == [4.0, 4.0]
+    (chart,) = charts_of(a_curve())
+    assert chart.caption.startswith("At nβ = 100 (n/log n, n = 647). ")
+    drawn = {trace["name"]: trace for trace in figure_of(chart)["data"]}
+    assert drawn[tangents.name]["mode"] == "lines"
+    assert len(draw(chart).lines) == len(chart.series)
+    assert tables_of(a_curve())[0].rows[0][:2] == ("1", "100")
+    section = section_of_result("curve", a_curve())
+    assert section.notes == (f"NOT_MIXED: {Status.NOT_MIXED.value}",)
+
+
+def test_gamma_stands_beside_the_coefficient():
+    (card,) = section_of_result("llc", a_coefficient()).cards
+    assert card.detail.endswith("; nβ = 100, γ = 2")
+    assert ("nβ, γ", "100, 2") in tables_of(a_coefficient())[0].rows
+    assert charts_of(a_trajectory())[0].caption.startswith("At nβ = 100, γ = 10. ")
+    assert "γ = 1, " in charts_of(a_sweep())[0].caption
 
 
 def test_a_run_has_what_it_tracked_with_its_error():

@@ -26,7 +26,7 @@ def test_every_column_of_every_tracker_has_a_panel_with_a_name_of_its_own():
         columns = make_tracker(name).columns
         panels = tracked_panels(run_of(dict.fromkeys(columns, 1.0)), OWN)
         assert sorted(c for names in panels.values() for c in names) == sorted(
-            c for c in columns if not c.endswith("_stderr")
+            c for c in columns if not c.endswith(("_stderr", "_nbeta", "_localization"))
         )
         assert not set(panels) & set(columns) - {"trace"}, "a column without a label fell through"
 
@@ -40,6 +40,15 @@ def test_columns_that_share_an_axis_share_a_panel_and_others_stand_alone():
         "span of the largest eigenvalues": ["top_overlap"],
         "mine": ["mine"],
     }
+
+
+@pytest.mark.parametrize(
+    ("gammas", "label"),
+    [(2.0, ", γ = 2"), ([2.0, math.nan, 3.0], ", γ from 2 to 3"), (math.nan, "")],
+)
+def test_the_panel_of_the_learning_coefficient_says_at_which_gamma(gammas, label):
+    run = run_of({"llc": 1.0, "llc_localization": gammas, "llc_nbeta": 9.0})
+    assert tracked_panels(run, OWN) == {f"learning coefficient λ̂{label}": ["llc"]}
 
 
 def test_lines_are_the_numbers_with_their_intervals():

@@ -25,6 +25,7 @@ from lambdahat.sampling.hamiltonian import HMC
 from lambdahat.sampling.hamiltonian_pilot import GATE, LONGEST, RESCUE, WARM_UP, Effort
 from lambdahat.sampling.minibatches import DEFAULT_BATCH
 from lambdahat.sampling.unadjusted import EXTRA, Lengths
+from lambdahat.singular.curves import LADDER as CURVE
 from lambdahat.singular.eigenvalues import DEFAULT_PROBES
 from lambdahat.singular.sweeps import COLDER, LADDER
 from lambdahat.singular.temperatures import FACTORS
@@ -32,7 +33,7 @@ from lambdahat.singular.volumes import TRIALS, TRIALS_PER_PARAMETER
 
 HEADER = ("quantity", "products", "time", "memory for vectors")
 CHAIN_VECTORS = 6  # of P numbers that a chain holds: position, gradient, noise and what the kernel remembers
-CHAINS = ("llc", "bayes_criteria", "temperature_regression", "free_energy", "sweep")
+CHAINS = ("llc", "llc_curve", "bayes_criteria", "temperature_regression", "free_energy", "sweep")
 STEEPEST = 5.0  # the logarithm of a rise in loss over the prior beyond which a free energy takes more temperatures
 SWEEP = {"chains": 2, "draws": 500}  # of each point, where they are not given
 VOLUME = 60 * 3 * 2048  # levels, kinds of moves and points of a volume scaling
@@ -213,6 +214,8 @@ def chains_forecast(problem: Problem, name: str, settings: Settings) -> Forecast
 
 def _runs(name: str, problem: Problem) -> tuple[int, int]:
     """How often chains are run, at the least and at the most."""
+    if name == "llc_curve":
+        return len(CURVE), len(CURVE)
     if name == "temperature_regression":
         return len(FACTORS), len(FACTORS)
     if name == "free_energy":  # one for each unit of ln β, from where the prior itself is enough

@@ -13,15 +13,14 @@ from lambdahat.cli.forecast import as_document, forecast
 from lambdahat.cli.loading import Choices, load_problem
 from lambdahat.cli.processes import own_folder, rank
 from lambdahat.cli.tables import (
-    HEADER,
     NOTE,
     leaves,
     markdown_table,
     print_json,
     print_table,
     remedies,
-    rows_of,
     statuses,
+    table_of,
     text_table,
 )
 from lambdahat.measurements import Measurement
@@ -85,7 +84,7 @@ def show(measurement: Measurement, out: Path | None, as_json: bool, quiet: bool)
         place = {} if out is None else {"folder": str(out)}
         print_json({"about": measurement.about, "results": measurement.table(), **place})
     elif not quiet:
-        print_table(HEADER, rows_of(measurement), headline(measurement))
+        print_table(*table_of(measurement), headline(measurement))
         print(NOTE)
         if out is not None:
             print(f"written to {out}")
@@ -95,9 +94,9 @@ def show(measurement: Measurement, out: Path | None, as_json: bool, quiet: bool)
 
 def write_tables(measurement: Measurement, folder: Path) -> None:
     """``table.txt`` and ``table.md``."""
-    rows, title = rows_of(measurement), headline(measurement)
-    write_atomically(folder / "table.txt", f"{text_table(HEADER, rows, title)}\n{NOTE}\n".encode())
-    write_atomically(folder / "table.md", f"{title}\n\n{markdown_table(HEADER, rows)}\n{NOTE}\n".encode())
+    (header, rows), title = table_of(measurement), headline(measurement)
+    write_atomically(folder / "table.txt", f"{text_table(header, rows, title)}\n{NOTE}\n".encode())
+    write_atomically(folder / "table.md", f"{title}\n\n{markdown_table(header, rows)}\n{NOTE}\n".encode())
 
 
 def write_figures(measurement: Measurement, folder: Path) -> None:

@@ -74,7 +74,12 @@ Nbeta = Annotated[
         help='Inverse temperature: "n/log n", "batch" (B/log B, as in devinterp) or a number.',
     ),
 ]  # fmt: skip
-Localization = Annotated[float | None, typer.Option(min=0, rich_help_panel=LLC, help="γ, which ties chains to w*.")]
+Localization = Annotated[
+    float | None,
+    typer.Option(
+        min=0, rich_help_panel=LLC, show_default="by rule", help="γ, which ties chains to w*; the centre of llc_curve."
+    ),
+]
 StepSize = Annotated[float | None, typer.Option(min=0, rich_help_panel=LLC, help="ε of the kernel.")]
 KernelOption = Annotated[
     str | None, typer.Option(rich_help_panel=LLC, help="sgld, hmc, mala, rmsprop_sgld, sghmc or sgnht.")
@@ -92,7 +97,11 @@ def measure(
     factory: Factory,
     checkpoint: Checkpoint = None,
     what: Annotated[
-        str, typer.Option(help="Quantities, separated by commas; a name that is not known lists them all.")
+        str,
+        typer.Option(
+            help="Quantities, separated by commas, such as llc, or llc_curve for λ̂ over γ; "
+            "a name that is not known lists them all."
+        ),
     ] = "trace,eigenpairs,spectrum",
     curvature: CurvatureOption = Curvature.hessian,
     depth: Depth = 100,

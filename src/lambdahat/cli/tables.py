@@ -16,28 +16,52 @@ from lambdahat.measurements import Measurement
 from lambdahat.report.style import value_text
 from lambdahat.results import Estimate, LearningCoefficient, Result, Status
 from lambdahat.singular.criteria import BayesCriteria
+from lambdahat.singular.curves import CoefficientCurve
 from lambdahat.singular.temperatures import TemperatureRegression
 
-HEADER = ("quantity", "value ± error", "products", "status")
-SAMPLED = LearningCoefficient, BayesCriteria, TemperatureRegression  # whose cost counts gradients
+SAMPLED = LearningCoefficient, CoefficientCurve, BayesCriteria, TemperatureRegression  # whose cost counts gradients
 NUMBER = re.compile(r"\s*(at (least|most) )?[-+−±<>≤≥≈~]?\s*(\.?\d|(nan|inf)\b)")
 WORD = re.compile(r"[^\W\d_]{2,}")
 NOTHING = ("", "-", "–", "—")  # an empty cell
 NOTE = "± is one standard error; for eigenvalues, a bound: an eigenvalue lies that near."
 
 
-def rows_of(measurement: Measurement) -> list[tuple[str, str, str, str]]:
-    """One row per number, in words; what is more than numbers has a row that says where it is."""
+def table_of(measurement: Measurement) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The header and one row per number, in words; what is more than numbers has a row of its own.
+
+    nβ and γ have columns where a number depends on them, as λ̂ does.
+    """
     sampled = {name for name, result in leaves(measurement.results) if isinstance(result, SAMPLED)}
+    found = measurement.table()
+    columns = {
+        label: name
+        for label, name in (("nβ", "nbeta"), ("γ", "localization"))
+        if any(row[name] is not None for row in found)
+    }
     rows = [
-        (row["quantity"], value_text(Estimate(row["value"], row["stderr"])),
-         f"{row['cost']:,}" + (" gradients" if row["quantity"].split(".")[0] in sampled else ""), row["status"])
-        for row in measurement.table()
-    ]  # fmt: skip
+        (
+            row["quantity"],
+            value_text(Estimate(row["value"], row["stderr"])),
+            *(_setting(row[name]) for name in columns.values()),
+            f"{row['cost']:,}" + (" gradients" if _base(row["quantity"]) in sampled else ""),
+            row["status"],
+        )
+        for row in found
+    ]
     for name, result in leaves(measurement.results):
         if isinstance(result, Estimate) and isinstance(result.value, Tensor):
-            rows.append((name, f"{result.value.numel():,} elements", f"{result.cost:,}", result.status.name))
-    return rows
+            count = f"{result.value.numel():,} elements"
+            rows.append((name, count, *[""] * len(columns), f"{result.cost:,}", result.status.name))
+    return ("quantity", "value ± error", *columns, "products", "status"), rows
+
+
+def _setting(value: float | str | None) -> str:
+    return "" if value is None else value if isinstance(value, str) else f"{value:.5g}"
+
+
+def _base(quantity: str) -> str:
+    """The result that a number belongs to: "llc_curve" of "llc_curve[2].wbic"."""
+    return re.split(r"[.\[]", quantity)[0]
 
 
 def leaves(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Result]]:

@@ -13,8 +13,9 @@ from lambdahat._check import require
 class Series:
     """One curve or set of points: y over x, with ``error`` its half-width of uncertainty, a band on lines.
 
-    ``style`` is "line", "points", "bars", "stems" or "step"; ``published`` marks what a paper printed, and takes the
-    colour of ours where its name begins with the name of ours.
+    ``style`` is "line", "points", "bars", "stems", "step" or "segments", which are lines without marks, interrupted
+    where y is None; ``published`` marks what a paper printed, and takes the colour of ours where its name begins with
+    the name of ours.
     """
 
     name: str

@@ -8,7 +8,7 @@ import numpy as np
 
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.reproduction import Table
-from lambdahat.report.chains import ENERGY, LEVEL, chains_of
+from lambdahat.report.chains import ENERGY, LEVEL, chains_of, gamma_text
 from lambdahat.report.spectral_charts import listed
 from lambdahat.report.style import value_text
 from lambdahat.results import Array, Chains, LearningCoefficient, student_quantile
@@ -101,7 +101,8 @@ def chain_tables(result: Chains | LearningCoefficient) -> list[Table]:
         ("drift of the distance", value_text(seen.distance_drift)),
         ("diverged chains, times pulled back", f"{seen.diverged.sum()} of {len(chains)}, {seen.bounded.sum():,}"),
         ("burn-in steps, draws, chains", f"{chains.burn_in:,}, {chains.losses.shape[1]:,}, {len(chains)}"),
-        ("kernel, step size, nβ", f"{chains.kernel}, {chains.step_size:.3g}, {chains.nbeta:.5g}"),
+        ("kernel, step size", f"{chains.kernel}, {chains.step_size:.3g}"),
+        ("nβ, γ", f"{chains.nbeta:.5g}, {gamma_text(chains.localization).removeprefix('= ')}"),
     )
     tables = [Table("Diagnostics", ("quantity", "value"), rows)]
     if chains.reasons:

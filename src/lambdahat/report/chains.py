@@ -83,6 +83,13 @@ def _setting(result: Chains | LearningCoefficient) -> str:
     return "  ·  ".join(parts)
 
 
+def settings_text(estimate: Estimate, before: str = "") -> str:
+    """The nβ and γ of a learning coefficient, after ``before``; nothing for other numbers."""
+    if not isinstance(estimate, LearningCoefficient) or not np.isfinite(estimate.nbeta):
+        return ""
+    return f"{before}nβ = {estimate.nbeta:.4g}, γ {gamma_text(estimate.localization)}"
+
+
 def gamma_text(localization: float | Tensor) -> str:
     """The text "= 1", or the range where it differs between parameters."""
     if not isinstance(localization, Tensor):
@@ -241,7 +248,8 @@ def _draw_distances(result: Chains | LearningCoefficient, axes: Axes) -> None:
     axes.set_ylabel("distance ‖w − w*‖")
     text = "Distance from the centre"
     if isinstance(result, LearningCoefficient) and result.sensitivity is not None:
-        text += f"; doubling γ changes λ̂ by about {0.69 * float(result.sensitivity.localization):.2g}"
+        slope = float(result.sensitivity.localization)
+        text += f"; doubling γ changes λ̂ by about {0.69 * slope:.2g}" if np.isfinite(slope) else ""
     axes.set_title(text, fontsize="medium")
 
 

@@ -100,7 +100,7 @@ def _draw_one(series: Series, axes: Axes, look: dict[str, Any], turn: int) -> No
         if series.style == "stems":
             axes.vlines(x, axes.get_ylim()[0], y, color=look["color"], linewidth=1.1)
         return
-    if len(y) > MARKED and not series.published:
+    if series.style == "segments" or (len(y) > MARKED and not series.published):
         marks = {}
     way: dict[str, Any] = {"drawstyle": "steps-post"} if series.style == "step" else {}
     dash = "--" if series.published else DASHES[turn]

@@ -1,16 +1,18 @@
-"""Charts of learning coefficients: sweeps, volume scaling, temperatures, free energies, trajectories, verification."""
+"""Charts of learning coefficients: curves, sweeps, volumes, temperatures, free energies, trajectories, verification."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from lambdahat.experiments.charts import Chart, Series
+from lambdahat.report.chains import gamma_text
 from lambdahat.report.spectral_charts import INTERVAL, listed
 from lambdahat.report.style import value_text
-from lambdahat.results import Array, student_quantile
-from lambdahat.singular.curves import Trajectory
+from lambdahat.results import Array, LearningCoefficient, student_quantile
+from lambdahat.singular.curves import CoefficientCurve, Trajectory
 from lambdahat.singular.free_energies import FreeEnergy
 from lambdahat.singular.sweeps import Sweep
 from lambdahat.singular.temperatures import TemperatureRegression
@@ -33,9 +35,67 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
     accepted = tuple(Series(name, sizes, listed(row)) for name, row in zip(names, sweep.acceptance, strict=True))
     return [
         Chart("λ̂ over step sizes", STEP, "λ̂", (*values, chosen), x_log=True, y_log=_wide(sweep.values),
-              caption=f"By SGLD, batches of {sweep.batch_size:,}. {INTERVAL} Gaps: chains that diverged."),
+              caption=f"By SGLD, γ {gamma_text(sweep.localization)}, batches of {sweep.batch_size:,}. {INTERVAL} Gaps: "
+              "chains that diverged."),
         Chart("Acceptance of MALA steps", STEP, "acceptance", accepted, x_log=True),
     ]  # fmt: skip
+
+
+def curve_charts(curve: CoefficientCurve) -> list[Chart]:
+    """λ̂ over γ or nβ with its tangents, the default setting, and apart what its status warns of."""
+    letter, label, fixed, default = curve_words(curve)
+    where, values = listed(curve.grid), listed(curve.values)
+    half = [student_quantile(LEVEL, found.dof) * float(found.stderr) for found in curve.results]
+    series = [Series("λ̂", where, values, half)]
+    series += _warned(where, values, curve.results)
+    pieces = [(*piece, (piece[0][1], None)) for piece in tangents(curve)]
+    ends = [end for piece in pieces for end in piece][:-1]
+    if ends:
+        name = f"slope dλ̂/d ln {letter} of the draws at each point"
+        series.append(Series(name, [x for x, _ in ends], [y for _, y in ends], style="segments"))
+    known = curve.values[np.isfinite(curve.values)]
+    if default and known.size:
+        low, high = float(known.min()), float(known.max())
+        series.append(Series(default, [curve.default] * 2, [low, high], style="segments"))
+    title = f"λ̂ over {letter}"
+    return [Chart(title, label, "λ̂", tuple(series), x_log=True, caption=f"At {fixed}. {INTERVAL}")]
+
+
+def curve_words(curve: CoefficientCurve) -> tuple[str, str, str, str]:
+    """The letter of the axis, its label, the fixed setting, and the default one ("" if unknown)."""
+    if curve.axis == "localization":
+        fixed = f"nβ = {curve.results[0].nbeta:.4g} ({curve.results[0].temperature})"
+        default = f"γ of the rule = {curve.default:.3g}" if math.isfinite(curve.default) else ""
+        return "γ", "localization γ", fixed, default
+    default = f"n/ln n = {curve.default:.4g}" if math.isfinite(curve.default) else ""
+    return "nβ", "inverse temperature nβ", f"γ {gamma_text(curve.fixed)}", default
+
+
+def tangents(curve: CoefficientCurve) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+    """The two ends of a short piece of the tangent at each point whose slope is known."""
+    gaps = np.diff(np.log(curve.grid))
+    reach = 0.3 * float(gaps.min()) if gaps.size else 0.3
+    found = []
+    for place, value, slope in zip(curve.grid, curve.values, curve.slopes, strict=True):
+        rise = reach * float(slope)
+        if math.isfinite(value + rise):
+            left, right = (float(place) * math.exp(sign * reach) for sign in (-1, 1))
+            found.append(((left, float(value) - rise), (right, float(value) + rise)))
+    return found
+
+
+def _warned(
+    where: list[float],
+    values: list[float],
+    results: Sequence[LearningCoefficient],
+) -> list[Series]:
+    """The points whose status is not CONVERGED, a series for each status."""
+    series = []
+    for status in dict.fromkeys(found.status for found in results if not found.status.ok):
+        hits = [place for place, found in enumerate(results) if found.status is status]
+        x, y = ([column[place] for place in hits] for column in (where, values))
+        series.append(Series(status.name, x, y, style="points"))
+    return series
 
 
 def volume_charts(scaling: VolumeScaling) -> list[Chart]:
@@ -78,11 +138,9 @@ def trajectory_charts(trajectory: Trajectory) -> list[Chart]:
     """λ̂ along training, with what its status warns of apart."""
     where, values = listed(trajectory.labels), listed(trajectory.values)
     half = [student_quantile(LEVEL, found.dof) * float(found.stderr) for found in trajectory.results]
-    series = [Series("λ̂", where, values, half)]
-    for status in dict.fromkeys(found.status for found in trajectory.results if not found.status.ok):
-        hits = [place for place, found in enumerate(trajectory.results) if found.status is status]
-        series.append(Series(status.name, [where[i] for i in hits], [values[i] for i in hits], style="points"))
-    return [Chart("λ̂ along training", "checkpoint", "λ̂", tuple(series), caption=INTERVAL)]
+    series = [Series("λ̂", where, values, half), *_warned(where, values, trajectory.results)]
+    caption = f"At nβ = {trajectory.nbeta:.4g}, γ {gamma_text(trajectory.localization)}. {INTERVAL}"
+    return [Chart("λ̂ along training", "checkpoint", "λ̂", tuple(series), caption=caption)]
 
 
 def verification_charts(verification: Verification) -> list[Chart]:

@@ -1,4 +1,4 @@
-"""Figures of learning coefficients: sweeps, volume scaling, several temperatures, verification."""
+"""Figures of learning coefficients: curves, sweeps, volume scaling, temperatures, verification."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lambdahat.report.chains import gamma_text
+from lambdahat.report.coefficient_charts import curve_words, tangents
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, VERMILION, new_figure, tidy, title, value_text
 from lambdahat.results import Array, Status, student_quantile
-from lambdahat.singular.curves import Trajectory
+from lambdahat.singular.curves import CoefficientCurve, Trajectory
 from lambdahat.singular.free_energies import FreeEnergy
 from lambdahat.singular.sweeps import Sweep
 from lambdahat.singular.temperatures import TemperatureRegression
@@ -98,6 +99,33 @@ def _mark_gone(sweep: Sweep, gone: Array, axes: Axes) -> None:
                   transform=axes.get_xaxis_transform())  # fmt: skip
     if gone.any():
         axes.plot([], [], "x", color=GREY, markersize=7, markeredgewidth=1.8, label="diverged")
+
+
+def draw_curve(curve: CoefficientCurve, axes: Axes) -> None:
+    """λ̂ over γ or nβ with its 95 % band and tangents; a hollow mark where it is not CONVERGED."""
+    letter, label, fixed, default = curve_words(curve)
+    grid, values, results = curve.grid, curve.values, curve.results
+    half = np.array([student_quantile(LEVEL, found.dof) * float(found.stderr) for found in results])
+    axes.set_xscale("log")
+    band: Any = {"color": BLUE, "alpha": 0.18, "linewidth": 0, "label": "95 % interval"}
+    axes.fill_between(grid, values - half, values + half, **band)
+    if len(curve) == 1:  # a band of one point has no width
+        axes.errorbar(grid, values, yerr=half, color=BLUE, capsize=3, linestyle="none")
+    axes.plot(grid, values, color=BLUE, marker="o", markersize=5, linewidth=1.3, label="λ̂")
+    for place, ((left, low), (right, high)) in enumerate(tangents(curve)):
+        name = f"slope dλ̂/d ln {letter}" if place == 0 else None
+        axes.plot([left, right], [low, high], color=VERMILION, linewidth=2.2, zorder=3, label=name)
+    warned = np.array([not status.ok for status in curve.statuses])
+    if warned.any():
+        names = ", ".join(dict.fromkeys(one.name for one in curve.statuses if not one.ok))
+        hollow: Any = {"markersize": 5, "markerfacecolor": "white", "zorder": 4, "label": names}
+        axes.plot(grid[warned], values[warned], "o", color=BLUE, **hollow)
+    if default:
+        axes.axvline(curve.default, color=GREY, linewidth=0.9, linestyle="--", label=default)
+    axes.set_xlabel(label)
+    axes.set_ylabel("λ̂")
+    axes.legend(frameon=False, fontsize="small")
+    axes.set_title(f"λ̂ over {letter}, at {fixed}", fontsize="medium")
 
 
 def draw_volumes(scaling: VolumeScaling, axes: Axes) -> None:

@@ -17,8 +17,9 @@ from lambdahat.measurements import Measurement
 from lambdahat.randommatrix import Advice, BatchComparison, BatchEigenvalues, BatchPrediction
 from lambdahat.report.advices import draw_advice, draw_advice_figure
 from lambdahat.report.bench import bench_axes, draw_bench
-from lambdahat.report.chains import draw_chains, draw_running, has_chains
+from lambdahat.report.chains import draw_chains, draw_running, has_chains, settings_text
 from lambdahat.report.coefficients import (
+    draw_curve,
     draw_free_energy,
     draw_sweep,
     draw_sweep_figure,
@@ -51,7 +52,7 @@ from lambdahat.results import (
     Result,
     Spectrum,
 )
-from lambdahat.singular.curves import Trajectory
+from lambdahat.singular.curves import CoefficientCurve, Trajectory
 from lambdahat.singular.free_energies import FreeEnergy
 from lambdahat.singular.sweeps import Sweep
 from lambdahat.singular.temperatures import TemperatureRegression
@@ -140,7 +141,7 @@ def _draw_scalar(estimate: Estimate, axes: Axes) -> None:
     axes.set_ylim(-1, 1)
     axes.set_xlabel("value")
     axes.legend(frameon=False, fontsize="small", loc="upper right")
-    title(axes, value_text(estimate), estimate.status)
+    title(axes, value_text(estimate) + settings_text(estimate, ", "), estimate.status)
 
 
 def _draw_coefficient(coefficient: LearningCoefficient, axes: Axes) -> None:
@@ -222,7 +223,12 @@ def _draw_group(group: Any, axes: Axes) -> None:
 def _list_numbers(numbers: list[tuple[str, Estimate]], axes: Axes) -> None:
     axes.set_axis_off()
     axes.set_title("value ± error", fontsize="medium")
-    cells = [[name, value_text(e) + ("" if e.status.ok else f" [{e.status.name}]")] for name, e in numbers]
+    cells = []
+    for name, one in numbers:
+        text = value_text(one)
+        cells.append([name, text if one.status.ok else f"{text} [{one.status.name}]"])
+        if at := settings_text(one):
+            cells.append([f"{name}, measured at", at])
     table = axes.table(cells, cellLoc="left", edges="horizontal", loc="upper center", colWidths=[0.42, 0.58])
     table.auto_set_font_size(False)
     table.set_fontsize(9)
@@ -237,6 +243,7 @@ _DRAWERS: dict[type, Callable[[Any, Axes], None]] = {
     Landscape: draw_landscape,
     Chains: draw_running,
     LearningCoefficient: _draw_coefficient,
+    CoefficientCurve: draw_curve,
     Sweep: draw_sweep,
     VolumeScaling: draw_volumes,
     TemperatureRegression: draw_temperatures,

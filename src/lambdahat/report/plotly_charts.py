@@ -11,7 +11,7 @@ from typing import Any
 from lambdahat._check import require_choice
 from lambdahat.experiments.charts import Chart, Heat, Series
 
-STYLES = ("line", "points", "bars", "step", "stems")
+STYLES = ("line", "points", "bars", "step", "stems", "segments")
 COLOURS = 8  # of the page's themes: --s0 … --s7
 # beyond COLOURS series the next so many have these: with one colour, dashes, marks and hatching tell them apart
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -144,6 +144,8 @@ def _traces(chart: Chart, number: int) -> list[Trace]:
 def _mode(series: Series) -> str:
     if series.style in ("points", "stems") or len(series.x) == 1:
         return "markers"
+    if series.style == "segments":
+        return "lines"
     return "lines" if len(series.x) > MARKED and not series.published else "lines+markers"
 
 

@@ -16,6 +16,7 @@ from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
 from lambdahat.randommatrix import Advice
 from lambdahat.report.chain_charts import chain_charts, chain_tables
 from lambdahat.report.coefficient_charts import (
+    curve_charts,
     free_energy_charts,
     sweep_charts,
     temperature_charts,
@@ -40,7 +41,7 @@ from lambdahat.report.spectral_charts import (
     spectrum_charts,
 )
 from lambdahat.results import Chains, Density, Eigenpairs, Estimate, Landscape, LearningCoefficient, Moments, Spectrum
-from lambdahat.singular.curves import Trajectory
+from lambdahat.singular.curves import CoefficientCurve, Trajectory
 from lambdahat.singular.free_energies import FreeEnergy
 from lambdahat.singular.sweeps import Sweep
 from lambdahat.singular.temperatures import TemperatureRegression
@@ -69,7 +70,7 @@ def tables_of(result: Any) -> list[Table]:
     """The tables that go with a result's charts."""
     if isinstance(result, Chains | LearningCoefficient):
         return chain_tables(result)
-    if isinstance(result, Advice | Verification):
+    if isinstance(result, Advice | Verification | CoefficientCurve):
         return [records_table("Numbers", result.table())]
     return []
 
@@ -116,6 +117,7 @@ CHARTS: dict[type, Callable[[Any], list[Chart]]] = {
     Landscape: landscape_charts,
     Chains: chain_charts,
     LearningCoefficient: chain_charts,
+    CoefficientCurve: curve_charts,
     Sweep: sweep_charts,
     VolumeScaling: volume_charts,
     TemperatureRegression: temperature_charts,

@@ -21,6 +21,7 @@ from lambdahat.experiments.findings import findings
 from lambdahat.experiments.reproduction import Table, Verdict
 from lambdahat.experiments.store import Store
 from lambdahat.measurements import Measurement
+from lambdahat.report.chains import settings_text
 from lambdahat.report.configurations import in_full, in_short
 from lambdahat.report.figures import estimates_in
 from lambdahat.report.result_charts import charts_of, drawn, fields_table, records_table, tables_of
@@ -161,6 +162,7 @@ def _cards(name: str, result: Any) -> Iterator[Card]:
         exact = float(result.stderr) == 0
         known = not exact and all(abs(float(end)) < float("inf") for end in (low, high))
         detail = f"95 %: {float(low):.5g} to {float(high):.5g}" if known else ""
+        detail = "; ".join(part for part in (detail, settings_text(result)) if part)
         remedy = "" if result.status.ok else f"{result.status.name}: {result.status.value}"
         yield Card(name, value_text(result), detail, remedy)
         wbic = getattr(result, "wbic", None)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = (BLUE, VERMILION, GREEN, AMBER, PURPLE, SKY)
-ASIDE = ("_stderr", "_cost", "_seconds", "_status")
+ASIDE = ("_stderr", "_cost", "_seconds", "_status", "_nbeta", "_localization")
 WIDE = 20.0  # values that vary by more than this factor are shown by their logarithms
 PANELS = {
     "learning rate × sharpness": r"edge(_threshold)?",
@@ -39,8 +39,18 @@ def tracked_panels(run: Run, aside: set[str]) -> dict[str, list[str]]:
     for name in names:
         if any(_finite(row.get(name)) for row in run.history):
             label = next((label for label, form in PANELS.items() if re.fullmatch(form, name)), name)
-            panels.setdefault(label, []).append(name)
+            panels.setdefault(label + _at_gamma(run, name), []).append(name)
     return panels
+
+
+def _at_gamma(run: Run, name: str) -> str:
+    """At which localization a quantity was measured, for the label of its panel; often nothing."""
+    found = [row.get(f"{name}_localization") for row in run.history]
+    known = sorted({float(gamma) for gamma in found if gamma is not None and _finite(gamma)})
+    if not known:
+        return ""
+    span = f"= {known[0]:.3g}" if len(known) == 1 else f"from {known[0]:.3g} to {known[-1]:.3g}"
+    return f", γ {span}"
 
 
 def draw_tracked(run: Run, axes: Axes, label: str, columns: list[str]) -> None:

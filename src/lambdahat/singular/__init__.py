@@ -5,7 +5,7 @@ from __future__ import annotations
 from lambdahat.singular import exact
 from lambdahat.singular.coefficient import llc
 from lambdahat.singular.criteria import BayesCriteria, bayes_criteria
-from lambdahat.singular.curves import Trajectory, llc_along
+from lambdahat.singular.curves import CoefficientCurve, Trajectory, llc_along, llc_curve
 from lambdahat.singular.dimensions import EffectiveDimensions, effective_dimension, effective_dimensions
 from lambdahat.singular.evidence import LaplaceEvidence, bic, laplace_evidence
 from lambdahat.singular.free_energies import FreeEnergy, free_energy
@@ -18,6 +18,7 @@ from lambdahat.singular.volumes import VolumeScaling, volume_scaling
 
 __all__ = [
     "BayesCriteria",
+    "CoefficientCurve",
     "EffectiveDimensions",
     "FreeEnergy",
     "LaplaceEvidence",
@@ -36,6 +37,7 @@ __all__ = [
     "laplace_evidence",
     "llc",
     "llc_along",
+    "llc_curve",
     "local_free_energy",
     "reweighted",
     "sample_losses",

@@ -1,30 +1,117 @@
-"""The learning coefficient along training, one checkpoint after the other."""
+"""λ̂ as a function of its two settings, γ and nβ, and along training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from lambdahat._check import require
+from lambdahat._check import describe, require, require_choice, require_positive
 from lambdahat._progress import report
 from lambdahat.problem import Problem, require_problem
-from lambdahat.results import Array, LearningCoefficient, Result
+from lambdahat.results import Array, Estimate, LearningCoefficient, Result, Status
+from lambdahat.sampling.estimand import NAMES, default_localization, inverse_temperature
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.singular.coefficient import llc
+
+LADDER = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)  # the default grid of γ, in units of its centre
 
 Checkpoint = Tensor | Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
+class CoefficientCurve(Result):
+    """λ̂ on a grid of one of its settings, the other setting fixed.
+
+    Attributes:
+        axis: "localization" or "nbeta", the setting that changes.
+        grid: Its values, in ascending order.
+        results: What ``llc`` found at each.
+        fixed: The value of the other setting.
+        default: What ``llc`` takes on this axis by default: the rule's γ, or n/ln n (NaN if there
+            are too few data for one).
+    """
+
+    axis: str
+    grid: Array
+    results: tuple[LearningCoefficient, ...]
+    fixed: float | Tensor
+    default: float = math.nan
+
+    def __post_init__(self) -> None:
+        _require_one(self.results, "nbeta" if self.axis == "localization" else "localization")
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @property
+    def values(self) -> Array:
+        """λ̂ at each point."""
+        return np.array([float(result) for result in self.results])
+
+    @property
+    def stderr(self) -> Array:
+        """The standard error of each λ̂."""
+        return np.array([float(result.stderr) for result in self.results])
+
+    @property
+    def statuses(self) -> tuple[Status, ...]:
+        """The status at each point."""
+        return tuple(result.status for result in self.results)
+
+    @property
+    def status(self) -> Status:
+        """The first status that is not CONVERGED, if any."""
+        return next((status for status in self.statuses if not status.ok), Status.CONVERGED)
+
+    @property
+    def slopes(self) -> tuple[Estimate, ...]:
+        """dλ̂/d ln γ or dλ̂/d ln nβ at each point, from the draws there (``sensitivity``)."""
+        unknown = Estimate(math.nan, math.nan)
+        found = [result.sensitivity for result in self.results]
+        return tuple(unknown if one is None else getattr(one, self.axis) for one in found)
+
+    @property
+    def cost(self) -> int:
+        """The gradients of all points."""
+        return sum(result.cost for result in self.results)
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per point: both settings, λ̂, its slope along the axis, cost and status."""
+        return [
+            {
+                "localization": _plain(result.localization),
+                "nbeta": result.nbeta,
+                "value": float(result),
+                "stderr": float(result.stderr),
+                "slope": float(slope),
+                "slope_stderr": float(slope.stderr),
+                "cost": result.cost,
+                "status": result.status.name,
+            }
+            for result, slope in zip(self.results, self.slopes, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
 class Trajectory(Result):
-    """λ̂ at each checkpoint: ``labels`` (steps or epochs, as numbers) and the ``results`` there."""
+    """λ̂ at each checkpoint: ``labels`` (steps or epochs, as numbers) and the ``results`` there.
+
+    All results are at one ``nbeta`` and one ``localization``; results of different settings do not
+    compare and are refused.
+    """
 
     labels: Array
     results: tuple[LearningCoefficient, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("localization", "nbeta"):
+            _require_one(self.results, name)
 
     @property
     def values(self) -> Array:
@@ -36,17 +123,192 @@ class Trajectory(Result):
         """The standard error of each."""
         return np.array([float(result.stderr) for result in self.results])
 
+    @property
+    def nbeta(self) -> float:
+        """The inverse temperature of all results."""
+        return self.results[0].nbeta
+
+    @property
+    def localization(self) -> float | Tensor:
+        """The localization γ of all results."""
+        return self.results[0].localization
+
     def __len__(self) -> int:
         return len(self.results)
 
 
+def llc_curve(
+    problem: Problem,
+    localizations: Sequence[float] | None = None,
+    nbetas: Sequence[float | str] | None = None,
+    **settings: Any,
+) -> CoefficientCurve:
+    """Estimate λ̂ on a grid of localizations γ, or on a grid of inverse temperatures nβ.
+
+    λ̂(γ, nβ) is defined for given settings. Where the curve is flat, λ̂ is a property of the loss
+    alone; where it is not, quote γ and nβ with the value. Each point is ``llc`` with the same other
+    settings, seed included, so that the errors of neighbouring points are correlated.
+
+    Args:
+        problem: The problem, at the parameters of interest.
+        localizations: The values of γ. By default 1/16, 1/4, 1, 4 and 16 times the γ that ``llc``
+            takes: the rule's, or the ``localization`` among the settings.
+        nbetas: The values of nβ, in place of ``localizations``: numbers, "n/log n" or "batch". γ is
+            the same at all of them: the ``localization`` among the settings, or the rule's at n/ln n.
+        settings: Other settings of ``llc``.
+
+    Returns:
+        The results in ascending order of the setting, with the slope of the curve at each point.
+
+    Raises:
+        ValueError: If both lists are given, or one is empty, holds duplicates or numbers that are
+            not positive, or if the setting on the axis is also given by itself.
+    """
+    require_problem(problem)
+    axis = "localization" if nbetas is None else "nbeta"
+    given = localizations if nbetas is None else nbetas
+    require(
+        localizations is None or nbetas is None,
+        "nbetas",
+        "be left out where localizations are given",
+        "both",
+        "vary one setting at a time",
+    )
+    require(
+        given is None or settings.get(axis) is None,
+        axis,
+        f"be left out where {axis}s are given",
+        settings.get(axis),
+    )
+    require(
+        not isinstance(settings.get("kernel"), Kernel),
+        "kernel",
+        "be a name, since a kernel has its own nbeta and localization",
+        settings.get("kernel"),
+        'give a name such as "hmc", and its settings apart',
+        TypeError,
+    )
+    if nbetas is not None:
+        return _over_nbeta(problem, nbetas, settings)
+    return _over_localization(problem, localizations, settings)
+
+
+def _over_localization(
+    problem: Problem, localizations: Sequence[float] | None, settings: Mapping[str, Any]
+) -> CoefficientCurve:
+    centre: LearningCoefficient | None = None
+    if localizations is None:
+        if settings.get("localization") is not None:
+            require_positive(settings["localization"], "localization", "it is the grid's centre")
+        report("curve", 0, len(LADDER))
+        centre = llc(problem, **settings)  # first: it finds γ
+        grid = [factor * float(centre.localization) for factor in LADDER]
+    else:
+        grid = _numbers(localizations, "localizations")
+    results = []
+    for done, gamma in enumerate(grid):
+        report("curve", done, len(grid))
+        at_centre = centre is not None and gamma == centre.localization
+        point = centre if at_centre else llc(problem, **{**settings, "localization": gamma})
+        assert point is not None
+        results.append(point)
+    report("curve", len(grid), len(grid))
+    nbeta = results[0].nbeta
+    if centre is None or settings.get("localization") is not None:
+        rule, _ = default_localization(problem, nbeta)
+    else:
+        rule = float(centre.localization)
+    return CoefficientCurve("localization", np.array(grid), tuple(results), nbeta, rule)
+
+
+def _over_nbeta(problem: Problem, nbetas: Any, settings: Mapping[str, Any]) -> CoefficientCurve:
+    count, batch = problem.num_terms, settings.get("batch_size")
+    default = inverse_temperature("n/log n", count, count)[0] if count > 2 else math.nan
+    named = {"n/log n": default}
+    if isinstance(batch, int) and batch > 2:
+        named["batch"] = inverse_temperature("batch", count, batch)[0]
+    grid = _listed(nbetas, "nbetas")
+    for one in grid:  # refuse what is no inverse temperature before any sampling
+        if isinstance(one, str):
+            inverse_temperature(require_choice(one, "nbetas", NAMES), count, batch or count)
+        else:
+            require_positive(one, "nbetas")
+    values = [named.get(one, math.nan) if isinstance(one, str) else one for one in grid]
+    _require_distinct(values, "nbetas", grid)
+    gamma = settings.get("localization")
+    if gamma is None:
+        require(
+            count > 2,
+            "localization",
+            "be given for so little data",
+            "none",
+            "its rule needs n/log n",
+        )
+        gamma, _ = default_localization(problem, default)
+    results = []
+    for done, one in enumerate(grid):
+        report("curve", done, len(grid))
+        results.append(llc(problem, **{**settings, "nbeta": one, "localization": gamma}))
+    report("curve", len(grid), len(grid))
+    results.sort(key=lambda result: result.nbeta)
+    places = np.array([result.nbeta for result in results])
+    return CoefficientCurve("nbeta", places, tuple(results), results[0].localization, default)
+
+
+def _listed(values: Any, name: str) -> list[Any]:
+    """The entries of a list, an array or a tensor; at least one."""
+    plain = values.tolist() if isinstance(values, Tensor | np.ndarray) else values
+    several = isinstance(plain, Iterable) and not isinstance(plain, str | Mapping)
+    require(several, name, "be a list of numbers", describe(values), error=TypeError)
+    found = list(plain)
+    require(bool(found), name, "hold at least one number", "none")
+    return found
+
+
+def _numbers(values: Any, name: str) -> list[float]:
+    """Positive numbers, all different, in ascending order."""
+    found = [require_positive(value, name) for value in _listed(values, name)]
+    _require_distinct(found, name, found)
+    return sorted(found)
+
+
+def _require_distinct(values: Sequence[float], name: str, given: Sequence[Any]) -> None:
+    known = [value for value in values if not math.isnan(value)]
+    named = [value for value in given if isinstance(value, str)]
+    distinct = len(set(known)) == len(known) and len(set(named)) == len(named)
+    require(distinct, name, "hold different values", given, "leave out the duplicates")
+
+
+def _require_one(results: Sequence[LearningCoefficient], name: str) -> None:
+    """Refuse results whose ``localization`` or ``nbeta`` differ: their λ̂ do not compare."""
+    settings = [torch.as_tensor(getattr(result, name), dtype=torch.float64) for result in results]
+    same = all(_alike(one, settings[0]) for one in settings)
+    seen = ", ".join(dict.fromkeys(str(_plain(setting)) for setting in settings))
+    require(same, name, "be the same for all results", seen, "λ̂ depends on it: give it to llc")
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    close = one.shape == other.shape and torch.isclose(one, other, 1e-6, 0.0, equal_nan=True).all()
+    return bool(close)
+
+
+def _plain(setting: float | Tensor) -> float | str:
+    """A number, or "by parameter" for a localization that differs between parameters."""
+    if not isinstance(setting, Tensor):
+        return float(setting)
+    low, high = float(setting.min()), float(setting.max())
+    return low if low == high else "by parameter"
+
+
 def llc_along(
-    problem: Problem, checkpoints: Mapping[float, Checkpoint] | Sequence[Checkpoint], **settings: Any
+    problem: Problem,
+    checkpoints: Mapping[float, Checkpoint] | Sequence[Checkpoint],
+    **settings: Any,
 ) -> Trajectory:
     """λ̂ of the problem at each checkpoint: flat vectors, or state dicts, by step or in order.
 
-    All points are at one nβ and one γ, so that they can be compared: those given, else those of the first checkpoint by
-    the rule of ``llc``. ``settings`` are those of ``llc``.
+    All points are at one nβ and one γ, so that they can be compared: those given, else those of the
+    first checkpoint by the rule of ``llc``; the result has both. ``settings`` are those of ``llc``.
     """
     require_problem(problem)
     steps = dict(checkpoints) if isinstance(checkpoints, Mapping) else dict(enumerate(checkpoints))
@@ -62,12 +324,15 @@ def llc_along(
 
 
 def _at(problem: Problem, checkpoint: Checkpoint, step: float) -> Problem:
-    """The problem there: of a state dict all that the problem has, buffers and held parameters included."""
+    """The problem at a checkpoint, with the buffers and held parameters of a state dict."""
     if isinstance(checkpoint, Tensor):
         return problem.at(checkpoint)
     missing = [name for name in problem.space.names if name not in checkpoint]
     require(
-        not missing, f"checkpoints[{step}]", "hold the problem's parameters", f"one without {', '.join(missing[:3])}"
+        not missing,
+        f"checkpoints[{step}]",
+        "hold the problem's parameters",
+        f"one without {', '.join(missing[:3])}",
     )
     known = {*problem.space.names, *problem.held_names}  # a tied parameter has other names, too
     return problem.at({name: tensor for name, tensor in checkpoint.items() if name in known})

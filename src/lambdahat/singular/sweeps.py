@@ -30,8 +30,8 @@ class Sweep(Result):
     """λ̂ of SGLD at every step size ε and temperature nβ of a grid: ``values``, ``stderr``, ``acceptance``, (nβ, ε).
 
     ``statuses`` are those of the chains; of a cell that is DIVERGED there is no value. ``temperatures`` name the
-    ``nbetas``. ``chosen`` is the (ε, nβ) that ``llc`` settled on, and ``coefficient`` what it found there. ``cost``
-    counts gradients, those of ``llc`` not among them.
+    ``nbetas``. ``chosen`` is the (ε, nβ) that ``llc`` settled on, and ``coefficient`` what it found there. All are at
+    one ``localization`` γ. ``cost`` counts gradients, those of ``llc`` not among them.
     """
 
     step_sizes: Array
@@ -46,6 +46,11 @@ class Sweep(Result):
     localization: float | Tensor
     batch_size: int
     cost: int = 0
+
+    @property
+    def nbeta(self) -> float:
+        """The inverse temperature at which ``llc`` found its ``coefficient``, at the sweep's ``localization``."""
+        return self.chosen[1]
 
     def __getitem__(self, place: tuple[int, int]) -> Estimate:
         """The estimate at (nβ, ε), by their numbers in the grid."""
