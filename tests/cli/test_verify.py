@@ -47,7 +47,20 @@ def test_the_table_shows_estimate_truth_deviation_and_verdict():
     assert result.exit_code == 0, result.output
     header, _, first, second, headline, *_ = result.stdout.splitlines()
     assert header.split("  ")[0] == "case"
-    assert first.split() == ["plane-1", "0.510", "±", "0.02", "0.5", "0.5", "+0.5,", "+2.0%", "1,200", "agrees"]
+    assert first.split() == [
+        "plane-1",
+        "0.510",
+        "±",
+        "0.02",
+        "20",
+        "1",
+        "0.5",
+        "0.5",
+        "+0.5,",
+        "+2.0%",
+        "1,200",
+        "agrees",
+    ]
     assert second.split()[-2:] == ["agrees", "[NOT_MIXED]"]
     assert headline == (
         "2 of 2 intervals hold the exact value; relative error 1.5% in the median, 2.0% at worst; none fail"

@@ -131,17 +131,19 @@ def test_sizes_are_what_they_are_called():
 
 
 def test_the_learning_coefficient_is_that_along_checkpoints():
-    """The second measurement keeps γ and begins from the first one's step size, as ``llc_along`` does."""
+    """The second measurement keeps γ, as ``llc_along`` does, and every row says which γ and nβ."""
     problem, optimizer = small()
     tracker = LearningCoefficientTracker(samples=30, **SETTINGS["llc"])
     sample, points, rows = tracker.sample_of(problem), [], []
     for _ in steps_of(problem, optimizer, 2):
         rows.append(tracker.measure(problem, optimizer))
         points.append(problem.vector)
-    along = lh.singular.llc_along(sample, points, kernel="sgld", **SETTINGS["llc"])
+    along = lh.singular.llc_along(sample, points, **SETTINGS["llc"])
     assert [row["llc"] for row in rows] == [float(result) for result in along.results]
     assert rows[1]["wbic"] == float(along.results[1].wbic)
     assert rows[1]["llc_cost"] == along.results[1].cost
+    assert [row["llc_localization"] for row in rows] == [along.localization] * 2
+    assert [row["llc_nbeta"] for row in rows] == [along.nbeta] * 2
 
 
 def test_all_measure_on_one_fixed_sample():

@@ -16,7 +16,7 @@ from lambdahat.results import write_atomically
 from lambdahat.singular.suite import suite
 from lambdahat.singular.verification import Case, Comparison, Verification, verify
 
-HEADER = ("case", "λ̂ ± error", "exact", "n → ∞", "off by", "gradients", "verdict")
+HEADER = ("case", "λ̂ ± error", "nβ", "γ", "exact", "n → ∞", "off by", "gradients", "verdict")
 NOTE = (
     "exact: λ̂ at the same nβ and γ; off by: in standard errors, and relative. A case agrees if its 95 % interval\n"
     "holds the exact value, is near if the 99.9 % interval does, and fails beyond, or if it is off by more than 15 %."
@@ -57,10 +57,16 @@ def as_row(row: Comparison) -> tuple[str, ...]:
     limit = f"{row.asymptotic:.4g}" if math.isfinite(row.asymptotic) else ""
     status = row.estimate.status
     return (
-        row.case, value_text(row.estimate), value_text(row.truth).removesuffix(" (exact)"), limit,
-        f"{row.deviation:+.1f}, {row.relative_error:+.1%}", f"{row.estimate.cost:,}",
+        row.case,
+        value_text(row.estimate),
+        f"{row.nbeta:.4g}",
+        f"{row.localization:.4g}",
+        value_text(row.truth).removesuffix(" (exact)"),
+        limit,
+        f"{row.deviation:+.1f}, {row.relative_error:+.1%}",
+        f"{row.estimate.cost:,}",
         row.verdict + ("" if status.ok else f" [{status.name}]"),
-    )  # fmt: skip
+    )
 
 
 def headline(found: Verification) -> str:

@@ -123,14 +123,24 @@ class Verification(Result):
         """One row per case."""
         return [
             {
-                "case": row.case, "value": float(row.estimate), "stderr": float(row.estimate.stderr),
-                "dof": row.estimate.dof, "truth": float(row.truth), "truth_stderr": float(row.truth.stderr),
-                "asymptotic": row.asymptotic, "relative_error": row.relative_error, "deviation": row.deviation,
-                "gradients": row.estimate.cost, "seconds": row.seconds, "status": row.estimate.status.name,
+                "case": row.case,
+                "value": float(row.estimate),
+                "stderr": float(row.estimate.stderr),
+                "dof": row.estimate.dof,
+                "nbeta": row.nbeta,
+                "localization": row.localization,
+                "truth": float(row.truth),
+                "truth_stderr": float(row.truth.stderr),
+                "asymptotic": row.asymptotic,
+                "relative_error": row.relative_error,
+                "deviation": row.deviation,
+                "gradients": row.estimate.cost,
+                "seconds": row.seconds,
+                "status": row.estimate.status.name,
                 "verdict": row.verdict,
             }
             for row in self.rows
-        ]  # fmt: skip
+        ]
 
 
 def verify(

@@ -8,7 +8,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -62,12 +62,16 @@ class Cost:
 
 @dataclass(frozen=True)
 class Reading:
-    """One measurement: numbers by column, what it cost, how it ended, and the full result where there is one."""
+    """One measurement: numbers by column, what it cost, how it ended, and the full result where there is one.
+
+    ``settings`` are numbers that the values depend on, with columns of their own.
+    """
 
     values: Mapping[str, float | Estimate]
     cost: int = 0
     status: Status = Status.CONVERGED
     result: Result | None = None
+    settings: Mapping[str, float] = field(default_factory=dict)
 
 
 class SampledTracker(ABC):
@@ -121,7 +125,7 @@ class SampledTracker(ABC):
             with _apart(problem):
                 reading = self._read(self.sample_of(problem), optimizer)
             found = _flat(reading.values)
-            row.update(found)
+            row.update({**found, **reading.settings})
             lost = not any(math.isfinite(value) for value in found.values())
             cost, status = reading.cost, "not finite" if lost else reading.status.name
             if self.keep and self.folder is not None and reading.result is not None:

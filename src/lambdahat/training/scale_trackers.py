@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,8 +21,9 @@ from lambdahat.training.step_rules import innermost, learning_rate
 class LearningCoefficientTracker(SampledTracker):
     """λ̂ and WBIC = n·E[L(w)], n the samples measured on: columns ``llc`` and ``wbic``.
 
-    All measurements are at one nβ and one γ, that of the first by the rule of ``lh.llc`` unless ``settings`` give it, as
-    in ``lh.singular.llc_along``. ``settings`` are those of ``lh.llc``; ``max_gradients`` are over all chains, pilots
+    The columns ``llc_nbeta`` and ``llc_localization`` hold nβ and γ (NaN if γ differs between parameters).
+    All measurements are at one nβ and one γ, that of the first by the rule of ``lh.llc`` unless ``settings`` give it,
+    as in ``lh.singular.llc_along``. ``settings`` are those of ``lh.llc``; ``max_gradients`` are over all chains, pilots
     included.
     """
 
@@ -40,7 +42,7 @@ class LearningCoefficientTracker(SampledTracker):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return with_errors("llc", "wbic")
+        return (*with_errors("llc", "wbic"), "llc_nbeta", "llc_localization")
 
     def _read(self, sample: Problem, optimizer: Any) -> Reading:
         settings = dict(self.settings)
@@ -55,7 +57,9 @@ class LearningCoefficientTracker(SampledTracker):
         values: dict[str, float | Estimate] = {"llc": result}
         if result.wbic is not None:
             values["wbic"] = result.wbic
-        return Reading(values, result.cost, result.status, result)
+        gamma = math.nan if isinstance(result.localization, torch.Tensor) else result.localization
+        at = {"llc_nbeta": result.nbeta, "llc_localization": gamma}
+        return Reading(values, result.cost, result.status, result, at)
 
     def _remember(self, result: LearningCoefficient, sample: Problem) -> None:
         """What the next measurement begins with; the way of running the chains only where it is as fast again."""
