@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lambdahat.results import Chains
-from lambdahat.sampling import hmc, mala, rmsprop_sgld, sample, sghmc, sgld, sgnht
+from lambdahat.sampling import hmc, kinetic, mala, rmsprop_sgld, sample, sghmc, sgld, sgnht
 from lambdahat.sampling.per_sample import SampleLosses
 from tests.cases import LanguageModel, sentences
 from tests.misuses import MLP, Row, batchnorm, function, net, ones, problem
@@ -68,6 +68,11 @@ SAMPLING: dict[str, Row] = {
     "decay as text": (lambda: rmsprop_sgld(1e-4, 10.0, decay="slow"), TypeError, "decay must be a number, got 'slow'"),
     "epsilon of 0": (lambda: rmsprop_sgld(1e-4, 10.0, epsilon=0.0), ValueError, "epsilon must be a finite number abov"),
     "no friction": (lambda: sghmc(1e-4, 10.0, friction=0.0), ValueError, r"friction must lie in \(0, 1\], got 0\.0"),
+    "kinetic without friction": (lambda: kinetic(1e-2, 10.0, friction=0.0), ValueError, r"friction must be above 0, "),
+    "negative kinetic friction": (lambda: kinetic(1e-2, 10.0, friction=-1), ValueError, "friction must be above 0, "),
+    "NaN as friction": (lambda: kinetic(1e-2, 10.0, friction=math.nan), ValueError, "friction must be .*got nan"),
+    "friction as text": (lambda: kinetic(1e-2, 10.0, friction="high"), TypeError, "friction must be a number, got 'h"),
+    "negative time step": (lambda: kinetic(-1e-2, 10.0), ValueError, "step_size must be a finite number of at least"),
     "no diffusion": (lambda: sgnht(1e-4, 10.0, diffusion=-1), ValueError, r"diffusion must lie in \(0, 1\], got -1"),
     "no leapfrog steps": (lambda: hmc(1e-4, 10.0, leapfrog=0), ValueError, "leapfrog must be an integer of at least 1"),
     "half a leapfrog step": (lambda: hmc(1e-4, 10.0, leapfrog=1.5), TypeError, "leapfrog must be an integer"),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._rng import generator
-from lambdahat.sampling import State, Streams, hmc, mala, rmsprop_sgld, sghmc, sgld, sgnht
+from lambdahat.sampling import State, Streams, hmc, kinetic, mala, rmsprop_sgld, sghmc, sgld, sgnht
 from lambdahat.sampling.kernels import Evaluate, Info, Kernel
 from tests.cases import with_eigenvalues
 
@@ -65,6 +65,16 @@ def underdamped(a: float, friction: float, diffusion: float, extra: float = 0.0)
     return scipy.linalg.solve_discrete_lyapunov(step, heat * np.ones((2, 2)))
 
 
+def splitting(a: float, h: float, friction: float, extra: float = 0.0) -> np.ndarray:
+    """The covariance of (w, v) under BAOAB steps of length h; ``extra`` is the variance of the force's noise."""
+    kept = math.exp(-friction * h)
+    kick = np.array([[1.0, 0.0], [-h * a, 1.0]])
+    drift, damp = np.array([[1.0, h / 2], [0.0, 1.0]]), np.diag([1.0, kept])
+    fresh, late = drift @ damp @ drift @ [0.0, h], drift @ [0.0, math.sqrt(1 - kept**2)]
+    heat = extra * np.outer(fresh, fresh) + np.outer(late, late)
+    return scipy.linalg.solve_discrete_lyapunov(drift @ damp @ drift @ kick, heat)
+
+
 # The step, written out
 
 
@@ -81,7 +91,7 @@ def test_an_sgld_step_is_the_equation():
     assert (info.acceptance, info.gradients, state.steps) == (None, 1, 1)
 
 
-@pytest.mark.parametrize("make", [sgld, rmsprop_sgld, sghmc, sgnht, mala, hmc])
+@pytest.mark.parametrize("make", [sgld, kinetic, rmsprop_sgld, sghmc, sgnht, mala, hmc])
 def test_what_a_step_tells_of_the_force_is_its_own_and_on_request(make):
     kernel, ways = make(1e-3, NBETA, GAMMA), []
     for asked in (True, False):
@@ -110,7 +120,42 @@ def test_rmsprop_steps_are_the_equation():
     assert torch.allclose(state.position, w, rtol=1e-12)
 
 
+@pytest.mark.parametrize("friction", [None, 3.0])
+def test_a_kinetic_step_is_the_equation(friction):
+    """The default friction is 2√γ, γ the mean over the parameters."""
+    kernel, h, at = kinetic(0.2, NBETA, GAMMA, friction=friction), 0.2, normal(4)
+    state, stream = kernel.init(at, torch.zeros(4).double()), generator(0, "chain", 0)
+    kept = math.exp(-h * (2 * math.sqrt(float(GAMMA.mean())) if friction is None else friction))
+    w, v, rng = at.clone(), torch.zeros(4).double(), Streams(0, [0])
+    for _ in range(3):
+        v = v - h * (NBETA * CURVATURES * w + GAMMA * w)
+        middle = w + h / 2 * v
+        v = kept * v + math.sqrt(1 - kept**2) * torch.empty(4).double().normal_(generator=stream)
+        w = middle + h / 2 * v
+        state, info = kernel.step(state, bowl(CURVATURES), rng)
+    assert torch.allclose(state.position, w, rtol=1e-12)
+    assert torch.allclose(state.memory["velocity"], v, rtol=1e-12)
+    assert (info.acceptance, info.gradients, state.steps) == (None, 1, 3)
+
+
 # The stationary laws
+
+
+@pytest.mark.parametrize("gamma", [0.5, GAMMA], ids=["number", "vector"])
+@pytest.mark.parametrize(("step", "friction"), [(0.1, 1.0), (0.3, 4.0), (0.345, 30.0)])
+def test_kinetic_positions_have_the_exact_variance_at_any_stable_step(step, friction, gamma):
+    """E[w²] = 1/a for every h < 2/√a, here up to 0.96 of it; λ̂ = ½Σ nβh/a then has no bias of the step."""
+    a = NBETA * CURVATURES + gamma
+    for value in a.tolist():
+        assert splitting(value, step, friction)[0, 0] == pytest.approx(1 / value, rel=1e-10)
+    kernel = kinetic(step, NBETA, gamma, friction=friction)
+    start = torch.randn(MANY, 4, generator=generator(3, "start"), dtype=torch.float64) / a.sqrt()
+    state, rng = kernel.init(start, torch.zeros(4).double()), Streams(0, [0])
+    for _ in range(60):
+        state, info = kernel.step(state, bowl(CURVATURES), rng)
+    assert z_of_square(state.position, 1 / a).abs().max() < 4
+    estimate, value = NBETA * info.loss, 0.5 * float((NBETA * CURVATURES / a).sum())
+    assert abs(float(estimate.mean()) - value) < 4 * float(estimate.std()) / math.sqrt(MANY)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, GAMMA], ids=["none", "number", "vector"])
@@ -161,7 +206,38 @@ def test_the_thermostat_takes_the_heat_of_noisy_gradients_away():
     assert hot > 1.5 * exact[0, 0], "without the thermostat the chain would be hot"
 
 
+def test_noise_of_the_gradient_heats_kinetic_chains_as_their_recursion_says():
+    """To first order the temperature rises by hV/(2ξ)."""
+    a, step, friction, extra = 4.0, 0.05, 2.0, 8.0
+    exact = splitting(a, step, friction, extra)
+    assert exact[0, 0] == pytest.approx((1 + step * extra / (2 * friction)) / a, rel=0.02)
+    stream = generator(1, "batches")
+
+    def noisy(w: Tensor) -> tuple[Tensor, Tensor]:
+        noise = torch.randn(w.shape, generator=stream, dtype=w.dtype)
+        return 0.5 * w.square().sum(-1), w + math.sqrt(extra) / a * noise
+
+    state, _ = walked(kinetic(step, a, friction=friction), noisy, torch.zeros(1, 20_000).double(), 300)
+    assert z_of_square(state.position.T, exact[0, 0]).abs().max() < 4
+
+
 # One kernel as another
+
+
+@pytest.mark.parametrize("scale", [None, torch.tensor([1.0, 2.0, 0.5, 1.5]).double()], ids=["plain", "scaled"])
+def test_kinetic_dynamics_of_huge_friction_are_leimkuhler_and_matthews(scale):
+    """w ← w − (ε/2)S²∇U + √ε·S(ξ_n + ξ_{n+1})/2 with ε = h², the first ξ of chains at rest 0."""
+    kernels = [kinetic(0.2, NBETA, 0.5, scale, friction=friction) for friction in (1e6, math.inf)]
+    state, infinite = (walked(kernel, bowl(CURVATURES), normal(4), 20)[0] for kernel in kernels)
+    assert torch.equal(state.position, infinite.position)
+    w, last, stream = normal(4), torch.zeros(4).double(), generator(0, "chain", 0)
+    for _ in range(20):
+        fresh = torch.empty(4).double().normal_(generator=stream)
+        factor = 1.0 if scale is None else scale
+        force = NBETA * CURVATURES * w + 0.5 * (w - normal(4))
+        w = w - 0.02 * factor**2 * force + 0.1 * factor * (last + fresh)
+        last = fresh
+    assert torch.allclose(state.position, w, rtol=1e-10)
 
 
 def test_sghmc_without_inertia_is_sgld():
@@ -196,6 +272,7 @@ def test_rmsprop_that_never_learns_is_sgld_of_a_smaller_step():
 
 
 KERNELS: dict[str, Kernel] = {
+    "kinetic": kinetic(EPSILON, NBETA),
     "sgld": sgld(EPSILON, NBETA),
     "rmsprop": rmsprop_sgld(EPSILON, NBETA),
     "sghmc": sghmc(EPSILON, NBETA),
@@ -205,7 +282,7 @@ KERNELS: dict[str, Kernel] = {
 }
 
 
-@pytest.mark.parametrize("name", ["sgld", "sghmc", "mala", "hmc"])
+@pytest.mark.parametrize("name", ["sgld", "kinetic", "sghmc", "mala", "hmc"])
 def test_a_preconditioned_chain_is_the_chain_of_the_transformed_quadratic(name):
     """With u = S⁻¹w the loss is ½uᵀ(SAS)u, and the noise is the same."""
     matrix, dense = with_eigenvalues([0.5, 1.0, 2.0, 4.0]), with_eigenvalues([0.3, 0.6, 1.0, 1.2], seed=1)

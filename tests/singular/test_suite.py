@@ -8,7 +8,7 @@ import torch
 
 from lambdahat.operators.curvature import hessian
 from lambdahat.results import Status
-from lambdahat.sampling.temperature import inverse_temperature
+from lambdahat.sampling.estimand import inverse_temperature
 from lambdahat.singular import suite as module
 from lambdahat.singular.exact import crossing_expectation, deep_linear_reference, quadratic, quadratic_problem
 from lambdahat.singular.importance import logistic_expectation, logistic_minimum

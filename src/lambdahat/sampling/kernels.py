@@ -98,6 +98,9 @@ class Kernel(ABC):
             tied = tied[0]
         return State(theta.detach().clone(), tied.detach().clone())
 
+    def resume(self, state: State, step_size: float) -> None:
+        """Go on from a state that the same kernel left with another step size."""
+
     @abstractmethod
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         """One step of every chain."""
@@ -281,6 +284,9 @@ class SGHMC(Kernel):
         state.memory["velocity"] = torch.zeros_like(state.position)
         return state
 
+    def resume(self, state: State, step_size: float) -> None:
+        _resize_increments(state, self.step_size, step_size)
+
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         force, factor, info = self._seen(state, evaluate)
         velocity = state.memory["velocity"].mul_(1 - self.friction)
@@ -314,6 +320,9 @@ class SGNHT(Kernel):
         state.memory["friction"] = torch.full_like(state.position[..., :1], self.diffusion)
         return state
 
+    def resume(self, state: State, step_size: float) -> None:
+        _resize_increments(state, self.step_size, step_size)
+
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         force, factor, info = self._seen(state, evaluate)
         velocity, friction = state.memory["velocity"], state.memory["friction"]
@@ -331,6 +340,11 @@ def _buffer(state: State) -> Tensor:
     if buffer is None:
         buffer = state.memory["buffer"] = torch.empty_like(state.position)
     return buffer
+
+
+def _resize_increments(state: State, step_size: float, before: float) -> None:
+    """Velocities that are increments of the position have variance ε/2: left as they are, a smaller ε would heat."""
+    state.memory["velocity"].mul_(math.sqrt(step_size / before) if before > 0 else 0.0)
 
 
 def _norm(vectors: Tensor) -> Tensor:

@@ -106,6 +106,8 @@ class Runner:
         was, now = self.kernel, kernel
         same = type(was) is type(now) and was.nbeta == now.nbeta and _equal(was.localization, now.localization)
         self.kernel = kernel
+        if same and was.step_size != now.step_size:
+            now.resume(self.state, was.step_size)
         if not same:  # what was remembered belongs to another posterior
             self.state.memory.clear()
             steps, self.state = self.state.steps, kernel.init(self.state.position, self.centre)
