@@ -29,9 +29,12 @@ class Measurement(Result):
     def table(self) -> list[dict[str, Any]]:
         """One row per number: quantity, value, stderr, cost, status.
 
-        Numbers that depend on the temperature and the localization of chains, such as λ̂, also have
-        ``nbeta`` and ``localization`` (a number, or "by parameter"); of others both are None.
+        Where numbers such as λ̂ depend on the temperature and the localization of chains, rows also
+        have ``nbeta`` and ``localization`` (a number, or "by parameter"), None for other numbers.
         """
+        parts = self.results.items()
+        readings = [one for part in parts for one in _readings(*part, NO_SETTINGS)]
+        sampled = any(settings is not NO_SETTINGS for _, _, settings in readings)
         return [
             {
                 "quantity": label,
@@ -39,10 +42,9 @@ class Measurement(Result):
                 "stderr": float(estimate.stderr),
                 "cost": estimate.cost,
                 "status": estimate.status.name,
-                **settings,
+                **(settings if sampled else {}),
             }
-            for name, result in self.results.items()
-            for label, estimate, settings in _readings(name, result, NO_SETTINGS)
+            for label, estimate, settings in readings
         ]
 
     def save(self, path: str | Path) -> Path:

@@ -36,7 +36,7 @@ def table_of(measurement: Measurement) -> tuple[tuple[str, ...], list[tuple[str,
     columns = {
         label: name
         for label, name in (("nβ", "nbeta"), ("γ", "localization"))
-        if any(row[name] is not None for row in found)
+        if any(row.get(name) is not None for row in found)
     }
     rows = [
         (
