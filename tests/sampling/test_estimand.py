@@ -16,7 +16,7 @@ from lambdahat.sampling.estimand import default_localization, inverse_temperatur
 from lambdahat.singular import exact, llc
 from lambdahat.singular.importance import logistic_expectation, logistic_minimum
 from tests.cases import classifier
-from tests.sampling.test_automatic import bowl, regression
+from tests.sampling.test_automatic import bowl, data_of, half_square, regression
 
 
 def normal(*shape: int) -> Tensor:
@@ -33,10 +33,6 @@ def logistic(samples: int = 2000, width: int = 11) -> Problem:
 
 def cross_entropy(params: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
     return torch.nn.functional.binary_cross_entropy_with_logits(batch[0] @ params["w"], batch[1])
-
-
-def half_square(params: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
-    return 0.5 * (batch[1] - batch[0] @ params["w"]).square().mean()
 
 
 LOSSES = {logistic: cross_entropy, regression: half_square}
@@ -205,7 +201,7 @@ def test_regular_models_have_half_their_parameters():
 def test_a_logistic_regression_has_half_its_parameters():
     problem = logistic()
     found = llc(problem, kernel="kinetic", max_gradients=3000)
-    x, y = (torch.cat(parts) for parts in zip(*(batch.data for batch in problem.batches), strict=True))
+    x, y = data_of(problem)
     truth = logistic_expectation(x, y, problem.vector, found.nbeta, found.localization, draws=2000)
     assert float(truth) == pytest.approx(5.5, rel=0.03)
     assert abs(found.value - float(truth)) < 4 * found.stderr

@@ -36,7 +36,7 @@ def test_the_bias_is_right_for_any_localization(gamma):
     found = sample(problem, sgld(epsilon, NBETA, gamma), 50, 1000, burn_in=300, batch_size=BATCH, forces=True)
     exact = 4 * 0.5 * NBETA / stiff
     wanted = exact * ((1 + epsilon * noise / 4) / (1 - epsilon * stiff / 4) - 1)
-    bias = step_shares(found, float(found.energies.mean())).bias
+    bias = step_shares(epsilon, gamma, found.work, found.heat, float(found.energies.mean())).bias
     assert wanted > 0.1 * exact
     assert bias == pytest.approx(wanted, rel=0.12 if gamma <= NBETA else 0.3)
     heat = epsilon / 8 * float(found.heat.mean())

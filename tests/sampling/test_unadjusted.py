@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Status
@@ -27,12 +26,7 @@ from lambdahat.sampling.unadjusted import (
     with_time_step,
 )
 from lambdahat.singular import exact, llc
-from tests.sampling.test_automatic import bowl, regression
-
-
-def data_of(problem: Problem) -> tuple[Tensor, Tensor]:
-    x, y = (torch.cat(parts) for parts in zip(*(batch.data for batch in problem.batches), strict=True))
-    return x, y
+from tests.sampling.test_automatic import bowl, data_of, regression
 
 
 def eigenvalues(problem: Problem) -> list[float]:

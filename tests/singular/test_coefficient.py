@@ -87,13 +87,29 @@ def test_a_quadratic_has_its_exact_value_at_defaults(default):
 
 def test_batches_with_many_samples_and_what_their_steps_add_is_taken_off():
     problem, eigenvalues = linear_regression()
-    found = llc(problem, seed=1)
+    found = llc(problem, seed=1, kernel="sgld", batch_size=512, max_gradients=12_000)
     truth = exact.quadratic(eigenvalues.tolist(), found.nbeta, found.localization)
     assert found.chains.kernel == "SGLD"
     assert found.raw > truth + 0.02 * truth, "the steps were large on purpose"
     assert found.discretisation_bias > 0
     assert within(found, truth, 3.0)
     assert found.stderr < 0.1 * truth
+
+
+def test_a_larger_problem_is_sampled_by_kinetic_dynamics_on_the_whole_data():
+    rng = generator(0, "wide regression")
+    x, y = (torch.randn(500, width, generator=rng, dtype=torch.float64) for width in (40, 1))
+    best = torch.linalg.lstsq(x, y).solution.squeeze(1)
+    problem = Problem.from_function(
+        lambda p, batch: 0.5 * (batch[1].squeeze(1) - batch[0] @ p["w"]).square().mean(), {"w": best}, (x, y)
+    )
+    found = llc(problem, max_gradients=8000)
+    eigenvalues = torch.linalg.eigvalsh(x.T @ x / len(x))
+    assert (found.chains.kernel, found.chains.batch_size) == ("Kinetic", 500)
+    assert found.chains.reasons["batch_size"] == "500: all of the data"
+    assert within(found, exact.quadratic(eigenvalues.tolist(), found.nbeta, found.localization))
+    assert found.stderr < 0.03 * found.value
+    assert found.status is Status.CONVERGED
 
 
 @pytest.mark.parametrize("step", [2e-6, 2e-5, 1e-4])
@@ -189,8 +205,9 @@ def test_the_temperature_has_names():
 
 def test_the_same_seed_gives_the_same_value_and_another_seed_another():
     problem = linear_regression()[0]
-    first, again, other = (llc(problem, seed=seed, max_gradients=1000).value for seed in (0, 0, 1))
-    assert first == again != other
+    for settings in ({}, {"kernel": "kinetic"}, {"kernel": "sgld", "batch_size": 64}):
+        first, again, other = (llc(problem, seed=seed, max_gradients=1600, **settings).value for seed in (0, 0, 1))
+        assert first == again != other
 
 
 def test_wbic_is_the_mean_loss_over_all_samples(default):
@@ -200,12 +217,33 @@ def test_wbic_is_the_mean_loss_over_all_samples(default):
     assert float(found.wbic.stderr) == pytest.approx(math.log(n) * found.stderr)
 
 
-def test_the_bias_of_the_localization_is_estimated():
-    """λ̂(γ) = ½Σ nβh/(nβh + γ): to first order γ/(2nβ)·Σ1/h short of d/2."""
-    h, nbeta, gamma = [0.02, 0.05, 1.0], 1000.0, 5.0
-    found = llc(bowl(h), nbeta=nbeta, localization=gamma, draws=800)
-    slope = sum(0.5 * nbeta * x * gamma / (nbeta * x + gamma) ** 2 for x in h)
-    assert abs(float(found.localization_bias) - slope) < 4 * float(found.localization_bias.stderr) + 0.02 * slope
+@pytest.mark.parametrize("kernel", ["hmc", "kinetic", "sgld"])
+@pytest.mark.parametrize("by_parameter", [False, True])
+def test_the_sensitivity_is_that_of_a_quadratic(kernel, by_parameter):
+    """λ̂ = ½Σ nβh/a with a = nβh + γ: dλ̂/d ln γ = −½Σ nβhγ/a², and dλ̂/d ln nβ is the opposite."""
+    h, nbeta = [0.002, 0.005, 0.02, 0.05, 1.0], 1000.0
+    gammas = [5.0, 20.0, 1.0, 50.0, 10.0] if by_parameter else [5.0] * 5
+    gamma = torch.tensor(gammas, dtype=torch.float64) if by_parameter else 5.0
+    found = llc(bowl(h), nbeta=nbeta, localization=gamma, kernel=kernel, draws=1500)
+    slope = sum(0.5 * nbeta * x * g / (nbeta * x + g) ** 2 for x, g in zip(h, gammas, strict=True))
+    by_gamma, by_nbeta = found.sensitivity.localization, found.sensitivity.nbeta
+    assert abs(float(by_gamma) + slope) < 4 * by_gamma.stderr + 0.02 * slope
+    assert abs(float(by_nbeta) - slope) < 4 * by_nbeta.stderr + 0.02 * slope
+    assert max(by_gamma.stderr, by_nbeta.stderr) < 0.4 * slope
+    assert not found.chains.observables
+
+
+@pytest.mark.parametrize("kernel", ["kinetic", "sgld"])
+def test_the_noise_of_batches_is_taken_out_of_the_sensitivity(kernel):
+    """With batches of 256 the energies vary mostly by chance: the variance of that is known and taken off."""
+    problem, eigenvalues = linear_regression()
+    nbeta, gamma = 500.0, 200.0
+    settings = {"batch_size": 256, "nbeta": nbeta, "localization": gamma}
+    found = llc(problem, kernel=kernel, max_gradients=8000, **settings)
+    slope = float((0.5 * nbeta * gamma * eigenvalues / (nbeta * eigenvalues + gamma) ** 2).sum())
+    assert found.chains.noise["energy"] > slope
+    for part, wanted in ((found.sensitivity.localization, -slope), (found.sensitivity.nbeta, slope)):
+        assert abs(float(part) - wanted) < 4 * part.stderr + 0.05 * slope
 
 
 def test_some_parameters_only():

@@ -78,7 +78,7 @@ def test_regression_over_temperatures():
     assert abs(float(found.intercept) - intercept) < 3 * float(found.intercept.stderr)
     assert float(found.learning_coefficient.stderr) < 0.2
     assert found.cost > 0
-    assert found.status.ok
+    assert found.status is Status.MISFIT, "so strong a localization bends the line by several of these errors"
 
 
 def test_slope_does_not_need_a_minimum():
@@ -178,12 +178,12 @@ def test_readings_of_sgld_chains_are_those_of_llc():
     assert found.discretisation_bias > 0.03 * found.value
     ours = local_free_energy(found.chains)
     assert float(ours) == pytest.approx(float(found.wbic), rel=1e-9)
-    assert float(ours.stderr) >= math.log(3000) * found.discretisation_bias / 4
+    assert float(ours.stderr) >= math.log(3000) * float(found.chains.step_bias.stderr)
     assert ours.dof == found.dof
-    given = dataclasses.replace(found.chains, corrected=False)
+    given = dataclasses.replace(found.chains, step_bias=None)
     plain = 3000 * found.initial_loss + math.log(3000) * found.raw
     assert float(wbic(given)) == pytest.approx(plain)
-    assert float(wbic(given).stderr) > math.log(3000) * found.discretisation_bias
+    assert float(wbic(given).stderr) > 0.5 * math.log(3000) * found.discretisation_bias
 
 
 def test_prior_draws_reach_to_half_their_number():

@@ -158,15 +158,18 @@ def drawn(
     require(not unknown, "options", "be those of llc and sample", ", ".join(unknown), _cure(unknown, known), TypeError)
     wanted = Request(nbeta, **request)
     frozen = problem.at(problem.vector)
+    joined = frozen  # the whole data as one batch, where a step sees it
     if frozen.has_data and whole_is_cheap(frozen) and _in_pieces(frozen):
-        frozen = frozen.subset(range(frozen.num_samples), frozen.num_samples)
+        joined = frozen.subset(range(frozen.num_samples), frozen.num_samples)
     reasons = {}
     if wanted.localization is None and not isinstance(wanted.kernel, Kernel):
-        gamma, reasons["localization"] = default_localization(frozen, nbeta)
+        gamma, reasons["localization"] = default_localization(joined, nbeta)
         wanted = dataclasses.replace(wanted, localization=gamma)
     name = wanted.kernel or default_kernel(frozen, wanted.step_size, batch_size)
     kernel = place(_made(name, wanted), frozen)
     whole = name == "kinetic" and batch_size is None and wanted.step_size is None and whole_is_cheap(frozen)
+    if whole or kernel.exact:
+        frozen = joined
     if whole and not kernel.exact:
         batch_size = frozen.num_samples
         small = frozen.num_parameters * batch_size <= FULL["cpu"]
