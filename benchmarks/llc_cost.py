@@ -51,12 +51,12 @@ def main() -> None:
     case = trained_on(args.images, "mlp", args.batch_size, args.device)
     problem = case.problem()
     start = time.perf_counter()
-    found = lh.llc(problem, batch_size=args.batch_size)
+    found = lh.llc(problem, kernel="sgld", batch_size=args.batch_size)
     described = setting(args) | {"runs": runs, "nβ": found.nbeta, "γ": found.localization, "ε": found.step_size}
     seconds = time.perf_counter() - start
-    described |= {"llc at defaults": str(found), "its raw mean": found.raw, "its gradients": found.cost}
-    described |= {"its seconds": seconds, "localization bias": str(found.localization_bias)}
-    report("λ̂ at defaults", described, [], args.json)
+    described |= {"llc by SGLD": str(found), "its raw mean": found.raw, "its gradients": found.cost}
+    described |= {"its seconds": seconds, "sensitivity": str(found.sensitivity)}
+    report("λ̂ by SGLD", described, [], args.json)
     kernel = sgld(found.step_size, found.nbeta, float(found.localization))
     table = []
     for chains in (4, 32) if args.device.startswith("cuda") else (4,):

@@ -61,10 +61,12 @@ def single(task: Task) -> Row:
     except Exception as error:  # one case that breaks must not end the others
         return row | {"error": f"{type(error).__name__}: {error}"}
     assert found.chains is not None
+    assert found.sensitivity is not None
     return row | {
         "value": float(found), "stderr": float(found.stderr), "dof": found.dof, **truth, "asymptotic": case.asymptotic,
         "nbeta": found.nbeta, "localization": float(found.localization), "raw": found.raw, "ess": found.ess,
-        "localization_bias": float(found.localization_bias), "step_size": found.step_size, "rhat": found.rhat,
+        "d_ln_gamma": float(found.sensitivity.localization), "d_ln_nbeta": float(found.sensitivity.nbeta),
+        "step_size": found.step_size, "rhat": found.rhat,
         "acceptance": found.chains.diagnostics.acceptance, "kernel": found.chains.kernel, "gradients": found.cost,
         "seconds": seconds, "status": found.status.name,
     }  # fmt: skip
