@@ -374,9 +374,9 @@ class Chains(Result):
     these are there on request. ``burn_in`` counts steps of the kernel, trajectories of HMC: those of a chain between w*
     and its first draw, a pilot's among them. ``cost`` counts the gradients of all chains, pilots and burn-in
     included: of batches of ``batch_size`` samples, or of the whole data. ``step_bias`` is what finite, noisy steps add
-    to the mean energy, where it was measured; readings take it off. ``noise`` has the variances over batches, in the mean
-    over the chains' places: of nβ(L − L*) ("energy"), the total of nβ∇L ("trace"), and what the last adds to the virial
-    ("heat"); "dof" are the degrees of freedom of these variances.
+    to the mean energy, where it was measured; readings take it off. ``noise`` has the variances over batches, in the
+    mean over the chains' places: of nβ(L − L*) ("energy"), the total of nβ∇L ("trace"), and what the last adds to the
+    virial ("heat"); "dof" are the degrees of freedom of these variances.
     """
 
     losses: Array

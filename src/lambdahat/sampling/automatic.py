@@ -36,7 +36,7 @@ KERNELS: dict[str, Any] = {
     "mala": mala,
 }
 ADJUSTED = {True: 15, False: 500}  # parameters up to which HMC is the default on the whole data, and without data
-CHECKS = (500, 1000, 2000, 4000, 8000, 16000, 32000)  # gradients of a chain after which HMC looks whether its error is small
+CHECKS = (500, 1000, 2000, 4000, 8000, 16000, 32000)  # gradients of a chain after which HMC looks at its error
 PIECE = 8192  # samples of the whole data that go through a large model at once
 TOL = 0.03, 1.0  # standard error to draw for, of a value that counts as no less than the second
 TRAJECTORIES = 200  # thrown away where HMC's step size is given

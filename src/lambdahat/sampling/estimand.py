@@ -17,8 +17,8 @@ from lambdahat.results import Array
 NAMES = ("n/log n", "batch")
 DENSE = 300  # parameters up to which the whole Hessian is diagonalised
 LARGE = 1_000_000  # parameters beyond which no data set determines most directions, and the spectrum is not looked at
-PROBES, DEPTH = 2, 30  # of the Lanczos quadrature beyond
-SAMPLES = (2048, 16384)  # fewest and most samples that the quadrature sees
+MIDDLE = 8192  # parameters up to which the Lanczos quadrature is fine: 2 probes of depth 30 on 2P samples or all
+COARSE = 1, 20, 2048  # probes, depth and samples of the quadrature beyond
 ROUNDS = 3  # of the iteration that finds the localization
 WEAKEST = 128  # no localization is weaker than the parameters' own scale by more than this factor
 
@@ -105,17 +105,17 @@ def _quadrature(problem: Problem) -> tuple[Array, Array]:
     if size <= DENSE:
         values = torch.linalg.eigvalsh(hessian(problem).dense().double()).cpu().numpy()
         return values, np.full(size, 1 / size)
-    few = min(samples, max(SAMPLES[0], min(2 * size, SAMPLES[1])))
+    probes, depth, few = (2, 30, max(2 * size, COARSE[2])) if size <= MIDDLE else COARSE
+    few = min(few, samples)
     part = problem if few == samples or not problem.has_data else _part(problem, few)
     operator = hessian(part)
     place = "device" if problem.memory is None else "host"
     nodes, weights = [], []
-    for probe in range(PROBES):
-        values, shares, _ = lanczos(
-            operator, random_vector(operator, 0, "localization", probe), DEPTH, place=place
-        ).ritz()
+    for probe in range(probes):
+        start = random_vector(operator, 0, "localization", probe)
+        values, shares, _ = lanczos(operator, start, depth, place=place).ritz()
         nodes.append(values.numpy())
-        weights.append(shares.numpy() / PROBES)
+        weights.append(shares.numpy() / probes)
     return np.concatenate(nodes), np.concatenate(weights)
 
 

@@ -98,8 +98,8 @@ class Kernel(ABC):
             tied = tied[0]
         return State(theta.detach().clone(), tied.detach().clone())
 
-    def resume(self, state: State, step_size: float) -> None:
-        """Go on from a state that the same kernel left with another step size."""
+    def resume(self, state: State, step_size: float) -> None:  # noqa: B027
+        """Go on from a state that the same kernel left with another step size; most have nothing to do."""
 
     @abstractmethod
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:

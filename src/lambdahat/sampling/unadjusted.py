@@ -43,6 +43,7 @@ EXTRA = 4 * NOISE_LOOKS + 6  # gradients at most besides the steps: looks at the
 POWERS, POWER_SAMPLES, POWER_CHAINS = 8, 1024, 2
 REDUCTIONS = 12
 COOLEST = 0.02  # diffusion of the thermostat at most
+LARGE = 1_000_000  # parameters beyond which batches larger than 512 go through in pieces of that size
 BATCHES = (128, DEFAULT_BATCH, 2048, 8192, 32768)
 FULL = {"cpu": 30_000_000, "cuda": 300_000_000}  # parameters × samples up to which a step sees the whole data
 RELAXATIONS, SHORTEST = 12, 100  # of the burn-in, the coarse draws and a round each, and steps that are no fewer
@@ -51,7 +52,7 @@ TRUSTED, UNTRUSTED = 0.01, 0.15  # standard deviation of what a bias formula lea
 
 @dataclass(frozen=True)
 class Lengths:
-    """Steps of each chain: at ``most``, of the ``pilot``, ``burn_in``, ``coarse`` draws, and of a ``round`` of draws."""
+    """Steps of each chain: ``most`` in all, those of the pilot, the burn-in, the coarse draws and a round of draws."""
 
     most: int
     pilot: int
@@ -270,6 +271,7 @@ class Pilot:
             seen = self.kernel.nbeta * found + (tie if self.kernel.scale is None else 0.0)
             if math.isfinite(seen):
                 self._largest = max(self._largest, seen)
+        self._largest = -self._least(-self._largest, "the curvature along the chains")
         require(self._largest > 0, "localization", "be above 0 where the loss is flat", repr(tie))
 
     def _against_noise(self, step: float, energy: float, batch_given: bool) -> tuple[float, str]:
@@ -317,13 +319,24 @@ class Pilot:
             slower = max(share * now / size, 1.0) if size < samples else 1.0
             return (times[0] + slope * (size - now)) * math.pow(slower, 1 / order)
 
-        return min(sizes, key=cost)
+        return int(self._least(min(sizes, key=cost), "the batch size"))
+
+    def _least(self, value: float, what: str) -> float:
+        """The least over all processes, each of which saw its own chains."""
+        ranks = self.problem.ranks
+        return value if ranks.size == 1 else ranks.least(value, what, self.problem.device)
 
     def _resize(self, size: int) -> None:
+        """Go on with batches of this size, in pieces whose passes fit into memory."""
         if size != self.runner.batch_size:
-            small = self.problem.num_parameters * size <= SMALL or self.problem.device.type == "cuda"
-            pieces = self.runner.ground.plan.accumulate * (1 if small else -(-size // (4 * DEFAULT_BATCH)))
-            self.runner.resize(size, pieces)
+            parameters, piece = self.problem.num_parameters, 4 * DEFAULT_BATCH
+            if self.problem.memory is not None or parameters > LARGE:
+                piece = DEFAULT_BATCH
+            elif parameters * size <= SMALL:
+                piece = size
+            elif self.problem.device.type == "cuda":
+                piece = 16 * DEFAULT_BATCH
+            self.runner.resize(size, self.runner.ground.plan.accumulate * -(-size // piece))
 
     @property
     def _by_sample(self) -> bool:
