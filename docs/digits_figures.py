@@ -197,7 +197,7 @@ def llc() -> Any:
 
 def llc_sweep() -> Any:
     """Its learning coefficient over step sizes and temperatures, with the chosen point."""
-    return lh.plot(lh.singular.sweep(digits_problem(), coefficient=digits_coefficient(), draws=100))
+    return lh.plot(lh.singular.sweep(digits_problem(), draws=100))
 
 
 def mini_batch_spectra() -> Any:

@@ -20,13 +20,13 @@ for step in range(150):
     optimizer.step()
 
 problem = lh.Problem(model, "cross_entropy", (images, y)).refresh_statistics()
-found = lh.llc(problem, batch_size=128, max_gradients=2000)
+found = lh.llc(problem, batch_size=512, max_gradients=2400)
 print(f"loss {problem.loss():.4f} with {problem.num_parameters} parameters")
 print(f"learning coefficient {found.value:.1f} ± {found.stderr:.1f}, {found.status.name}")
-print(f"at nβ = {found.nbeta:.0f} ({found.temperature}), γ = {found.localization:g}, ε = {found.step_size:.2g}")
+print(f"at nβ = {found.nbeta:.0f} ({found.temperature}), γ = {found.localization:.3g}, by {found.chains.kernel}")
 
-same = {"localization": found.localization, "batch_size": 128, "max_gradients": 2000}
-head = lh.llc(problem.restrict("5.*"), kernel="sgld", **same)
+same = {"localization": found.localization, "batch_size": 512, "max_gradients": 2400}
+head = lh.llc(problem.restrict("5.*"), **same)
 hot = lh.llc(problem, nbeta="batch", **same)
 print(f"last layer alone     {head.value:.1f} ± {head.stderr:.1f}, {head.status.name}")
 print(f"at nβ = {hot.nbeta:.0f} (batch)  {hot.value:.1f} ± {hot.stderr:.1f}, {hot.status.name}")

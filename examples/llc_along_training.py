@@ -1,4 +1,4 @@
-"""The learning coefficient along training: one localization for all checkpoints, each starts from the one before."""
+"""The learning coefficient along training, at one temperature and one localization for all checkpoints."""
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -17,7 +17,7 @@ for step in range(401):
     optimizer.step()
 
 problem = lh.Problem(model, "cross_entropy", train)
-path = lh.singular.llc_along(problem, checkpoints, localization=20.0, max_gradients=2000)
+path = lh.singular.llc_along(problem, checkpoints, max_gradients=4000)
 for step, found in zip(path.labels, path.results, strict=True):
     print(f"step {step:3.0f}  loss {found.initial_loss:.4f}  coefficient {found.value:.1f} ± {found.stderr:.1f}  "
           f"{found.status.name}, {found.cost} gradients")  # fmt: skip

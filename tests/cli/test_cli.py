@@ -287,7 +287,8 @@ def test_forecasts_hold(project, name):
     "settings",
     [["--localization", 100, "--chains", 1, "--max-gradients", 500],
      ["--kernel", "hmc", "--step-size", 1e-4, "--draws", 10],
-     ["--kernel", "sgld", "--max-gradients", 800, "--batch-size", 50, "--chains", 2]],
+     ["--kernel", "sgld", "--max-gradients", 800, "--batch-size", 50, "--chains", 2],
+     ["--kernel", "kinetic", "--batch-size", 50, "--draws", 30]],
 )  # fmt: skip
 def test_forecasts_of_chains_hold(project, settings):
     arguments = ["measure", f"{project}:make_problem", "--what", "llc", "--json", *settings]

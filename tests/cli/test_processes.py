@@ -81,7 +81,7 @@ def compare(ours, theirs, path):
 
 
 def test_one_document_is_printed(one, two):
-    assert len(json.loads(two.stdout)["results"]) == len(one.table()) == 12
+    assert len(json.loads(two.stdout)["results"]) == len(one.table()) == 13
     assert two.stderr.count("llc: NOT_A_MINIMUM") == 1
     assert two.stderr.count(MEASURED) == 1
     assert two.stderr.index(MEASURED) < two.stderr.index("ChildFailedError")  # torchrun's report of exit code 1

@@ -88,8 +88,8 @@ def _coefficient_rows(plan: Plan) -> list[BenchRow]:
     """λ̂ of least squares in 30 dimensions, whose value at nβ and γ is known in closed form.
 
     Ours finds everything by itself. devinterp is told nβ, γ and the baseline over all data, and given steps of two
-    sizes, both from ours, and more and more of them until its answer is near enough to the truth. Errors are the root
-    of the mean square over three seeds; one run is timed.
+    sizes, both from our SGLD, and more and more of them until its answer is near enough to the truth. Errors are the
+    root of the mean square over three seeds; one run is timed.
     """
     known = next(case for case in suite() if case.name == KNOWN)
     problem = _on_device(known, plan.device)
@@ -171,7 +171,7 @@ class _Asked(NamedTuple):
 def _peer_coefficient(asked: _Asked) -> tuple[Run, list[_Answer], str]:
     """A run of the fewest steps that are accurate over the seeds, else of what came nearest; the answers of the other
     seeds; and what was given."""
-    found = llc(asked.problem, tol=asked.accuracy, max_gradients=asked.most)
+    found = llc(asked.problem, kernel="sgld", tol=asked.accuracy, max_gradients=asked.most)
     nbeta, localization = found.nbeta, float(found.localization)
     assert isinstance(asked.problem.source, nn.Module)
     model, data = asked.problem.source, _whole(asked.problem)

@@ -258,8 +258,10 @@ def _trajectories(given: Mapping[str, Any], parameters: int) -> tuple[int, int]:
 def _steps(given: Mapping[str, Any]) -> tuple[int, int]:
     """Steps of a chain that never rejects: a pilot or trials of the step that is given, the burn-in and the draws."""
     limit = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else None
-    lengths = Lengths.of(limit, given.get("burn_in"), given.get("draws"), tuned="step_size" not in given)
-    fewest = lengths.pilot + lengths.burn_in + lengths.coarse + lengths.round
+    tuned, burn_in, draws = "step_size" not in given, given.get("burn_in"), given.get("draws")
+    lengths = Lengths.of(limit, burn_in, draws, tuned)
+    least = lengths.fitted(0.0, burn_in, draws) if tuned else lengths
+    fewest = least.pilot + least.burn_in + least.coarse + least.round
     return fewest, lengths.most + EXTRA if limit is None else limit
 
 

@@ -80,9 +80,11 @@ Localization = Annotated[
         min=0, rich_help_panel=LLC, show_default="by rule", help="γ, which ties chains to w*; the centre of llc_curve."
     ),
 ]
-StepSize = Annotated[float | None, typer.Option(min=0, rich_help_panel=LLC, help="ε of the kernel.")]
+StepSize = Annotated[
+    float | None, typer.Option(min=0, rich_help_panel=LLC, help="Step size of the kernel: ε, or h of kinetic.")
+]
 KernelOption = Annotated[
-    str | None, typer.Option(rich_help_panel=LLC, help="sgld, hmc, mala, rmsprop_sgld, sghmc or sgnht.")
+    str | None, typer.Option(rich_help_panel=LLC, help="kinetic, sgld, hmc, mala, rmsprop_sgld, sghmc or sgnht.")
 ]
 Tol = Annotated[
     float | None,

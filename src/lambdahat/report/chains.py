@@ -76,7 +76,7 @@ def _setting(result: Chains | LearningCoefficient) -> str:
     parts = [
         f"nβ = {chains.nbeta:.4g}" + (f" ({name})" if name else ""),
         f"γ {gamma_text(chains.localization)}",
-        f"ε = {chains.step_size:.3g}",
+        f"{'h' if chains.kernel == 'Kinetic' else 'ε'} = {chains.step_size:.3g}",
         f"{chains.kernel}, {batch} samples a step",
         counted(result.cost, "gradient"),
     ]
