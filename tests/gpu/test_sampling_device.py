@@ -13,7 +13,7 @@ import torch
 from lambdahat._rng import generator
 from lambdahat.problem import Problem
 from lambdahat.results import Chains, Status
-from lambdahat.sampling import Streams, hmc, mala, rmsprop_sgld, sample, sghmc, sgld, sgnht
+from lambdahat.sampling import Streams, hmc, kinetic, mala, rmsprop_sgld, sample, sghmc, sgld, sgnht
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.sampling.modes import make_runner
 from lambdahat.sampling.runners import Plan
@@ -75,9 +75,9 @@ def test_a_captured_sgld_step_has_its_exact_law(dtype):
 
 @pytest.mark.parametrize(
     "kernel",
-    [sgld(EPSILON, NBETA, GAMMA), sghmc(EPSILON, NBETA, GAMMA), sgnht(EPSILON, NBETA, GAMMA),
+    [sgld(EPSILON, NBETA, GAMMA), kinetic(0.2, NBETA, GAMMA), sghmc(EPSILON, NBETA, GAMMA), sgnht(EPSILON, NBETA, GAMMA),
      rmsprop_sgld(EPSILON, NBETA, GAMMA), sgld(EPSILON, NBETA, {"w": GAMMA}, torch.tensor([0.5, 1.0, 1.5, 2.0]))],
-    ids=["sgld", "sghmc", "sgnht", "rmsprop", "scaled"],
+    ids=["sgld", "kinetic", "sghmc", "sgnht", "rmsprop", "scaled"],
 )  # fmt: skip
 def test_every_kernel_agrees_with_its_uncaptured_self(kernel):
     found, plain = (run(bowl(), kernel, mode) for mode in ("graph", "batched"))
@@ -167,8 +167,32 @@ def test_the_velocity_survives_another_step_size():
     runner.advance(5)
     velocity = runner.state.memory["velocity"].clone()
     runner.retune(sghmc(EPSILON / 2, NBETA))
-    assert torch.equal(runner.state.memory["velocity"], velocity)
+    assert torch.allclose(runner.state.memory["velocity"], velocity / math.sqrt(2)), "increments of variance ε/2"
     assert float(velocity.abs().min()) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_captured_kinetic_dynamics_are_exact_for_a_gaussian(dtype):
+    a = NBETA * CURVATURES + GAMMA
+    exact = 0.5 * float((NBETA * CURVATURES / a).sum())
+    found = run(bowl(dtype), kinetic(0.2, NBETA, GAMMA))
+    value, error = mean_and_error(found.energies)
+    assert found.mode == "graph"
+    assert abs(value - exact) < 4 * error
+    assert error < 0.05 * exact
+
+
+def test_the_noise_of_batches_is_the_same_captured():
+    """Batches of 5 samples at rest: means over many looks agree, and the chains stay where they are."""
+    traces = []
+    for mode in ("graph", "batched"):
+        runner, _ = make_runner(regression(), kinetic(0.02, 20.0, 2.0), 8, Plan(batch_size=5), mode)
+        runner.retune(kinetic(0.0, 20.0, 2.0))
+        here = runner.positions.clone()
+        traces.append(float(runner.noise(400)["trace"].mean()))
+        assert torch.equal(runner.positions, here)
+        assert runner.gradients_spent == 400
+    assert traces[0] == pytest.approx(traces[1], rel=0.15)
 
 
 def test_a_bound_and_divergence_are_told():
