@@ -75,10 +75,16 @@ def test_a_captured_sgld_step_has_its_exact_law(dtype):
 
 @pytest.mark.parametrize(
     "kernel",
-    [sgld(EPSILON, NBETA, GAMMA), kinetic(0.2, NBETA, GAMMA), sghmc(EPSILON, NBETA, GAMMA), sgnht(EPSILON, NBETA, GAMMA),
-     rmsprop_sgld(EPSILON, NBETA, GAMMA), sgld(EPSILON, NBETA, {"w": GAMMA}, torch.tensor([0.5, 1.0, 1.5, 2.0]))],
+    [
+        sgld(EPSILON, NBETA, GAMMA),
+        kinetic(0.2, NBETA, GAMMA),
+        sghmc(EPSILON, NBETA, GAMMA),
+        sgnht(EPSILON, NBETA, GAMMA),
+        rmsprop_sgld(EPSILON, NBETA, GAMMA),
+        sgld(EPSILON, NBETA, {"w": GAMMA}, torch.tensor([0.5, 1.0, 1.5, 2.0])),
+    ],
     ids=["sgld", "kinetic", "sghmc", "sgnht", "rmsprop", "scaled"],
-)  # fmt: skip
+)
 def test_every_kernel_agrees_with_its_uncaptured_self(kernel):
     found, plain = (run(bowl(), kernel, mode) for mode in ("graph", "batched"))
     agree(found.energies, plain.energies)
