@@ -53,6 +53,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "sharpness": part("digits", "sharpness"),
     "batch-norm": part("digits", "batch_norm"),
     "llc": part("digits", "llc"),
+    "llc-curve": part("truth", "llc_curve"),
     "llc-sweep": part("digits", "llc_sweep"),
     "volume-scaling": part("truth", "volume_scaling"),
     "edge-of-stability": part("training", "edge_of_stability"),

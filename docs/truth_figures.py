@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.torch import load_file
 
 import lambdahat as lh
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, VERMILION, new_axes
@@ -47,3 +48,18 @@ def volume_scaling() -> Any:
 def verification() -> Any:
     """Every case of the ground-truth suite, from the stored result of one run."""
     return lh.plot(lh.singular.Verification.load(RESULTS / "verification.json"))
+
+
+def llc_curve() -> Any:
+    """λ̂ of a network over γ, beside the stored references of ``benchmarks/llc_networks.py`` at four of them."""
+    stored = RESULTS / "llc_networks"
+    lines = (stored / "networks.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [row for row in map(json.loads, lines) if row["network"] == "digits-mlp"]
+    weights = load_file(stored / "digits-mlp.safetensors")
+    problem = lh.Problem(lh.models.mlp([64, 32, 10]), "cross_entropy", lh.data.digits_split(seed=0)[0]).at(weights)
+    rule = next(row["localization"] for row in rows if abs(row["over_scale"] - 1) < 1e-6)
+    axes = lh.plot(lh.singular.llc_curve(problem, [rule * 2.0**power for power in range(-3, 4)]))
+    axes.plot([row["localization"] for row in rows], [row["value"] for row in rows], "x", color="black",
+              markersize=9, markeredgewidth=1.8, zorder=5, label="reference")  # fmt: skip
+    axes.legend(frameon=False, fontsize="small")
+    return axes

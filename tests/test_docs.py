@@ -65,8 +65,8 @@ def test_exit_codes_are_those_of_the_command():
         assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == codes
 
 
-KERNELS = {"sgld": "kernels.SGLD", "rmsprop_sgld": "kernels.RMSpropSGLD", "sghmc": "kernels.SGHMC",
-           "sgnht": "kernels.SGNHT", "hmc": "hamiltonian.HMC"}  # fmt: skip
+KERNELS = {"kinetic": "kernels.Kinetic", "sgld": "kernels.SGLD", "rmsprop_sgld": "kernels.RMSpropSGLD",
+           "sghmc": "kernels.SGHMC", "sgnht": "kernels.SGNHT", "hmc": "hamiltonian.HMC"}  # fmt: skip
 
 
 def test_every_public_name_is_in_the_reference():
