@@ -66,7 +66,7 @@ LLC = "For chains (llc, wbic …); what is not given is found"
 Chains = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help="Chains.", show_default="4")]
 Draws = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help="Draws of each chain.")]
 BurnIn = Annotated[int | None, typer.Option(min=0, rich_help_panel=LLC, help="Steps before the first draw.")]
-BatchSize = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help="Samples that a step of SGLD sees.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help="Samples that a step sees.")]
 Nbeta = Annotated[
     str | None,
     typer.Option(
