@@ -396,7 +396,8 @@ def _rounds(
             collector.forget()
             looks.clear()
             continue
-        if len(chains.energies[0]) >= 2 * lengths.round and not wanted.missed(reading):
+        apart = chains.diagnostics.rhat > RHAT or reading.drifting or reading.unsettled
+        if len(chains.energies[0]) >= 2 * lengths.round and not apart and not wanted.missed(reading):
             break
     if wanted.draws is None:
         reasons["draws"] = f"{wanted.goal}, up to {lengths.most} steps a chain"

@@ -44,6 +44,7 @@ POWERS, POWER_SAMPLES, POWER_CHAINS = 8, 1024, 2
 REDUCTIONS = 12
 COOLEST = 0.02  # diffusion of the thermostat at most
 LARGE = 1_000_000  # parameters beyond which batches larger than 512 go through in pieces of that size
+STEP_PRICE = 1024  # samples that a step of a small problem counts as, besides its own
 BATCHES = (128, DEFAULT_BATCH, 2048, 8192, 32768)
 FULL = {"cpu": 30_000_000, "cuda": 300_000_000}  # parameters × samples up to which a step sees the whole data
 RELAXATIONS, SHORTEST = 12, 100  # of the burn-in, the coarse draws and a round each, and steps that are no fewer
@@ -299,25 +300,32 @@ class Pilot:
         return noise_bias(self._at(step), float(found["trace"].mean()), 2.0)
 
     def _cheapest(self, share: float, order: int) -> int:
-        """The batch size whose steps cover a unit of time at the least cost, by two timed sizes."""
+        """The batch size whose steps cover a unit of time at the least cost, by two timed sizes.
+
+        Small problems are not timed, so that their numbers depend on the seed alone: a step then counts as its samples
+        and 1,024 more.
+        """
         runner, samples, now = self.runner, self.problem.num_samples, self.runner.batch_size
         sizes = sorted({min(size, samples) for size in (*BATCHES, samples) if size >= now or size == now})
         larger = min(4 * now, samples)
         if larger == now:
             return now
-        times = []
-        for size in (now, larger):
-            self._resize(size)
-            runner.skip(1)
-            start = time.perf_counter()
-            runner.skip(2)
-            times.append(time.perf_counter() - start)
-        slope = max(times[1] - times[0], 0.05 * times[0]) / (larger - now)
-        self._resize(now)
+        if self.problem.num_parameters * samples <= FULL["cpu"]:
+            price, slope = float(STEP_PRICE + now), 1.0
+        else:
+            times = []
+            for size in (now, larger):
+                self._resize(size)
+                runner.skip(1)
+                start = time.perf_counter()
+                runner.skip(2)
+                times.append(time.perf_counter() - start)
+            self._resize(now)
+            price, slope = times[0], max(times[1] - times[0], 0.05 * times[0]) / (larger - now)
 
         def cost(size: int) -> float:
             slower = max(share * now / size, 1.0) if size < samples else 1.0
-            return (times[0] + slope * (size - now)) * math.pow(slower, 1 / order)
+            return (price + slope * (size - now)) * math.pow(slower, 1 / order)
 
         return int(self._least(min(sizes, key=cost), "the batch size"))
 
