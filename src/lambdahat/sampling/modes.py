@@ -60,9 +60,9 @@ def _made(
     nothing where they do but a record does not.
     """
     samples = problem.num_samples if kernel.exact else min(plan.batch_size or 512, problem.num_samples)
+    at_once = max(problem.batches.sizes) if kernel.exact else -(-samples // plan.accumulate)
     if problem.memory is not None and not kernel.exact:
         plan = replace(plan, accumulate=max(plan.accumulate, pieces_within(problem, samples)))
-    at_once = max(problem.batches.sizes) if kernel.exact else -(-samples // plan.accumulate)
     demand = Demand(problem, kernel, len(numbers), at_once, plan)
     demand.require_one_by_one()
     makers = _makers(Ground(problem, plan, kernel.exact), kernel, numbers)

@@ -44,10 +44,10 @@ def llc(
 ) -> LearningCoefficient:
     """The local learning coefficient λ̂ = nβ·(E[L(w)] − L(w*)) at the problem's parameters w* (Lau et al. 2023).
 
-    The expectation is under exp(−nβ·L(w) − (γ/2)‖w − w*‖²). What is estimated is fixed before the first step: nβ = n/ln
-    n and γ, by a rule of the problem alone (P/‖w*‖², less where the data determine most directions). How it is
-    estimated is found by a pilot: kernel, step size, batch size, burn-in and number of draws; ``chains.reasons`` says why each is
-    what it is. What is given is taken as it is.
+    The expectation is under exp(−nβ·L(w) − (γ/2)‖w − w*‖²). What is estimated is fixed before the first step:
+    nβ = n/ln n and γ, by a rule of the problem alone (P/‖w*‖², less where the data determine most directions). How it
+    is estimated is found by a pilot: kernel, step size, batch size, burn-in and number of draws; ``chains.reasons``
+    says why each is what it is. What is given is taken as it is.
 
     Args:
         problem: The problem, at the parameters w* to be measured; ``problem.restrict("layers.0.*")`` for some of them.
@@ -59,8 +59,9 @@ def llc(
         nbeta: "n/log n", "batch" (B/ln B, as in devinterp) or a number.
         localization: γ as a number, a tensor (P,), or numbers by name or glob of parameters.
         step_size: Step size of the kernel (of SGLD if no kernel is named). One that makes chains diverge is reduced,
-            and the result says so. With a step size that was given, ``value`` is the plain mean over the draws and what is
-            known of its bias is part of ``stderr``; with one that was found, the bias is measured and taken off.
+            and the result says so. With a step size that was given, ``value`` is the plain mean over the draws and
+            what is known of its bias is part of ``stderr``; with one that was found, the bias is measured and taken
+            off.
         kernel: "kinetic", "sgld", "rmsprop_sgld", "sghmc", "sgnht", "hmc", "mala", or a kernel with its own settings.
         tol: Standard error relative to the value to draw for; by default 3 % of max(λ̂, 1).
         max_gradients: Limit on the gradients of all chains, pilots included.
