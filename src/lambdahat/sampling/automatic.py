@@ -39,6 +39,7 @@ ADJUSTED = {True: 15, False: 500}  # parameters up to which HMC is the default o
 CHECKS = (500, 1000, 2000, 4000, 8000, 16000, 32000)  # gradients of a chain after which HMC looks at its error
 PIECE = 8192  # samples of the whole data that go through a large model at once
 TOL = 0.03, 1.0  # standard error to draw for, of a value that counts as no less than the second
+FEWEST_ROUNDS, EFFECTIVE = 4, 50  # rounds, and effective draws per chain, before which no standard error is trusted
 TRAJECTORIES = 200  # thrown away where HMC's step size is given
 LEAST = 400  # gradients of a chain of HMC that a limit must leave
 FEWEST_TRAJECTORIES = 8  # to be drawn
@@ -397,7 +398,9 @@ def _rounds(
             looks.clear()
             continue
         apart = chains.diagnostics.rhat > RHAT or reading.drifting or reading.unsettled
-        if len(chains.energies[0]) >= 2 * lengths.round and not apart and not wanted.missed(reading):
+        enough = len(chains.energies[0]) >= FEWEST_ROUNDS * lengths.round
+        enough &= chains.diagnostics.ess_mean >= EFFECTIVE * len(chains)
+        if enough and not apart and not wanted.missed(reading):
             break
     if wanted.draws is None:
         reasons["draws"] = f"{wanted.goal}, up to {lengths.most} steps a chain"

@@ -409,11 +409,12 @@ def explained_bias(kernel: Kernel, energies: Array, record: Any, trace: float) -
 def bias_of_steps(kernel: Kernel, energies: Array, record: Any, trace: float, coarse: Coarse | None) -> Estimate:
     """What finite, noisy steps add to the mean of ``energies``, with its standard error.
 
-    A formula explains part of it (``explained_bias``). What it leaves is known a priori to a quarter of the formula
-    and 1 % of the value (15 % where there is no formula), and is measured by the difference D between the draws at 2h
-    and at h, each less what the formula explains: the rest at h is D/(2^r − 1), r = 1 where noise is most of it, else
-    2. Both are combined by their precisions; where they contradict each other by more than two standard deviations,
-    half of the contradiction goes into the error.
+    A formula explains part of it (``explained_bias``). What it leaves, b at h and (1 + f)·b at 2h, is known a priori to
+    a quarter of the formula and 1 % of the value (15 % where there is no formula). The draws at 2h measure it: with D
+    the difference of the two means, each less what the formula explains, u·D is taken off, f = 1 where noise is most
+    of the bias, else 3. The value's error is then (1 + u)·ε₁ − u·ε₂ + (1 − f·u)·b, with ε₁ and ε₂ the errors of the
+    means at h and 2h, and u is chosen so that its variance is least. Where D contradicts the prior by more than two
+    standard deviations, half of the contradiction goes into the error.
     """
     raw = float(energies.mean())
     explained = explained_bias(kernel, energies, record, trace)
@@ -424,14 +425,14 @@ def bias_of_steps(kernel: Kernel, energies: Array, record: Any, trace: float, co
         return Estimate(formula, prior)
     linear = isinstance(kernel, Kinetic | SGHMC) and abs(formula) > 0.005 * abs(raw)
     factor = 1.0 if linear else 3.0
-    at_two = float(coarse.mean) - (coarse.explained if known else 0.0)
-    left = (at_two - (raw - formula)) / factor
-    error = math.hypot(float(coarse.mean.stderr), blocked_error(energies)) / factor
-    weight = prior**2 / (prior**2 + error**2) if prior > 0 else 0.0
-    spread = math.sqrt(weight) * error
-    if abs(left) > 2 * math.hypot(prior, error):
-        spread = math.hypot(spread, left / 2)
-    return Estimate(formula + weight * left, spread)
+    difference = float(coarse.mean) - (coarse.explained if known else 0.0) - (raw - formula)
+    fine, rough = blocked_error(energies) ** 2, float(coarse.mean.stderr) ** 2
+    total = fine + rough + (factor * prior) ** 2
+    share = max((factor * prior**2 - fine) / total, 0.0) if total > 0 else 0.0
+    squares = (2 * share + share**2) * fine + share**2 * rough + ((1 - factor * share) * prior) ** 2
+    if difference**2 > 4 * total:
+        squares += (difference / (2 * factor)) ** 2
+    return Estimate(formula + share * difference, math.sqrt(squares))
 
 
 def stable(runner: AnyRunner, problem: Problem, kernel: Kernel, most: int) -> tuple[Kernel, str]:
