@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
 import os
 import statistics
 import time
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 import torch
-from timing import report
+from timing import in_processes, report
 from torch import nn
 
 import lambdahat as lh
@@ -120,10 +119,8 @@ def main() -> None:
     sizes = {name: None if name in ("hmc", "mala") else args.batch_size for name in args.kernels.split(",")}
     tasks = [(name, seed, size) for seed in range(args.runs) for name, size in sizes.items()]
     tasks = [task for task in tasks if task not in done]
-    end = time.monotonic() + 60 * args.minutes
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(args.workers) as pool, args.json.open("a", encoding="utf-8") as file:
-        for row in pool.imap_unordered(single, iter_until(tasks, end)):
+    with args.json.open("a", encoding="utf-8") as file:
+        for row in in_processes(single, tasks, args.workers, args.minutes):
             rows.append(row)
             file.write(json.dumps(row) + "\n")
             file.flush()
@@ -134,14 +131,6 @@ def main() -> None:
     table = [summary(name, group) for name, group in groups.items() if len(group) > 1]
     setting = {"parameters": PARAMETERS, "samples": SAMPLES, "torch": torch.__version__}
     report("Ranks of exact draws among those of each kernel", setting, table, args.summary)
-
-
-def iter_until(tasks: list[Any], end: float) -> Any:
-    """The tasks, none of them after ``end``."""
-    for task in tasks:
-        if time.monotonic() > end:
-            return
-        yield task
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import argparse
 import fnmatch
 import json
 import math
-import multiprocessing
 import os
 import statistics
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import report
+from timing import in_processes, report
 
 from lambdahat.results import student_quantile
 from lambdahat.singular.coefficient import llc
@@ -88,19 +87,11 @@ def run(args: argparse.Namespace) -> list[Row]:
     known = {task_of(row) for row in done if "error" not in row}
     left = [task for task in wanted if task not in known]
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + 60 * args.minutes
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(args.workers) as pool, args.json.open("a", encoding="utf-8") as file:
+    with args.json.open("a", encoding="utf-8") as file:
         file.write("\n" if file.tell() else "")  # what was killed may have left half a line
-        running: list[Any] = []
-        while running or (left and time.monotonic() < end):
-            while left and len(running) < args.workers and time.monotonic() < end:
-                running.append(pool.apply_async(single, (left.pop(0),)))
-            for result in [result for result in running if result.ready()]:
-                running.remove(result)
-                file.write(json.dumps(result.get()) + "\n")
-                file.flush()
-            time.sleep(0.02)
+        for row in in_processes(single, left, args.workers, args.minutes):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
     return [row for row in read(args.json) if task_of(row) in set(wanted)]
 
 

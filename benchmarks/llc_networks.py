@@ -21,17 +21,17 @@ import hashlib
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import report
+from timing import in_processes, report
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
@@ -787,20 +787,10 @@ def check(args: argparse.Namespace) -> None:
     done = {task_key(row): row for row in read(args.json) if "error" not in row}
     keys = [task_key(task.row() | {"weights": digests[task.network]}) for task in tasks]
     left = [task for task, key in zip(tasks, keys, strict=True) if key not in done]
-    end = time.monotonic() + 60 * args.minutes
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(args.workers) as pool:
-        running: list[Any] = []
-        while running or (left and time.monotonic() < end):
-            while left and len(running) < args.workers and time.monotonic() < end:
-                running.append(pool.apply_async(run_task, (left.pop(0), args)))
-            for result in [result for result in running if result.ready()]:
-                running.remove(result)
-                row = result.get()
-                append(args.json, row)
-                print(describe(row), flush=True)
-            time.sleep(0.02)
+    for row in in_processes(partial(run_task, args=args), left, args.workers, args.minutes):
+        append(args.json, row)
+        print(describe(row), flush=True)
     last = {task_key(row): row for row in read(args.json)}
     rows = [last[key] for key in keys if key in last]
     for row in rows:

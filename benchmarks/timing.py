@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import platform
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,20 @@ def set_tf32(allowed: bool) -> None:
     """cuDNN allows TF32 by default, so strict float32 must be asked for."""
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
+
+
+def in_processes(function: Callable[[Any], Any], tasks: Iterable[Any], workers: int, minutes: float) -> Iterator[Any]:
+    """Results of ``function`` as they come, from fresh processes; nothing is started after so many minutes."""
+    left, end = list(tasks), time.monotonic() + 60 * minutes
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        running: list[Any] = []
+        while running or (left and time.monotonic() < end):
+            while left and len(running) < workers and time.monotonic() < end:
+                running.append(pool.apply_async(function, (left.pop(0),)))
+            for result in [result for result in running if result.ready()]:
+                running.remove(result)
+                yield result.get()
+            time.sleep(0.02)
 
 
 def report(title: str, described: Mapping[str, Any], table: list[dict[str, Any]], path: Path | None) -> None:
