@@ -19,7 +19,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 from torch.func import grad, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lambdahat._check import require
 from lambdahat._rng import generator
@@ -293,6 +293,18 @@ def hessian_map(problem: Problem) -> Callable[[Any, Batch], OutputMap]:
     return make
 
 
+def fisher_map(problem: Problem) -> Callable[[Any, Batch], OutputMap]:
+    """u ↦ F u/B for a loss whose Fisher F at the output is diagonal and not its Hessian there."""
+
+    def make(output: Any, batch: Batch) -> OutputMap:
+        loss = problem.loss_function
+        diagonal = None if loss is None else loss.fisher(output, problem.target(batch))
+        assert diagonal is not None
+        return lambda u: [weight * part / batch.size for weight, part in zip(diagonal, u, strict=True)]
+
+    return make
+
+
 def rank_one_map(residuals: Callable[[Any, Batch], list[list[Tensor]]]) -> Callable[[Any, Batch], OutputMap]:
     """u ↦ (1/KB) Σ_k r_ik (r_ikᵀ u_i) per sample i, for K residuals r of a batch, one tensor per output each."""
 
@@ -334,7 +346,8 @@ def monte_carlo_residuals(problem: Problem, samples: int, seed: int) -> Callable
         assert loss is not None
         stream = generator(seed, "monte carlo fisher", batch.index)
         target = problem.target(batch)
-        return [[loss.random_factor(output.detach(), target, stream)] for _ in range(samples)]
+        fixed = tree_map(lambda z: z.detach() if isinstance(z, Tensor) else z, output)
+        return [loss.random_factors(fixed, target, stream) for _ in range(samples)]
 
     return residuals
 
