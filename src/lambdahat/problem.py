@@ -361,7 +361,11 @@ class Problem:
                 loss = self.batch_loss(leaves, batch)
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             total.add_(torch.cat([grad.reshape(-1) for grad in grads]), alpha=weight)
-        return self.ranks.sum(total, "the gradient", vector).to(vector.dtype)
+        found = self.ranks.sum(total, "the gradient", vector).to(vector.dtype)
+        finite = theta is not None or bool(found.isfinite().all())  # elsewhere a run may have diverged
+        require(finite, "the gradient", "be finite", "NaN or infinity in it",
+                "look for a square root, a norm or a quotient at 0 in the model and the loss")  # fmt: skip
+        return found
 
     def weighted(self) -> Iterator[tuple[float, Batch]]:
         """All batches with their share of the whole mean; those of this rank are in ``share``."""

@@ -278,6 +278,10 @@ def kfac(
     fisher, dtype = Fisher(kind, samples, seed), _dtype(problem)
     layers, reasons = find_layers(problem)
     factors, diagonals, shared = moments(problem, layers, tuple(reasons), fisher, sharing, dtype)
+    for name, parts in {**factors, **{name: (part,) for name, part in diagonals.items()}}.items():
+        require(all(bool(part.isfinite().all()) for part in parts), "the Fisher", "be finite",
+                f"NaN or infinity at {name!r}",
+                "look for a root, a log or a quotient at 0 in the model and the loss")  # fmt: skip
     kronecker = {layer.name: KroneckerBlock(layer.names, layer.indices, *factors[layer.name]) for layer in layers}
     if correction:
         bases = {label: (block.basis[1].to(dtype), block.basis[3].to(dtype)) for label, block in kronecker.items()}
