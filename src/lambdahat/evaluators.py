@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lambdahat._check import describe, require
-from lambdahat.batches import Batch, take
+from lambdahat.batches import Batch, restored, take
 from lambdahat.labels import IGNORE, KEY, labelled, shifted, shifts_labels, takes_labels, token_labels
 from lambdahat.losses import Custom, Loss
 from lambdahat.recomputing import checkpoints_of, recomputing
@@ -100,13 +100,13 @@ class Evaluator:
         if isinstance(data, Mapping):
             key = None if self.model_loss else next((key for key in TARGET_KEYS if key in data), None)
             fed = key == KEY and self.feeds and not any(name in data for name in DECODER)
-            inputs = {name: value for name, value in data.items() if fed or name != key}
+            inputs = {name: restored(value) for name, value in data.items() if fed or name != key}
             if key == KEY and self.shifts:
                 return (), inputs, shifted(data[KEY], getattr(self.loss, "ignored", IGNORE))
-            return (), inputs, data if key is None else data[key]
+            return (), inputs, restored(data if key is None else data[key])
         if isinstance(data, tuple | list):
             *inputs_, target = data if len(data) > 1 else (*data, None)
-            return tuple(inputs_), {}, target
+            return tuple(restored(value) for value in inputs_), {}, restored(target)
         return (data,), {}, data
 
     def output(self, parameters: Parameters, batch: Batch) -> Any:
@@ -187,7 +187,7 @@ class Evaluator:
             if kept is None:
                 return found
             return found * (kept / batch.size if self.by_sequence else (kept > 0)).to(found.dtype)
-        return self.loss.value(output, self.split(batch)[2])
+        return self.loss.value(restored(output), self.split(batch)[2])
 
     def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
         return self.loss_of(self.output(parameters, batch), batch)
@@ -277,7 +277,8 @@ class FunctionEvaluator:
         self.function, self.with_data = function, with_data
 
     def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
-        return self.function(dict(parameters), batch.data) if self.with_data else self.function(dict(parameters))
+        values = dict(parameters)
+        return self.function(values, restored(batch.data)) if self.with_data else self.function(values)
 
     def terms(self, batch: Batch) -> float:
         """The weight of a batch before normalisation."""

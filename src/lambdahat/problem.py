@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from lambdahat._check import require, require_choice, require_count
 from lambdahat._rng import generator
-from lambdahat.batches import Batch, Batches, chosen_indices, make_batches, rng_untouched
+from lambdahat.batches import Batch, Batches, chosen_indices, is_columns, make_batches, rng_untouched
 from lambdahat.evaluators import AnyEvaluator, Evaluator, FunctionEvaluator, Parameters
 from lambdahat.labels import COUNTS
 from lambdahat.losses import Loss, make_loss
@@ -445,7 +445,7 @@ def _require_float(dtype: Any) -> None:
 
 def _brings_batches(data: Any) -> bool:
     own = isinstance(data, torch.utils.data.DataLoader | Batches)
-    return own or (isinstance(data, list | tuple) and not all(isinstance(part, Tensor) for part in data))
+    return own or (isinstance(data, list | tuple) and not is_columns(data))
 
 
 def _require_batch_size(norm: str, batch_size: int | None) -> None:

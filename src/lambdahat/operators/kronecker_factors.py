@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lambdahat._check import require
 from lambdahat._progress import report
 from lambdahat._rng import generator
-from lambdahat.batches import Batch, rows_of, take
+from lambdahat.batches import Batch, as_tree, rows_of, take
 from lambdahat.evaluators import Parameters
 from lambdahat.losses import each_diagonal_factor
 from lambdahat.operators.layer_squares import borders
@@ -127,7 +127,7 @@ def joined(output: Any) -> Tensor:
     """A model's output, or what has its structure, as one tensor with the samples first."""
     if isinstance(output, Tensor):
         return output
-    parts = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    parts = [leaf for leaf in tree_leaves(as_tree(output)) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     rows = bool(parts) and all(part.ndim > 0 and len(part) == len(parts[0]) for part in parts)
     require(rows, "the model's output", "be tensors with a row for each sample for KFAC", output, "", TypeError)
     return torch.cat([part.reshape(len(part), -1) for part in parts], dim=1)
@@ -196,7 +196,7 @@ def passes(problem: Problem, layers: Sequence[Layer], fisher: Fisher, task: str)
     for done, (weight, batch) in enumerate(problem.weighted()):
         parameters = {name: value.detach().requires_grad_() for name, value in values.items()}
         with recording(layers) as calls:
-            output = problem.output(parameters, batch)
+            output = as_tree(problem.output(parameters, batch))
         yield Pass(weight, batch, fisher.vectors(problem, output, batch, rng), joined(output), calls)
         report(task, done + 1, total)
 

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lambdahat._check import require
 from lambdahat._rng import generator
-from lambdahat.batches import Batch, rows_of
+from lambdahat.batches import Batch, as_tree, rows_of
 from lambdahat.operators.convolution import PlainConvolutions
 from lambdahat.problem import Problem
 from lambdahat.recomputing import recomputing
@@ -226,7 +226,7 @@ def gauss_newton_forward(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
             with forward_ad.dual_level():
                 duals = [forward_ad.make_dual(p, t) for p, t in zip(parameters, tangents, strict=True)]
                 with recomputing(problem.recomputes):
-                    structure = problem.output(dict(zip(names, duals, strict=True)), batch)
+                    structure = as_tree(problem.output(dict(zip(names, duals, strict=True)), batch))
                 leaves_, spec = tree_flatten(structure)
                 pairs = [forward_ad.unpack_dual(z) if isinstance(z, Tensor) else (z, None) for z in leaves_]
             primal = tree_unflatten(
@@ -356,8 +356,7 @@ def _outputs(
     problem: Problem, leaves: dict[str, Tensor], batch: Batch, make_map: Callable[[Any, Batch], OutputMap]
 ) -> tuple[list[Tensor], OutputMap]:
     """The differentiable tensors of the model's output and the map of tangents on them."""
-    structure = problem.output(leaves, batch)
-    flat, spec = tree_flatten(structure)
+    flat, spec = tree_flatten(as_tree(problem.output(leaves, batch)))
     live = [z for z in flat if isinstance(z, Tensor) and z.requires_grad]
     constant = tree_unflatten([z.detach() if isinstance(z, Tensor) else z for z in flat], spec)
     return live, _between_live(flat, make_map(constant, batch))
