@@ -59,6 +59,12 @@ class Evaluator:
         other.loss = loss
         return other
 
+    def with_named_loss(self, loss: Loss, count: str | None) -> Evaluator:
+        """The same with a loss of the output in place of the model's own; what it does with labels is asked again."""
+        other = self.with_loss(loss)
+        other.model_loss, other.shifts = False, None
+        return other.counted_in(count)
+
     def counted_in(self, count: str | None) -> Evaluator:
         """The same for labels counted in tokens or sequences."""
         other = copy.copy(self)
@@ -268,6 +274,17 @@ def _fixed_statistics(model: nn.Module) -> set[str]:
 def _version(tensor: Tensor) -> int:
     """How often it was written to in place; tensors of inference mode do not count, and cannot be outside of it."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+class OutputEvaluator(Evaluator):
+    """The output as a function of named parameters and a batch's inputs, and a loss of it."""
+
+    def __init__(self, function: Callable[..., Any], loss: Loss) -> None:
+        super().__init__(nn.Module(), loss, "eval", dict, False)
+        self.function = function
+
+    def _run(self, parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self.function({**self.constants, **parameters}, *args, **kwargs)
 
 
 class FunctionEvaluator:

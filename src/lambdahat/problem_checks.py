@@ -13,7 +13,15 @@ from torch.utils._pytree import tree_leaves
 
 from lambdahat._check import require
 from lambdahat.batches import Batch, Batches, concatenate, take
-from lambdahat.evaluators import TARGET_KEYS, AnyEvaluator, Evaluator, FunctionEvaluator, Parameters, held_by
+from lambdahat.evaluators import (
+    TARGET_KEYS,
+    AnyEvaluator,
+    Evaluator,
+    FunctionEvaluator,
+    OutputEvaluator,
+    Parameters,
+    held_by,
+)
 from lambdahat.losses import NAMED, Custom, GaussianNLL, Loss, OfClasses
 
 
@@ -149,6 +157,8 @@ def _explained(evaluate: AnyEvaluator, batch: Batch, dtype: torch.dtype) -> Iter
         tensors = [leaf for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor)]
         given = ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in tensors)
         form = "a batch is (*inputs, target) or a dict of keyword arguments; dtype= casts both"
+        if isinstance(evaluate, OutputEvaluator):
+            form = "with loss=, it is called as output_fn(params, *inputs), or with keyword arguments from a dict"
         if isinstance(evaluate, FunctionEvaluator):
             form = "it is called as loss_fn(params, batch)" if evaluate.with_data else "loss_fn(params)"
         untold = _untold(evaluate, batch.data)

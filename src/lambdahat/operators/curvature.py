@@ -287,8 +287,6 @@ class GaussNewton(Curvature):
         memory: int | str | None,
         psd: bool,
     ) -> None:
-        if problem.loss_function is None:
-            problem._with_model("the Gauss–Newton matrix")
         output_map = make_map(problem)
         modes = {
             "reverse": linearise.gauss_newton_reverse(output_map),
@@ -407,6 +405,7 @@ def hessian(problem: Problem, *, mode: str = "auto", memory: int | str | None = 
 def ggn(problem: Problem, *, mode: str = "auto", memory: int | str | None = None) -> GaussNewton:
     """The generalised Gauss–Newton matrix (1/n) Σ_i J_iᵀ (∂²ℓ_i/∂z²) J_i, J_i the Jacobian of the model's output z."""
     _require_problem(problem)
+    problem = problem.with_output("the Gauss–Newton matrix")
     loss = problem.loss_function
     convex = loss is not None and loss.convex
     return GaussNewton(problem, linearise.hessian_map, lambda few: exact_factors(few, "hessian"), mode, memory, convex)
@@ -431,7 +430,7 @@ def fisher(
     require_kind(kind)
     if kind == "empirical":
         return gradient_covariance(problem, centred=False, mode=mode, memory=memory)
-    problem._with_model("the Fisher")
+    problem = problem.with_output("the Fisher")
     loss = problem.loss_function
     assert loss is not None
     require(loss.predictive, "loss", "be a negative log-likelihood for the Fisher", repr(loss.name),

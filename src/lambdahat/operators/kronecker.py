@@ -271,8 +271,7 @@ def kfac(
     require_count(samples, "samples")
     require_count(seed, "seed", least=0)
     require(samples == 1 or kind == "monte_carlo", "samples", 'be left out unless kind is "monte_carlo"', samples)
-    require(problem.loss_function is not None, "problem", "be made of a model and a loss of its output for KFAC",
-            'one made by from_function or with loss="model"', "", TypeError)  # fmt: skip
+    problem = problem.with_output("KFAC")
     require(problem.norm != "train", "norm", 'be "eval" or "frozen" for KFAC (batch statistics mix the samples)',
             '"train"', 'use norm="eval" and problem.refresh_statistics()')  # fmt: skip
     fisher, dtype = Fisher(kind, samples, seed), _dtype(problem)

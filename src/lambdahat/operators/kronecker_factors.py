@@ -208,8 +208,7 @@ def find_layers(problem: Problem) -> tuple[list[Layer], dict[str, str]]:
     one sample, which is checked on the first batch: a weight that is also used elsewhere, a subclass that computes
     something else, or a layer on a learned input that all samples share does not.
     """
-    model = problem.model
-    assert model is not None
+    model = problem.model or nn.Module()  # a function has no layers
     aliases: dict[int, list[str]] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(tensor), []).append(name)
