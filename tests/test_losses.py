@@ -247,6 +247,21 @@ def test_make_loss_knows_its_kind(given, kind):
     assert type(make_loss(given)) is kind
 
 
+def test_a_subclass_that_computes_something_else_is_taken_as_it_is():
+    class Focal(nn.CrossEntropyLoss):
+        def forward(self, z: Tensor, y: Tensor) -> Tensor:
+            p = z.softmax(1).gather(1, y[:, None])
+            return -((1 - p).square() * p.log()).mean()
+
+    class Named(nn.CrossEntropyLoss):
+        pass
+
+    output, target = normal(5, 3), labels(3, 5)
+    assert type(make_loss(Focal())) is losses.Custom
+    assert float(make_loss(Focal()).value(output, target)) == float(Focal()(output, target))
+    assert type(make_loss(Named())) is losses.CrossEntropy
+
+
 def test_callables_need_not_be_hashable():
     class Loss:
         __hash__ = None  # type: ignore[assignment]

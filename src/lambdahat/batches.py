@@ -97,22 +97,20 @@ class Batches:
         self.raw: Any = None  # what the batches were made of, where they are all of it
         self._kept: list[Batch] | None = []
         self.sizes: list[int] = []
-        sums: list[Tensor] = []
+        self.sums: list[tuple[int, Tensor]] = []  # of the real numbers in each batch: not finite where one is not
         room = CACHE_FRACTION * free_memory(device)
         for index, raw in enumerate(passes()):
             batch = self.place(raw, index)
             require(batch.size > 0, f"batch {index} of the data", "hold at least one sample", "an empty batch",
                     "leave empty batches out")  # fmt: skip
             self.sizes.append(batch.size)
-            sums.append(_sum(batch.data, device))
+            self.sums += [(index, part) for part in _sums(batch.data)]
             room -= _bytes(batch.data)
             if room < 0:
                 self._kept = None
             if self._kept is not None:
                 self._kept.append(batch)
         require(bool(self.sizes), "data", "hold at least one sample", "an empty data set")
-        whole = torch.stack(sums).isfinite().tolist()  # read at once, for which a GPU is waited for
-        self.suspect = [index for index, finite in enumerate(whole) if not finite]  # batches with NaN or infinity
 
     @property
     def num_samples(self) -> int:
@@ -190,11 +188,11 @@ class Batches:
         return Batch(tree_map(move, raw), _size(raw), index)
 
 
-def _sum(data: Any, device: torch.device) -> Tensor:
-    """The sum of all real numbers in a batch, (): not finite where one of them is not."""
+def _sums(data: Any) -> list[Tensor]:
+    """The sum of each tensor of real numbers in a batch, in float32 at least."""
     real = [leaf for leaf in tree_flatten(data)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    parts = [leaf.to_dense() if leaf.layout != torch.strided else leaf for leaf in real]
-    return sum((part.sum(dtype=torch.float64) for part in parts), torch.zeros((), dtype=torch.float64, device=device))
+    dense = [leaf if leaf.layout == torch.strided else leaf.to_dense() for leaf in real]
+    return [leaf.sum(dtype=torch.promote_types(leaf.dtype, torch.float32)) for leaf in dense]
 
 
 def kept_if_small(batches: Iterable[Batch], device: torch.device) -> list[Batch] | None:

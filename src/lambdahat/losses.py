@@ -159,14 +159,15 @@ class CrossEntropy(OfClasses):
             wide = _wide(logits)
             return F.cross_entropy(wide, target.to(wide), weight, label_smoothing=self.smoothing) * positions
         target = target.long()
-        mass = self._mass(target)
-        counted = len(target) if self.by_sequence else torch.where(mass > 0, mass, 1.0)  # 0, not NaN, where none counts
+        counted = len(target) if self.by_sequence else self._divisor(target, target != self.ignored)
         if logits is not output:  # the classes come last: along rows torch is faster than along strides
             logits, target = output.flatten(0, -2), target.flatten()
         total = F.cross_entropy(
             _wide(logits), target, weight, ignore_index=self.ignored, reduction="sum", label_smoothing=self.smoothing
         )
-        return total / (counted if isinstance(counted, int) else counted.to(total.dtype))
+        if isinstance(counted, Tensor) and counted.is_floating_point():
+            counted = counted.to(total.dtype)  # two numbers without dimensions would be divided in the wider dtype
+        return total / counted
 
     def check(self, output: Any, target: Any) -> None:
         logits = self._classes_first(output, target)
@@ -268,21 +269,27 @@ class CrossEntropy(OfClasses):
             positions = 1 if self.by_sequence else logits[0, 0].numel()
             return mass.sqrt().to(logits.dtype) / math.sqrt(positions)
         target = target.long()
-        kept = target != self.ignored
-        mass = kept.to(torch.float64)
-        if weight is not None or self.smoothing:
-            own = 1.0 if weight is None else weight[target.where(kept, 0)]
-            mass = mass * ((1 - self.smoothing) * own + self.smoothing * even)
-        if not self.by_sequence:
-            total = self._mass(target)  # a tensor: a number would wait for the GPU
-            mass = mass * (len(logits) / torch.where(total > 0, total, 1.0))
-        return mass.sqrt().to(logits.dtype).unsqueeze(1)
+        counts = target != self.ignored
+        kept = counts.unsqueeze(1).to(logits.dtype)
+        if weight is not None:
+            own = (1 - self.smoothing) * weight[target.where(counts, 0)] + self.smoothing * even
+            kept = kept * own.sqrt().unsqueeze(1).to(logits.dtype)
+        if self.by_sequence:
+            return kept
+        return kept * (math.sqrt(len(logits)) * self._divisor(target, counts, torch.float64).rsqrt())
+
+    def _divisor(self, target: Tensor, counts: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Σ w_y, and 1 where no target counts, for a mean of 0 and not NaN; a number would wait for the GPU."""
+        if self.weight is None:
+            return counts.sum(dtype=dtype).clamp(min=1)
+        mass = self._mass(target)
+        return torch.where(mass > 0, mass, 1.0)
 
     def _mass(self, target: Tensor) -> Tensor:
         """Σ w_y over the targets that count, a tensor ()."""
         kept = target != self.ignored
         if self.weight is None:
-            return kept.sum().double()
+            return kept.sum()
         return (self.weight.to(target.device).double()[target.where(kept, 0)] * kept).sum()
 
 
@@ -513,14 +520,19 @@ def make_loss(loss: Any) -> Loss:
     reduction = getattr(loss, "reduction", "mean")
     require(reduction in ("mean", "batchmean"), "loss", "average over the batch", f"reduction={reduction!r}",
             'use reduction="mean": every quantity here is of the mean loss')  # fmt: skip
-    if isinstance(loss, nn.CrossEntropyLoss):
+    if _is_torch(loss, nn.CrossEntropyLoss):
         return CrossEntropy(True, loss.weight, loss.ignore_index, loss.label_smoothing)
-    if isinstance(loss, nn.NLLLoss):
+    if _is_torch(loss, nn.NLLLoss):
         return NegativeLogLikelihood(True, loss.weight, loss.ignore_index)
-    if isinstance(loss, nn.MSELoss):
+    if _is_torch(loss, nn.MSELoss):
         return MeanSquare()
-    if isinstance(loss, nn.GaussianNLLLoss):
+    if _is_torch(loss, nn.GaussianNLLLoss):
         return GaussianNLL(loss.full, loss.eps)
-    if isinstance(loss, nn.BCEWithLogitsLoss):
+    if _is_torch(loss, nn.BCEWithLogitsLoss):
         return BinaryCrossEntropy(loss.weight, loss.pos_weight)
     return Custom(loss)
+
+
+def _is_torch(loss: Any, module: type[nn.Module]) -> bool:
+    """Whether a loss is torch's own module, or of a class that inherits what it computes."""
+    return isinstance(loss, module) and type(loss).forward is module.forward

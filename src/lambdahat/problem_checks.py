@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
@@ -42,11 +43,14 @@ def checked(evaluate: AnyEvaluator, parameters: Parameters, batches: Batches, dt
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     # with a graph, like the first: attention without one is another kernel
     both = [value.detach().reshape(()) for value in (loss, evaluate(leaves, batch))]
-    once, again = torch.stack(both).tolist()  # read at once, for which a GPU is waited for
+    wide = reduce(torch.promote_types, (total.dtype for _, total in batches.sums), loss.dtype)
+    each = [value.to(loss.device, wide) for value in (*both, *(total for _, total in batches.sums))]
+    once, again, *totals = torch.stack(each).tolist()  # read at once, for which a GPU is waited for
     if not math.isfinite(once):
         _blame(evaluate, parameters, batch, once)
     with torch.no_grad():
-        for later in batches.some(batches.suspect):
+        suspect = {index for (index, _), total in zip(batches.sums, totals, strict=True) if not math.isfinite(total)}
+        for later in batches.some(suspect) if suspect else ():
             value = float(evaluate(parameters, later))
             if not math.isfinite(value):  # else the model or the loss masks what is not finite
                 _blame(evaluate, parameters, later, value)
