@@ -129,6 +129,16 @@ def test_a_layer_used_twice_shares_its_weight() -> None:
     assert 'sharing="reduce"' in repr(K)
 
 
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+def test_sums_over_positions_are_made_in_single_precision(sharing: str) -> None:
+    """1,000 positions: in bfloat16 a running sum would stop at 256 times its terms."""
+    model = nn.Sequential(nn.Linear(2, 3), Mean()).to(torch.bfloat16)
+    x = torch.ones(2, 1000, 2, dtype=torch.bfloat16)
+    K = lh.kfac(lh.Problem(model, "mse", (x, torch.zeros(2, 3, dtype=torch.bfloat16))), sharing=sharing)
+    assert K.dtype == torch.float32
+    assert torch.allclose(K.blocks["0"].A, torch.ones(1, 3, 3), rtol=1e-3)
+
+
 def test_the_repr_says_which_is_used_where_weights_are_shared() -> None:
     model, x = EXACT["reduce", "sequence"]
     shared = lh.Problem(model, "mse", (x, torch.zeros(7, 2, dtype=torch.float64)))

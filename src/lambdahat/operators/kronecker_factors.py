@@ -308,14 +308,14 @@ def moments(
                 _require_samples_first(own, step.batch, 'sharing="reduce"', 'sharing="expand"')
             # by samples, not by weights in the loss: the mean over inputs is the same however they are batched
             count = step.batch.size if name in reduced else rows[name]
-            for a in _input_rows(own, name in reduced, step.batch.size / rows[name]):
-                share = step.batch.size / problem.num_samples / count
-                factors[name][0].add_(_gram(a.to(dtype)), alpha=share)
+            share = step.batch.size / problem.num_samples / count
+            for a in _input_rows(own, name in reduced, step.batch.size / rows[name], dtype):
+                factors[name][0].add_(_gram(a), alpha=share)
         kept: list[Tensor] = []
         for vector in step.vectors:
             for name, grads in _by_layer(step.calls, step.gradients(vector)).items():
-                for g in _gradient_rows(calls[name][0].layer, grads, name in reduced):
-                    factors[name][1].add_(_gram(g.to(dtype)), alpha=step.weight / step.batch.size)
+                for g in _gradient_rows(calls[name][0].layer, grads, name in reduced, dtype):
+                    factors[name][1].add_(_gram(g), alpha=step.weight / step.batch.size)
             if loose:
                 kept.append(vector)
                 if len(kept) * vector.numel() >= CHUNK_ELEMENTS:
@@ -326,12 +326,16 @@ def moments(
     return factors, diagonals, shared
 
 
-def _input_rows(calls: Sequence[Call], reduced: bool, scale: float) -> Iterator[Tensor]:
-    """The inputs a_r of all calls, (rows, g, n) at a time; or their mean over the positions of each sample."""
+def _input_rows(calls: Sequence[Call], reduced: bool, scale: float, dtype: torch.dtype) -> Iterator[Tensor]:
+    """The inputs a_r of all calls, (rows, g, n) at a time; or their mean over the positions of each sample.
+
+    ``scale`` is 1/R, R the positions of a sample in all calls.
+    """
     total: list[Tensor] = []
     for call in calls:
         layer, size = call.layer, call.layer.chunk(call.y)
-        parts = (layer.inputs(x, y) for x, y in zip(call.x.split(size), call.y.detach().split(size), strict=True))
+        pairs = zip(call.x.split(size), call.y.detach().split(size), strict=True)
+        parts = (layer.inputs(x, y).to(dtype) for x, y in pairs)
         if reduced:
             total.append(torch.cat([part.sum(dim=1) for part in parts]))
         else:
@@ -340,9 +344,9 @@ def _input_rows(calls: Sequence[Call], reduced: bool, scale: float) -> Iterator[
         yield torch.stack(total).sum(dim=0) * scale
 
 
-def _gradient_rows(layer: Layer, grads: Sequence[Tensor], reduced: bool) -> list[Tensor]:
+def _gradient_rows(layer: Layer, grads: Sequence[Tensor], reduced: bool, dtype: torch.dtype) -> list[Tensor]:
     """The output gradients g_r of all calls, (rows, g, m) each; or their sum over the positions of each sample."""
-    parts = [layer.outputs(grad) for grad in grads]
+    parts = [layer.outputs(grad).to(dtype) for grad in grads]
     if reduced:
         return [torch.stack([part.sum(dim=1) for part in parts]).sum(dim=0)]
     return [part.flatten(0, 1) for part in parts]
