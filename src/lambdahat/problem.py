@@ -168,6 +168,7 @@ class Problem:
         terms = [self._evaluate.terms(batch) for batch in self.batches]
         require(sum(terms) > 0, "data", "hold at least one target that counts", "only ignored targets")
         self.weights = [term / sum(terms) for term in terms]
+        self._total = sum(terms)
         self.num_terms = round(sum(terms)) if self.count == "tokens" else self.num_samples  # the n of n·L and of nβ
         self._share_out()
 
@@ -414,6 +415,12 @@ class Problem:
         require(finite, "the gradient", "be finite", "NaN or infinity in it",
                 "look for a square root, a norm or a quotient at 0 in the model and the loss")  # fmt: skip
         return found
+
+    def sample_share(self, batch: Batch) -> float:
+        """What the samples of a batch, or of a part of one, weigh in the mean over all data, on average of 1."""
+        whole = 0 <= batch.index < len(self.weights) and batch.size == self.batches.sizes[batch.index]
+        part = self.weights[batch.index] if whole else self._evaluate.terms(batch) / self._total
+        return part * self.num_samples / batch.size
 
     def weighted(self) -> Iterator[tuple[float, Batch]]:
         """All batches with their share of the whole mean; those of this rank are in ``share``."""

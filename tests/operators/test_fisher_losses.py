@@ -179,6 +179,25 @@ def test_ekfac_is_the_dense_fishers_diagonal_in_its_basis(case: str, sharing: st
     assert (truth - E.dense()).norm() <= (truth - K.dense()).norm() * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("batch_size", [7, 3, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_empirical_fisher_is_made_of_parts_of_the_whole_mean(case: str, batch_size: int) -> None:
+    """g_i = n ∂L/∂z_i J_i with L the loss of all data, whatever the batches."""
+    model, loss, x, y, last = parts(case)
+    problem = lh.Problem(model, loss, (x, y), batch_size=batch_size)
+    space, theta = problem.space, problem.vector
+    z = outputs(model, space, theta, x).detach().requires_grad_()
+    (slope,) = torch.autograd.grad(loss(z.movedim(-1, 1) if last else z, y), z)
+    J = jacrev(lambda t: outputs(model, space, t, x))(theta).flatten(1, -2)  # (n, D, P)
+    g = len(x) * torch.einsum("nd,ndp->np", slope.flatten(1), J)
+    second = g.T @ g / len(x)
+    assert relative(lh.fisher(problem, "empirical").dense(), second) < 1e-12
+    assert lh.trace(lh.fisher(problem, "empirical")).value == pytest.approx(float(second.trace()), rel=1e-10)
+    covariance = torch.cov(g.T, correction=0)
+    assert relative(lh.gradient_covariance(problem).dense(), covariance) < 1e-10
+    assert lh.ekfac(problem, kind="empirical").known_trace() == pytest.approx(float(second.trace()), rel=1e-10)
+
+
 @pytest.mark.parametrize("case", ["all options", "pos_weight", "class weights", "smoothed", "ignore_index", "huber"])
 def test_kfac_of_the_last_layer_is_the_product_of_the_dense_moments(case: str) -> None:
     """The last layer's output gradients are the factors of M: G is the mean of M over samples."""

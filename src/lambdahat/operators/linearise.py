@@ -6,6 +6,7 @@ with a block of them along a leading dimension. Building runs the model; calling
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -325,7 +326,10 @@ def rank_one_map(residuals: Callable[[Any, Batch], list[list[Tensor]]]) -> Calla
 
 
 def empirical_residuals(problem: Problem) -> Callable[[Any, Batch], list[list[Tensor]]]:
-    """The one residual of the empirical Fisher: r_i = ∂ℓ_i/∂z_i at the data's own target."""
+    """The one residual of the empirical Fisher at the data's own target: r_i = n ∂L/∂z_i.
+
+    A factor of the batch is left out, for the batch's weight in the mean is multiplied with r_i r_iᵀ elsewhere.
+    """
 
     def residuals(output: Any, batch: Batch) -> list[list[Tensor]]:
         flat, spec = tree_flatten(output)
@@ -333,7 +337,8 @@ def empirical_residuals(problem: Problem) -> Callable[[Any, Batch], list[list[Te
         live = [z for z in points if isinstance(z, Tensor) and z.requires_grad]
         value = problem.output_loss(tree_unflatten(points, spec), batch)
         slopes = torch.autograd.grad(value, live, materialize_grads=True)
-        return [[slope * batch.size for slope in slopes]]
+        scale = batch.size * math.sqrt(problem.sample_share(batch))
+        return [[slope * scale for slope in slopes]]
 
     return residuals
 
