@@ -259,8 +259,6 @@ def test_mappings_in_a_batch_are_moved_cast_and_sliced(kind, nested):
 
     dtype = torch.float64
     for data, batch_size in (([wrap(slice(0, 6)), wrap(slice(6, 10))], None), (wrap(slice(0, 10)), 6)):
-        if nested and batch_size:
-            continue  # whole columns are one mapping deep
         batches = Batches(module._passes(data, batch_size, 4), CPU, dtype)
         assert batches.sizes == [6, 4]
         assert [inputs(batch).dtype for batch in batches] == [dtype] * 2
@@ -269,6 +267,14 @@ def test_mappings_in_a_batch_are_moved_cast_and_sliced(kind, nested):
         assert torch.equal(torch.cat([inputs(batch) for batch in part]), X[[1, 7, 8]].to(dtype))
         again = pickle.loads(pickle.dumps(batches.first()))
         assert torch.equal(inputs(again), X[:6].to(dtype))
+
+
+def test_columns_may_be_nested_and_a_dict_by_number_is_a_data_set():
+    batches = make({"inputs": UserDict(x=X), "labels": Y, "name": "text"}, 6)
+    assert [batch.data["inputs"]["x"].shape for batch in batches] == [(6, 2), (4, 2)]
+    assert batches.first().data["name"] == "text"
+    numbered = make({i: (X[i], Y[i]) for i in range(10)}, 6)
+    assert torch.equal(torch.cat([batch.data[0] for batch in numbered]), X)
 
 
 def test_a_mapping_that_is_not_made_of_a_dict_comes_back_as_one():

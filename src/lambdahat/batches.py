@@ -315,14 +315,18 @@ def _same(data: Any) -> Any:
 def is_columns(data: Any) -> bool:
     """Whether data is whole columns: a tensor, or several in a tuple, list or dict, or a tuple with dicts among them.
 
-    Dicts alone, in a tuple or a list, are batches.
+    Dicts alone, in a tuple or a list, are batches, and a dict by number is a data set.
     """
     if isinstance(data, Tensor):
         return data.ndim > 0
-    leaves = list(data.values()) if isinstance(data, Mapping) else list(data) if isinstance(data, tuple | list) else []
-    if isinstance(data, tuple) and any(isinstance(leaf, Tensor) for leaf in leaves):
-        leaves = [part for leaf in leaves for part in (leaf.values() if isinstance(leaf, Mapping) else [leaf])]
-    return bool(leaves) and all(isinstance(leaf, Tensor) for leaf in leaves)
+    if isinstance(data, Mapping):
+        named = all(isinstance(key, str) for key in data)
+        return named and any(isinstance(leaf, Tensor) and leaf.ndim for leaf in tree_flatten(as_tree(data))[0])
+    parts = list(data) if isinstance(data, tuple | list) else []
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    rest = [part for part in parts if not isinstance(part, Tensor)]
+    mixed = isinstance(data, tuple) and all(isinstance(part, Mapping) and is_columns(part) for part in rest)
+    return bool(tensors) and (not rest or mixed)
 
 
 def as_tree(raw: Any) -> Any:

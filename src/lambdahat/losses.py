@@ -194,6 +194,12 @@ class CrossEntropy(OfClasses):
         each = self.by_sequence or target.is_floating_point()
         return float(size) if each else float(self._mass(target.long()))
 
+    def terms_by_sample(self, target: Tensor) -> Tensor:
+        """What each sample weighs in the mean, (B,): how many of its targets count, or their weights."""
+        if self.by_sequence or target.is_floating_point():
+            return torch.ones(len(target), device=target.device)
+        return self._weights(target.long()).reshape(len(target), -1).sum(dim=1)
+
     def product(self, output: Tensor, target: Tensor) -> Callable[[Tensor], Tensor]:
         """Keeps one tensor of the size of the output: with a vocabulary of 50,000 each is most of the memory."""
         logits = self._classes_first(output, target)
@@ -287,10 +293,14 @@ class CrossEntropy(OfClasses):
 
     def _mass(self, target: Tensor) -> Tensor:
         """Σ w_y over the targets that count, a tensor ()."""
+        return self._weights(target).sum()
+
+    def _weights(self, target: Tensor) -> Tensor:
+        """w_y of each target that counts, and 0 of the others."""
         kept = target != self.ignored
         if self.weight is None:
-            return kept.sum()
-        return (self.weight.to(target.device).double()[target.where(kept, 0)] * kept).sum()
+            return kept
+        return self.weight.to(target.device).double()[target.where(kept, 0)] * kept
 
 
 def _range(target: Tensor) -> tuple[int, int]:

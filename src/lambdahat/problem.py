@@ -365,7 +365,13 @@ class Problem:
                     other = copy.copy(self)
                     other._evaluate = self._evaluate.with_named_loss(make_loss(name), self.count)
                     other._finish()
-                except (ValueError, TypeError, RuntimeError, IndexError):  # logits or labels of another form
+                except (
+                    ValueError,
+                    TypeError,
+                    RuntimeError,
+                    LookupError,
+                    AttributeError,
+                ):  # logits or labels of another form
                     continue
                 if self._is_same_loss(other):
                     return other

@@ -85,7 +85,8 @@ class Subject:
             return (output > 0) == (target > 0.5), None
         if target.is_floating_point() or output.ndim != target.ndim + 1:
             return None, None
-        return output.argmax(dim=_class_dimension(loss, output, target)) == target, target != IGNORE
+        kept = target != getattr(loss, "ignored", IGNORE)
+        return (output.argmax(dim=_class_dimension(loss, output, target)) == target) & kept, kept
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Put back values by name, in place."""
