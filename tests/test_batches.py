@@ -285,3 +285,10 @@ def test_a_mapping_that_is_not_made_of_a_dict_comes_back_as_one():
     found = restored(make([(Two(X, 1), Y)]).first().data)[0]
     assert type(found) is dict
     assert torch.equal(found["x"], X)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_numbers_of_sparse_tensors_are_looked_at(layout):
+    whole = X.to_sparse(layout=layout)
+    assert [float(total) for _, total in make([(whole, Y)]).sums] == [float(X.sum())]

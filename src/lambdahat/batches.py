@@ -191,8 +191,13 @@ class Batches:
 def _sums(data: Any) -> list[Tensor]:
     """The sum of each tensor of real numbers in a batch, in float32 at least."""
     real = [leaf for leaf in tree_flatten(data)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    dense = [leaf if leaf.layout == torch.strided else leaf.to_dense() for leaf in real]
-    return [leaf.sum(dtype=torch.promote_types(leaf.dtype, torch.float32)) for leaf in dense]
+    entries = [leaf if leaf.layout == torch.strided else _entries(leaf) for leaf in real]
+    return [leaf.sum(dtype=torch.promote_types(leaf.dtype, torch.float32)) for leaf in entries]
+
+
+def _entries(leaf: Tensor) -> Tensor:
+    """The numbers that a sparse tensor holds."""
+    return leaf._values() if leaf.layout == torch.sparse_coo else leaf.values()
 
 
 def kept_if_small(batches: Iterable[Batch], device: torch.device) -> list[Batch] | None:
