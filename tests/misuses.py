@@ -143,6 +143,16 @@ def batchnorm() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
+class Penalised(LanguageModel):
+    """Has a loss of its own that is more than the cross-entropy of its logits."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        if output.loss is not None:
+            output.loss = output.loss + 0.1 * output.logits.square().mean()
+        return output
+
+
 def later_nan() -> lh.Problem:
     """Finite data whose second batch has a root of negative numbers."""
     return problem(nn.Sequential(Apply(torch.sqrt), *net()), data=[(X.abs(), Y), (X, Y)])
@@ -374,9 +384,10 @@ OPERATORS: dict[str, Row] = {
         "kind must be one of 'exact', 'monte_carlo', 'empirical'"),
     "no Monte-Carlo samples": (lambda: lh.fisher(MLP, "monte_carlo", samples=0), ValueError,
         "samples must be .* at least 1"),
-    "GGN of a function": (lambda: lh.ggn(function()), TypeError, "the problem must be made of a model and a loss"),
-    "GGN of a model with its own loss": (lambda: lh.ggn(problem(LanguageModel(), "model", sentences())), TypeError,
-                                         "the problem must be made of a model and a loss of its output"),
+    "GGN of a function": (lambda: lh.ggn(function()), TypeError,
+        "the problem must be made of a model and a loss of its output.*the output function and loss= apart"),
+    "GGN of a model with a loss of more terms": (lambda: lh.ggn(problem(Penalised(), "model", sentences())), TypeError,
+        "the problem must be made of a model and a loss of its output.*name the loss of the output"),
     "Fisher of a custom loss": (lambda: lh.fisher(problem(loss=nn.SmoothL1Loss(), data=(X, Z))), ValueError,
                                 "loss must be a negative log-likelihood.*cross_entropy"),
     "GGN of a linear loss": (lambda: lh.ggn(problem(loss=linear_loss, data=(X, Z))) @ ones, ValueError,

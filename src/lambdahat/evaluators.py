@@ -109,6 +109,8 @@ class Evaluator:
             inputs = {name: restored(value) for name, value in data.items() if fed or name != key}
             if key == KEY and self.shifts:
                 return (), inputs, shifted(data[KEY], getattr(self.loss, "ignored", IGNORE))
+            if self.model_loss:
+                return (), inputs, data
             return (), inputs, restored(data if key is None else data[key])
         if isinstance(data, tuple | list):
             *inputs_, target = data if len(data) > 1 else (*data, None)
