@@ -143,8 +143,19 @@ def batchnorm() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
+class Penalised(LanguageModel):
+    """Has a loss of its own that is more than the cross-entropy of its logits."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        if output.loss is not None:
+            output.loss = output.loss + 0.1 * output.logits.square().mean()
+        return output
+
+
 def later_nan() -> lh.Problem:
-    return problem(data=[(X, Y), (with_nan(X), Y)])
+    """Finite data whose second batch has a root of negative numbers."""
+    return problem(nn.Sequential(Apply(torch.sqrt), *net()), data=[(X.abs(), Y), (X, Y)])
 
 
 MLP = problem()
@@ -176,11 +187,11 @@ DATA: dict[str, Row] = {
     "batch_size beside a loader": (lambda: problem(data=DataLoader(TensorDataset(X, Y)), batch_size=2), ValueError,
                                    "batch_size must be left out for a DataLoader, got 2; it has its own"),
     "NaN input": (lambda: problem(data=(with_nan(X), Y)), ValueError,
-        "loss .* must be finite, got nan; check the inputs"),
+        "the inputs of the first batch must be finite, got NaN in 1 of 10 samples, first in sample 0; drop"),
     "NaN in a Dataset": (lambda: problem(data=TensorDataset(with_nan(X), Y)), ValueError,
-        "finite, got nan; check the inp"),
+        "the inputs of the first batch must be finite, got NaN"),
     "infinite input": (lambda: problem(data=(with_nan(X, math.inf), Y)), ValueError,
-        "must be finite.*check the inputs"),
+        "the inputs of the first batch must be finite, got infinity in 1 of 10 samples"),
     "inputs of another dtype": (lambda: problem(data=(X.double(), Y)), RuntimeError,
         "first batch.*float64.*dtype= casts"),
     "inputs of another width": (lambda: problem(data=(X[:, :2], Y)), RuntimeError, r"first batch, \(10, 2\)"),
@@ -200,11 +211,37 @@ LOSSES: dict[str, Row] = {
                            ValueError,
                            "loss must average over the batch.*divide by the batch size"),
     "callable that does not reduce": (lambda: problem(loss=functools.partial(F.cross_entropy, reduction="none")),
+                                      ValueError, "loss must average over the batch, got reduction='none'"),
+    "function that does not reduce": (lambda: problem(loss=lambda z, y: F.cross_entropy(z, y, reduction="none")),
                                       ValueError, 'loss must return one number.*use reduction="mean"'),
+    "a class of losses": (lambda: problem(loss=nn.CrossEntropyLoss), TypeError,
+        r"loss must be one of .*got the class CrossEntropyLoss; make an instance: CrossEntropyLoss\(\)"),
+    "inputs alone": (lambda: problem(data=X), ValueError,
+        r"data must give \(inputs, targets\) .* 'cross_entropy', got inputs alone, \(10, 4\); pass \(x, y"),
+    "inputs alone, mse": (lambda: problem(loss="mse", data=X), ValueError, r"got inputs alone, \(10, 4\); pass \(x, y"),
+    "inputs alone in a tuple": (lambda: problem(data=(X,)), TypeError, r"got inputs alone; use \(x, y\) tuples"),
+    "inputs alone, own loss": (lambda: problem(loss=lambda z, y: (z - y).square().mean(), data=X), RuntimeError,
+        r"the data are inputs alone, taken for their own targets: pass \(x, y\)"),
+    "a dict without labels": (lambda: problem(data={"input": X}), TypeError,
+        r"got dict of 'input'; use \(x, y\) tuples, or dicts with the target under \"labels\""),
+    "a dict with a target of another name": (lambda: problem(data={"input": X, "y": Y}), TypeError,
+        r"the batch holds 'input', 'y' and no target, which goes under \"labels\""),
+    "NaN targets": (lambda: problem(loss="mse", data=(X, with_nan(Z))), ValueError,
+        "the targets of the first batch must be finite, got NaN in 1 of 10 samples, first in sample 0; drop"),
+    "NaN data in a later batch": (lambda: problem(data=[(X, Y), (with_nan(X), Y)]), ValueError,
+        "the inputs of batch 1 must be finite, got NaN in 1 of 10 samples"),
+    "NaN in a later batch, gradient": (lambda: later_nan().gradient(), ValueError, "gradient must be finite, got NaN"),
+    "NaN in a later batch, KFAC": (lambda: lh.kfac(later_nan()), ValueError, "the Fisher must be finite.*at '1'"),
+    "NaN in a later batch, EKFAC": (lambda: lh.ekfac(later_nan()), ValueError, "the Fisher must be finite.*at '1'"),
+    "NaN gradient": (lambda: function(lambda p: (p["a"] - 1).square().sum().sqrt()).gradient(), ValueError,
+        "the gradient must be finite, got NaN.*at 0"),
+    "a Monte-Carlo Fisher by another name": (lambda: lh.fisher(MLP, "mc"), ValueError,
+        "kind must be one of .*got 'mc'; use kind='monte_carlo'"),
     "loss that is a float": (lambda: problem(loss=lambda z, y: 1.0), TypeError, "loss must return a tensor, got 1.0"),
-    "NaN loss": (lambda: problem(loss=lambda z, y: z.mean() * math.nan), ValueError, "loss .* must be finite, got nan"),
+    "NaN loss": (lambda: problem(loss=lambda z, y: z.mean() * math.nan), ValueError,
+        "the loss of the first batch must be finite, got nan; data and parameters are: look for a log"),
     "NaN parameters": (lambda: problem(nan_parameters()), ValueError,
-        "finite, got nan; check the inputs and parameters"),
+        "the parameter '0.weight' must be finite, got NaN"),
     "unknown loss": (lambda: problem(loss="crossentropy"), ValueError, "loss must be one of 'cross_entropy', 'mse'"),
     "loss not callable": (lambda: problem(loss=3), TypeError, "loss must be one of cross_entropy.*a callable, got 3"),
     "loss is None": (lambda: problem(loss=None), TypeError, "loss must be .* a callable, got None"),
@@ -311,6 +348,14 @@ OPERATORS: dict[str, Row] = {
     "a model as a problem": (lambda: lh.ggn(net()), TypeError, r"make one with lh\.Problem\(model, loss, data\)"),
     "short vector": (lambda: H @ torch.ones(3), ValueError,
         r"right-hand side of @ must have shape \(43,\) or \(43, k\)"),
+    "a list of tensors": (lambda: A @ [torch.ones(4), torch.ones(4)], ValueError,
+        r"right-hand side of @ must be one tensor of 8 rows, got a list of tensors.*join them by torch\.cat"),
+    "too few tensors": (lambda: H @ [ones], ValueError, "must hold 4 tensors, one for each parameter, got 1"),
+    "tensors of other shapes": (lambda: H @ [torch.ones(5, 4), torch.ones(5), torch.ones(5, 3), torch.ones(3)],
+        ValueError, r"at '2.weight', must have shape \(3, 5\), or that and a dimension of k vectors"),
+    "tensors of other names": (lambda: H @ {"0.weight": torch.ones(5, 4), "bias": torch.ones(5)}, ValueError,
+        r"must hold a tensor for every parameter of the operator, got .*bias"),
+    "a row on the left": (lambda: torch.ones(7) @ H, ValueError, r"left-hand side of @ must have shape \(43,\) or \(k"),
     "row vector": (lambda: H @ ones[None], ValueError, "right-hand side of @ must have shape"),
     "three dimensions": (lambda: H @ torch.ones(43, 1, 1), ValueError, "right-hand side of @ must have shape"),
     "integer vector": (lambda: H @ torch.ones(43, dtype=torch.long), ValueError,
@@ -339,9 +384,10 @@ OPERATORS: dict[str, Row] = {
         "kind must be one of 'exact', 'monte_carlo', 'empirical'"),
     "no Monte-Carlo samples": (lambda: lh.fisher(MLP, "monte_carlo", samples=0), ValueError,
         "samples must be .* at least 1"),
-    "GGN of a function": (lambda: lh.ggn(function()), TypeError, "the problem must be made of a model and a loss"),
-    "GGN of a model with its own loss": (lambda: lh.ggn(problem(LanguageModel(), "model", sentences())), TypeError,
-                                         "the problem must be made of a model and a loss of its output"),
+    "GGN of a function": (lambda: lh.ggn(function()), TypeError,
+        "the problem must be made of a model and a loss of its output.*the output function and loss= apart"),
+    "GGN of a model with a loss of more terms": (lambda: lh.ggn(problem(Penalised(), "model", sentences())), TypeError,
+        "the problem must be made of a model and a loss of its output.*name the loss of the output"),
     "Fisher of a custom loss": (lambda: lh.fisher(problem(loss=nn.SmoothL1Loss(), data=(X, Z))), ValueError,
                                 "loss must be a negative log-likelihood.*cross_entropy"),
     "GGN of a linear loss": (lambda: lh.ggn(problem(loss=linear_loss, data=(X, Z))) @ ones, ValueError,

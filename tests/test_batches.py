@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import UserDict
+import pickle
+from collections import OrderedDict, UserDict
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lambdahat import batches as module
-from lambdahat.batches import Batch, Batches, concatenate, free_memory, make_batches, rng_untouched, take
+from lambdahat.batches import Batch, Batches, concatenate, free_memory, make_batches, restored, rng_untouched, take
 
 CPU = torch.device("cpu")
 X, Y = torch.arange(20.0).reshape(10, 2), torch.arange(10)
@@ -221,3 +223,72 @@ def test_take_and_concatenate_undo_each_other():
 
 def test_free_memory_is_a_number_of_bytes():
     assert 1 << 20 < free_memory(CPU) < 1 << 50
+
+
+class Sample(dict):
+    """A dict that pytrees do not know."""
+
+
+class Frozen(Mapping):
+    """A mapping that can be read and no more."""
+
+    def __init__(self, given):
+        self.given = dict(given)
+
+    def __getitem__(self, key):
+        return self.given[key]
+
+    def __iter__(self):
+        return iter(self.given)
+
+    def __len__(self):
+        return len(self.given)
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict, OrderedDict, Sample, Frozen])
+@pytest.mark.parametrize("nested", [False, True])
+def test_mappings_in_a_batch_are_moved_cast_and_sliced(kind, nested):
+    def wrap(part):
+        inner = kind({"x": X[part]})
+        return (kind({"deep": inner, "name": "text"}) if nested else inner, Y[part])
+
+    def inputs(batch):
+        found = restored(batch.data)[0]
+        assert type(found) is kind
+        return found["deep"]["x"] if nested else found["x"]
+
+    dtype = torch.float64
+    for data, batch_size in (([wrap(slice(0, 6)), wrap(slice(6, 10))], None), (wrap(slice(0, 10)), 6)):
+        batches = Batches(module._passes(data, batch_size, 4), CPU, dtype)
+        assert batches.sizes == [6, 4]
+        assert [inputs(batch).dtype for batch in batches] == [dtype] * 2
+        assert torch.equal(torch.cat([inputs(batch) for batch in batches]), X.to(dtype))
+        part = batches.subset(torch.tensor([1, 7, 8]))
+        assert torch.equal(torch.cat([inputs(batch) for batch in part]), X[[1, 7, 8]].to(dtype))
+        again = pickle.loads(pickle.dumps(batches.first()))
+        assert torch.equal(inputs(again), X[:6].to(dtype))
+
+
+def test_columns_may_be_nested_and_a_dict_by_number_is_a_data_set():
+    batches = make({"inputs": UserDict(x=X), "labels": Y, "name": "text"}, 6)
+    assert [batch.data["inputs"]["x"].shape for batch in batches] == [(6, 2), (4, 2)]
+    assert batches.first().data["name"] == "text"
+    numbered = make({i: (X[i], Y[i]) for i in range(10)}, 6)
+    assert torch.equal(torch.cat([batch.data[0] for batch in numbered]), X)
+
+
+def test_a_mapping_that_is_not_made_of_a_dict_comes_back_as_one():
+    class Two(UserDict):
+        def __init__(self, first, second):
+            super().__init__(x=first)
+
+    found = restored(make([(Two(X, 1), Y)]).first().data)[0]
+    assert type(found) is dict
+    assert torch.equal(found["x"], X)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_numbers_of_sparse_tensors_are_looked_at(layout):
+    whole = X.to_sparse(layout=layout)
+    assert [float(total) for _, total in make([(whole, Y)]).sums] == [float(X.sum())]

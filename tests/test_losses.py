@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -32,7 +34,7 @@ def ignored(target: Tensor) -> Tensor:
 
 
 # name: loss, output, target, torch's own value
-CASES: dict[str, tuple[str, Tensor, Tensor]] = {
+CASES: dict[str, tuple[Any, Tensor, Tensor]] = {
     "classes": ("cross_entropy", normal(5, 4), labels(4, 5)),
     "classes, some left out": ("cross_entropy", normal(7, 4), ignored(labels(4, 7))),
     "images (B, C, H, W)": ("cross_entropy", normal(2, 3, 2, 2), labels(3, 2, 2, 2)),
@@ -49,19 +51,56 @@ CASES: dict[str, tuple[str, Tensor, Tensor]] = {
     "bce, integer targets": ("bce_with_logits", normal(4, 2, 2), labels(2, 4, 2, 2)),
     "log-probabilities": ("nll", normal(5, 4).log_softmax(1), labels(4, 5)),
 }
+WEIGHTS = torch.tensor([0.2, 1.0, 3.0, 0.7], dtype=torch.float64)
+SMOOTH = nn.CrossEntropyLoss(label_smoothing=0.2)
+EVERY = nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.3, ignore_index=2)
+CASES |= {
+    "smoothed": (SMOOTH, normal(5, 4), labels(4, 5)),
+    "smoothed, some left out": (SMOOTH, normal(7, 4), ignored(labels(4, 7))),
+    "smoothed probabilities": (SMOOTH, normal(5, 4), normal(5, 4).softmax(1)),
+    "class weights": (nn.CrossEntropyLoss(weight=WEIGHTS), normal(6, 4), labels(4, 6)),
+    "class weights of probabilities": (nn.CrossEntropyLoss(weight=WEIGHTS), normal(5, 4), normal(5, 4).softmax(1)),
+    "class weights of images": (nn.CrossEntropyLoss(weight=WEIGHTS), normal(2, 4, 2, 2), labels(4, 2, 2, 2)),
+    "another ignore_index": (nn.CrossEntropyLoss(ignore_index=1), normal(9, 4), labels(4, 9)),
+    "ignore_index beyond the classes": (nn.CrossEntropyLoss(ignore_index=255), normal(3, 4), torch.tensor([1, 255, 3])),
+    "all options": (EVERY, normal(9, 4), labels(4, 9)),
+    "all options, language": (EVERY, normal(3, 5, 4), labels(4, 3, 5)),
+    "all options, probabilities": (
+        nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.3),
+        normal(3, 4, 2),
+        normal(3, 4, 2).softmax(1),
+    ),
+    "weighted log-probabilities": (nn.NLLLoss(weight=WEIGHTS), normal(5, 4).log_softmax(1), labels(4, 5)),
+    "pos_weight": (nn.BCEWithLogitsLoss(pos_weight=WEIGHTS), normal(5, 4), labels(2, 5, 4).double()),
+    "pos_weight of soft targets": (nn.BCEWithLogitsLoss(pos_weight=WEIGHTS), normal(5, 4), normal(5, 4).sigmoid()),
+    "weight and pos_weight": (
+        nn.BCEWithLogitsLoss(weight=WEIGHTS, pos_weight=WEIGHTS.flip(0)),
+        normal(3, 2, 4),
+        labels(2, 3, 2, 4).double(),
+    ),
+    "a function with options": (
+        functools.partial(F.cross_entropy, label_smoothing=0.1, weight=WEIGHTS),
+        normal(6, 4),
+        labels(4, 6),
+    ),
+}
 
 
-def plain_value(name: str, output: Tensor, target: Tensor) -> Tensor:
+def plain_value(name: Any, output: Tensor, target: Tensor) -> Tensor:
     """torch's own mean loss."""
     if name == "mse":
         return F.mse_loss(output, target)
     if name == "bce_with_logits":
         return F.binary_cross_entropy_with_logits(output, target.double())
+    of_elements = isinstance(name, nn.BCEWithLogitsLoss)
     classes_last = not target.is_floating_point() and target.shape != (output.shape[0], *output.shape[2:])
-    return F.cross_entropy(output.movedim(-1, 1) if classes_last else output, target)
+    if isinstance(name, nn.NLLLoss):
+        output = output.log_softmax(1)  # what leaves log-probabilities as they are
+    own = F.cross_entropy if isinstance(name, str) else name
+    return own(output.movedim(-1, 1) if classes_last and not of_elements else output, target)
 
 
-def dense(name: str, output: Tensor, target: Tensor) -> Tensor:
+def dense(name: Any, output: Tensor, target: Tensor) -> Tensor:
     """M (B, D, D) = B·∂²L/∂z_i², and a check that samples do not mix."""
     B, D = len(output), output[0].numel()
     whole = torch.autograd.functional.hessian(lambda z: plain_value(name, z, target), output).reshape(B, D, B, D)
@@ -90,16 +129,20 @@ def test_product(case):
 @pytest.mark.parametrize("case", CASES)
 def test_factors(case):
     name, output, target = CASES[case]
-    factors = make_loss(name).factors(output, target)
-    assert make_loss(name).factor_count(output, target) == (None if factors is None else len(factors))
-    if name in ("cross_entropy", "nll") and output.ndim > 2:
-        assert factors is None  # left to products
-        return
-    M = dense(name, output, target)
-    flat = factors.reshape(len(factors), len(output), -1)
+    loss = make_loss(name)
+    M, of_classes = dense(name, output, target), isinstance(loss, losses.CrossEntropy)
+    count, each = loss.each_factor(output, target)
+    flat = torch.stack(list(each)).reshape(count, len(output), -1)
     assert torch.allclose(torch.einsum("kbi,kbj->bij", flat, flat), M, rtol=1e-12, atol=1e-14)
-    least = output.shape[1] - 1 if name in ("cross_entropy", "nll") else output[0].numel()
-    assert len(factors) == least
+    classes_last = of_classes and loss._classes_first(output, target) is not output
+    classes = output.shape[-1 if classes_last else 1] if of_classes else 0
+    assert count == output[0].numel() - (output[0].numel() // classes if of_classes else 0)
+    factors = loss.factors(output, target)
+    assert loss.factor_count(output, target) == (None if factors is None else len(factors))
+    if of_classes and output.ndim > 2:
+        assert factors is None  # too many at once: left to products
+    else:
+        assert torch.equal(factors.reshape(flat.shape), flat)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -141,8 +184,41 @@ def test_gaussian_nll_takes_pairs_and_tensors(form):
     expected = 0.5 * (log_variance + (mean - target).square() / log_variance.exp()).mean()
     assert float(loss.value(output, target)) == pytest.approx(float(expected), rel=1e-12)
     assert loss.product(output, target) is None
-    with pytest.raises(TypeError, match="no predictive distribution"):
-        loss.random_factor(mean, target, generator(0, "x"))
+    full = nn.GaussianNLLLoss(full=True, eps=0.5)
+    found = make_loss(full).value(output, target)
+    assert float(found) == pytest.approx(float(full(mean, target, log_variance.exp())), rel=1e-12)
+
+
+@pytest.mark.parametrize("form", ["pair", "tensor"])
+def test_fisher_of_gaussian_nll_is_the_mean_square_of_its_slope(form):
+    """E over y of the outer product of the slope, by Gauss–Hermite quadrature, which is exact for polynomials."""
+    mean, log_variance = normal(2, 3), normal(2, 3)
+    output = (mean, log_variance.exp()) if form == "pair" else torch.cat([mean, log_variance], dim=1)
+    loss = make_loss("gaussian_nll")
+    points, weights = (torch.from_numpy(part) for part in np.polynomial.hermite_e.hermegauss(9))
+    target = mean + points[:, None, None] * log_variance.mul(0.5).exp()
+    leaves = [part.expand(9, *part.shape).clone().requires_grad_() for part in (mean, log_variance)]
+    if form == "pair":
+        leaves[1] = leaves[1].detach().exp().requires_grad_()
+    variance = leaves[1] if form == "pair" else leaves[1].exp()
+    total = F.gaussian_nll_loss(leaves[0], target, variance, reduction="sum")
+    slopes = torch.cat(torch.autograd.grad(total, leaves), dim=2)
+    expected = torch.einsum("q,qbi,qbi->bi", weights / weights.sum(), slopes, slopes) / 3  # a mean over 3 elements
+    found = torch.cat(loss.fisher(output, torch.zeros_like(mean)), dim=1)
+    assert torch.allclose(found, expected, rtol=1e-12)
+    stream = generator(0, "gaussian fisher")
+    draws = torch.stack([torch.cat(loss.random_factors(output, mean, stream), dim=1) for _ in range(4000)])
+    outer = torch.einsum("kbi,kbj->kbij", draws, draws)
+    stderr = outer.std(0) / math.sqrt(4000)
+    assert bool(((outer.mean(0) - torch.diag_embed(expected)).abs() <= 5 * stderr).all())
+
+
+def test_classes_of_dtype_uint8_are_all_counted():
+    """156 is −100 in 8 bits, and must not pass for the mark of targets to leave out."""
+    output, target = normal(3, 200), torch.tensor([156, 7, 199], dtype=torch.uint8)
+    loss = make_loss("cross_entropy")
+    assert float(loss.value(output, target)) == pytest.approx(float(F.cross_entropy(output, target.long())), rel=1e-14)
+    assert loss.terms(target, 3) == 3
 
 
 @pytest.mark.parametrize(
@@ -155,17 +231,35 @@ def test_gaussian_nll_takes_pairs_and_tensors(form):
         (nn.NLLLoss(), losses.NegativeLogLikelihood), ("gaussian_nll", losses.GaussianNLL),
         (nn.GaussianNLLLoss(), losses.GaussianNLL), (F.gaussian_nll_loss, losses.GaussianNLL),
         (losses.MeanSquare(), losses.MeanSquare),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), losses.CrossEntropy),
+        (nn.CrossEntropyLoss(weight=torch.ones(3)), losses.CrossEntropy),
+        (nn.CrossEntropyLoss(ignore_index=0), losses.CrossEntropy),
+        (nn.NLLLoss(ignore_index=0), losses.NegativeLogLikelihood),
+        (nn.BCEWithLogitsLoss(pos_weight=torch.ones(1)), losses.BinaryCrossEntropy),
+        (nn.GaussianNLLLoss(full=True), losses.GaussianNLL),
+        (functools.partial(F.nll_loss, ignore_index=1), losses.NegativeLogLikelihood),
         # what the closed forms do not cover is taken as it is
-        (nn.CrossEntropyLoss(label_smoothing=0.1), losses.WeightedCrossEntropy),
-        (nn.CrossEntropyLoss(weight=torch.ones(3)), losses.WeightedCrossEntropy),
-        (nn.CrossEntropyLoss(ignore_index=0), losses.WeightedCrossEntropy),
-        (nn.BCEWithLogitsLoss(pos_weight=torch.ones(1)), losses.Custom), (nn.GaussianNLLLoss(full=True), losses.Custom),
         (nn.SmoothL1Loss(), losses.Custom), (nn.KLDivLoss(reduction="batchmean"), losses.Custom),
         (lambda z, y: (z - y).abs().mean(), losses.Custom), (functools.partial(F.huber_loss, delta=2.0), losses.Custom),
     ],
 )  # fmt: skip
 def test_make_loss_knows_its_kind(given, kind):
     assert type(make_loss(given)) is kind
+
+
+def test_a_subclass_that_computes_something_else_is_taken_as_it_is():
+    class Focal(nn.CrossEntropyLoss):
+        def forward(self, z: Tensor, y: Tensor) -> Tensor:
+            p = z.softmax(1).gather(1, y[:, None])
+            return -((1 - p).square() * p.log()).mean()
+
+    class Named(nn.CrossEntropyLoss):
+        pass
+
+    output, target = normal(5, 3), labels(3, 5)
+    assert type(make_loss(Focal())) is losses.Custom
+    assert float(make_loss(Focal()).value(output, target)) == float(Focal()(output, target))
+    assert type(make_loss(Named())) is losses.CrossEntropy
 
 
 def test_callables_need_not_be_hashable():
@@ -205,6 +299,14 @@ CHECKS = [
     ("gaussian_nll", (normal(4), normal(4).exp()), normal(4, 1), r"targets must have the shape of the means"),
     ("gaussian_nll", normal(4, 3), normal(4, 1), r"even last dimension"),
     ("gaussian_nll", (normal(4), normal(4), normal(4)), normal(4), r"must be \(mean, variance\) for gaussian_nll"),
+    (nn.CrossEntropyLoss(ignore_index=2), normal(4, 3), normal(4, 3).softmax(1), r"ignore_index must be left out for"),
+    (EVERY, normal(4, 3), torch.zeros(4, dtype=torch.long), r"weight must hold one number for each of the 3 classes"),
+    (
+        nn.BCEWithLogitsLoss(weight=torch.ones(4, 1)),
+        normal(4, 2),
+        normal(4, 2),
+        r"weight must broadcast to the outputs \(2,\) of one sample.*another one in every batch",
+    ),
 ]
 
 
@@ -248,7 +350,8 @@ def test_weighted_losses_take_classes_in_the_last_dimension(name):
     square = normal(2, 3, 3).log_softmax(-1), labels(3, 2, 3)
     settled = loss.settled([square, (output, target)])
     assert torch.allclose(settled.value(*square), module(square[0].movedim(-1, 1), square[1]), rtol=1e-12)
-    assert torch.allclose(loss.value(*square), module(*square), rtol=1e-12)  # as torch has it, where both fit
+    either = square[0].log_softmax(1), square[1]
+    assert torch.allclose(loss.value(*either), module(*either), rtol=1e-12)  # as torch has it, where both fit
 
 
 def test_a_weighted_batch_without_a_target_that_counts_is_no_loss():

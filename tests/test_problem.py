@@ -161,6 +161,37 @@ def test_a_callable_gets_the_whole_mapping(kind):
     agrees(problem, plain(mlp(), F.cross_entropy, X, Y))
 
 
+class Keyed(nn.Module):
+    """A model that takes one mapping and gives one."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.body, self.kind = mlp(), kind
+
+    def forward(self, inputs: Any) -> Any:
+        assert type(inputs) is self.kind
+        return self.kind(scores=self.body(inputs["x"]))
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict, Told])
+def test_mappings_as_inputs_and_outputs(kind):
+    """Sliced, cast and multiplied with as plain tensors are."""
+
+    def loss(output: Any, y: Tensor) -> Tensor:
+        assert type(output) is kind
+        return F.cross_entropy(output["scores"], y)
+
+    data = (kind(x=X.float()), Y)
+    problem = Problem(Keyed(kind), loss, data, batch_size=4, dtype=torch.float64)
+    single = Problem(mlp(), F.cross_entropy, (X.float().double(), Y), batch_size=4)
+    assert problem.batches.sizes == single.batches.sizes
+    assert problem.loss() == pytest.approx(single.loss(), rel=1e-12)
+    v = torch.randn(problem.num_parameters, generator=generator(0, "mappings"), dtype=torch.float64)
+    for build in (lh.hessian, lh.ggn, lambda p: lh.fisher(p, "empirical"), lambda p: lh.kfac(p, kind="empirical")):
+        assert torch.allclose(build(problem) @ v, build(single) @ v, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(lh.ggn(problem, mode="forward") @ v, lh.ggn(single) @ v, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("loss", ["cross_entropy", F.cross_entropy])
 def test_logits_that_are_an_attribute_of_a_dict(loss):
     def told(layer, inputs, output):

@@ -11,12 +11,54 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import register_pytree_node, tree_flatten, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from lambdahat._check import describe, require, require_count
 
 CACHE_FRACTION = 0.25
+
+
+class Columns(dict[str, Any]):
+    """A mapping of another type than dict, such as a UserDict or a BatchEncoding, as a dict that pytrees know.
+
+    Pytrees would take the mapping itself for one leaf, which is neither moved, cast nor sliced.
+    """
+
+    kind: type[Any] = dict
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], kind: type[Any] | None = None) -> Columns:
+        """The entries of a mapping, and its type."""
+        columns = cls(given)
+        columns.kind = kind or type(given)
+        return columns
+
+    def restored(self) -> Any:
+        """The entries in a mapping of the first type, or a dict where it is not made of a dict."""
+        entries = {key: restored(value) for key, value in self.items()}
+        try:
+            return self.kind(entries)
+        except Exception:  # whatever the constructor of a user's class raises
+            return entries
+
+
+register_pytree_node(
+    Columns,
+    lambda columns: (list(columns.values()), (columns.kind, list(columns))),
+    lambda values, spec: Columns.of(dict(zip(spec[1], values, strict=True)), spec[0]),
+)
+
+
+def restored(data: Any) -> Any:
+    """Data with its mappings in their own types again, for the user's code."""
+    if isinstance(data, Tensor):
+        return data
+    return tree_map(
+        lambda leaf: leaf.restored() if isinstance(leaf, Columns) else leaf,
+        data,
+        is_leaf=lambda leaf: isinstance(leaf, Columns),
+    )
 
 
 @dataclass(frozen=True)
@@ -55,12 +97,14 @@ class Batches:
         self.raw: Any = None  # what the batches were made of, where they are all of it
         self._kept: list[Batch] | None = []
         self.sizes: list[int] = []
+        self.sums: list[tuple[int, Tensor]] = []  # of the real numbers in each batch: not finite where one is not
         room = CACHE_FRACTION * free_memory(device)
         for index, raw in enumerate(passes()):
             batch = self.place(raw, index)
             require(batch.size > 0, f"batch {index} of the data", "hold at least one sample", "an empty batch",
                     "leave empty batches out")  # fmt: skip
             self.sizes.append(batch.size)
+            self.sums += [(index, part) for part in _sums(batch.data)]
             room -= _bytes(batch.data)
             if room < 0:
                 self._kept = None
@@ -140,8 +184,20 @@ class Batches:
             cast = self.dtype if leaf.is_floating_point() else None
             return leaf.detach().to(self.device, cast)
 
-        raw = _plain(raw)
+        raw = as_tree(raw)
         return Batch(tree_map(move, raw), _size(raw), index)
+
+
+def _sums(data: Any) -> list[Tensor]:
+    """The sum of each tensor of real numbers in a batch, in float32 at least."""
+    real = [leaf for leaf in tree_flatten(data)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    entries = [leaf if leaf.layout == torch.strided else _entries(leaf) for leaf in real]
+    return [leaf.sum(dtype=torch.promote_types(leaf.dtype, torch.float32)) for leaf in entries]
+
+
+def _entries(leaf: Tensor) -> Tensor:
+    """The numbers that a sparse tensor holds."""
+    return leaf._values() if leaf.layout == torch.sparse_coo else leaf.values()
 
 
 def kept_if_small(batches: Iterable[Batch], device: torch.device) -> list[Batch] | None:
@@ -233,8 +289,8 @@ def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Ite
         return partial(_same, data)
     if isinstance(data, IterableDataset):
         return partial(DataLoader, data, batch_size=batch_size or default)
-    if _is_columns(data):
-        return partial(_slices, _plain(data), batch_size or default)
+    if is_columns(data):
+        return partial(_slices, as_tree(data), batch_size or default)
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
         require(len(data) > 0, "data", "hold at least one batch", "an empty list")
         if not isinstance(data[0], Tensor | tuple | list | Mapping):  # to describe a good one would print its tensors
@@ -261,17 +317,32 @@ def _same(data: Any) -> Any:
     return data
 
 
-def _is_columns(data: Any) -> bool:
-    """Whether data is whole columns: a tensor, a tuple or list of tensors, or a dict of tensors."""
+def is_columns(data: Any) -> bool:
+    """Whether data is whole columns: a tensor, or several in a tuple, list or dict, or a tuple with dicts among them.
+
+    Dicts alone, in a tuple or a list, are batches, and a dict by number is a data set.
+    """
     if isinstance(data, Tensor):
         return data.ndim > 0
-    leaves = list(data.values()) if isinstance(data, Mapping) else list(data) if isinstance(data, tuple | list) else []
-    return bool(leaves) and all(isinstance(leaf, Tensor) for leaf in leaves)
+    if isinstance(data, Mapping):
+        named = all(isinstance(key, str) for key in data)
+        return named and any(isinstance(leaf, Tensor) and leaf.ndim for leaf in tree_flatten(as_tree(data))[0])
+    parts = list(data) if isinstance(data, tuple | list) else []
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    rest = [part for part in parts if not isinstance(part, Tensor)]
+    mixed = isinstance(data, tuple) and all(isinstance(part, Mapping) and is_columns(part) for part in rest)
+    return bool(tensors) and (not rest or mixed)
 
 
-def _plain(raw: Any) -> Any:
-    """Mappings of other kinds, such as the BatchEncoding of transformers, as the dicts that pytrees know."""
-    return dict(raw) if isinstance(raw, Mapping) and not isinstance(raw, dict) else raw
+def as_tree(raw: Any) -> Any:
+    """The same with mappings that pytrees do not know as ``Columns``, at every depth."""
+
+    def known(leaf: Any) -> Any:
+        if not isinstance(leaf, Mapping):
+            return leaf
+        return Columns.of({key: as_tree(value) for key, value in leaf.items()}, type(leaf))
+
+    return tree_map(known, raw)
 
 
 def _slices(columns: Any, batch_size: int) -> Iterator[Any]:
@@ -317,9 +388,9 @@ def _require_ordered(loader: DataLoader[Any]) -> None:
 
 def _require_same_twice(passes: Callable[[], Iterable[Any]], data: Any) -> None:
     """Two passes must begin alike; a generator, an augmentation or a custom shuffle shows here."""
-    if _is_columns(data) or isinstance(data, list | tuple):
+    if is_columns(data) or isinstance(data, list | tuple):
         return
-    first, second = (tree_flatten(_plain(next(iter(passes()), None)))[0] for _ in range(2))
+    first, second = (tree_flatten(as_tree(next(iter(passes()), None)))[0] for _ in range(2))
     same = len(first) == len(second) and all(map(_equal, first, second))
     require(same, "data", "be the same at every pass", "first batches that differ (shuffling or random augmentation)",
             "fix one pass with list(loader)")  # fmt: skip

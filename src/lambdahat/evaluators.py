@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lambdahat._check import describe, require
-from lambdahat.batches import Batch, take
+from lambdahat.batches import Batch, restored, take
 from lambdahat.labels import IGNORE, KEY, labelled, shifted, shifts_labels, takes_labels, token_labels
 from lambdahat.losses import Custom, Loss
 from lambdahat.recomputing import checkpoints_of, recomputing
@@ -59,6 +59,12 @@ class Evaluator:
         other.loss = loss
         return other
 
+    def with_named_loss(self, loss: Loss, count: str | None) -> Evaluator:
+        """The same with a loss of the output in place of the model's own; what it does with labels is asked again."""
+        other = self.with_loss(loss)
+        other.model_loss, other.shifts = False, None
+        return other.counted_in(count)
+
     def counted_in(self, count: str | None) -> Evaluator:
         """The same for labels counted in tokens or sequences."""
         other = copy.copy(self)
@@ -100,13 +106,15 @@ class Evaluator:
         if isinstance(data, Mapping):
             key = None if self.model_loss else next((key for key in TARGET_KEYS if key in data), None)
             fed = key == KEY and self.feeds and not any(name in data for name in DECODER)
-            inputs = {name: value for name, value in data.items() if fed or name != key}
+            inputs = {name: restored(value) for name, value in data.items() if fed or name != key}
             if key == KEY and self.shifts:
                 return (), inputs, shifted(data[KEY], getattr(self.loss, "ignored", IGNORE))
-            return (), inputs, data if key is None else data[key]
+            if self.model_loss:
+                return (), inputs, data
+            return (), inputs, restored(data if key is None else data[key])
         if isinstance(data, tuple | list):
             *inputs_, target = data if len(data) > 1 else (*data, None)
-            return tuple(inputs_), {}, target
+            return tuple(restored(value) for value in inputs_), {}, restored(target)
         return (data,), {}, data
 
     def output(self, parameters: Parameters, batch: Batch) -> Any:
@@ -187,7 +195,7 @@ class Evaluator:
             if kept is None:
                 return found
             return found * (kept / batch.size if self.by_sequence else (kept > 0)).to(found.dtype)
-        return self.loss.value(output, self.split(batch)[2])
+        return self.loss.value(restored(output), self.split(batch)[2])
 
     def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
         return self.loss_of(self.output(parameters, batch), batch)
@@ -270,6 +278,17 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+class OutputEvaluator(Evaluator):
+    """The output as a function of named parameters and a batch's inputs, and a loss of it."""
+
+    def __init__(self, function: Callable[..., Any], loss: Loss) -> None:
+        super().__init__(nn.Module(), loss, "eval", dict, False)
+        self.function = function
+
+    def _run(self, parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self.function({**self.constants, **parameters}, *args, **kwargs)
+
+
 class FunctionEvaluator:
     """The loss as one function of named parameters and, where there is data, a batch."""
 
@@ -277,7 +296,8 @@ class FunctionEvaluator:
         self.function, self.with_data = function, with_data
 
     def __call__(self, parameters: Parameters, batch: Batch) -> Tensor:
-        return self.function(dict(parameters), batch.data) if self.with_data else self.function(dict(parameters))
+        values = dict(parameters)
+        return self.function(values, restored(batch.data)) if self.with_data else self.function(values)
 
     def terms(self, batch: Batch) -> float:
         """The weight of a batch before normalisation."""

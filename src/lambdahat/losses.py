@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -24,11 +24,15 @@ from lambdahat.labels import IGNORE as IGNORE
 
 
 class Loss(ABC):
-    """A mean loss ``value(output, target)``; ``convex`` in the output, ``likelihood`` when M is the Fisher there."""
+    """A mean loss ``value(output, target)``; ``convex`` in the output, ``likelihood`` when M is the Fisher there.
+
+    ``predictive``: whether it has a distribution of targets, so that there is a Fisher, which need not be M.
+    """
 
     name: str = "custom"
     convex: ClassVar[bool] = False
     likelihood: ClassVar[bool] = False
+    predictive: ClassVar[bool] = False
 
     @abstractmethod
     def value(self, output: Any, target: Any) -> Tensor:
@@ -59,9 +63,22 @@ class Loss(ABC):
         """K, where such factors exist."""
         return None
 
+    def each_factor(self, output: Any, target: Any) -> tuple[int, Iterator[Tensor]] | None:
+        """K and the factors s_k (B, …) one by one, where a closed form exists; also where all at once would be many."""
+        factors = self.factors(output, target)
+        return None if factors is None else (len(factors), iter(factors))
+
+    def fisher(self, output: Any, target: Any) -> list[Tensor] | None:
+        """The Fisher at the output where that is diagonal and not M: its diagonal, of the shape of each tensor."""
+        return None
+
     def random_factor(self, output: Tensor, target: Any, generator: torch.Generator) -> Tensor:
         """s (B, …) with E[s sᵀ] = M, from a target drawn from the model's own distribution."""
         raise TypeError(f"the loss {self.name!r} has no predictive distribution to draw from; use a named loss")
+
+    def random_factors(self, output: Any, target: Any, generator: torch.Generator) -> list[Tensor]:
+        """s with E[s sᵀ] the Fisher at the output, in as many tensors as the output has."""
+        return [self.random_factor(output, target, generator)]
 
 
 class OfClasses(Loss):
@@ -109,50 +126,79 @@ class OfClasses(Loss):
 
 
 class CrossEntropy(OfClasses):
-    """Softmax cross-entropy, −log p_y with p = softmax(z): M = diag(p) − ppᵀ, over T positions M/T each.
+    """Softmax cross-entropy −Σ_c q_c log p_c with p = softmax(z): M = m·(diag(p) − ppᵀ), m = Σ_c q_c.
 
-    Targets of −100 are left out of the mean. ``by_sequence``: the mean over samples of the sum over each one's T
-    positions, so that M is not divided by T. Logits in half precision are taken to float32.
+    For a class y, q = (1 − ε) w_y e_y + (ε/C) w with class weights w (all 1 by default) and label smoothing ε, and the
+    mean is Σ over the targets that are not ``ignored``, divided by Σ w_y, as in torch. Probabilities as targets are
+    smoothed and weighted likewise and averaged over all positions. ``by_sequence``: the mean over samples of the sum
+    over each one's positions. Logits in half precision are taken to float32.
     """
 
-    name, convex, likelihood = "cross_entropy", True, True
+    name, convex, likelihood, predictive = "cross_entropy", True, True, True
 
-    def __init__(self, torch_order: bool = False) -> None:
+    def __init__(
+        self, torch_order: bool = False, weight: Tensor | None = None, ignored: int = IGNORE, smoothing: float = 0.0
+    ) -> None:
         self.torch_order, self.by_sequence = torch_order, False
+        self.weight, self.ignored, self.smoothing = None if weight is None else weight.detach(), ignored, smoothing
 
     def counted_in(self, count: str | None) -> CrossEntropy:
+        unweighted = count is None or self.weight is None
+        require(
+            unweighted, "count", "be left out for a loss with class weights", count, "n·L is no log-likelihood then"
+        )
         other = copy.copy(self)
         other.by_sequence = count == "sequences"
         return other
 
     def value(self, output: Tensor, target: Tensor) -> Tensor:
         logits = self._classes_first(output, target)
+        weight = None if self.weight is None else self.weight.to(_wide(output))
         if target.is_floating_point():
             positions = logits[0, 0].numel() if self.by_sequence else 1
-            return F.cross_entropy(_wide(logits), target) * positions
-        counted = len(target) if self.by_sequence else (target != IGNORE).sum().clamp(min=1)  # else NaN over none
+            wide = _wide(logits)
+            return F.cross_entropy(wide, target.to(wide), weight, label_smoothing=self.smoothing) * positions
+        target = target.long()
+        counted = len(target) if self.by_sequence else self._divisor(target, target != self.ignored)
         if logits is not output:  # the classes come last: along rows torch is faster than along strides
             logits, target = output.flatten(0, -2), target.flatten()
-        return F.cross_entropy(_wide(logits), target, reduction="sum") / counted
+        total = F.cross_entropy(
+            _wide(logits), target, weight, ignore_index=self.ignored, reduction="sum", label_smoothing=self.smoothing
+        )
+        if isinstance(counted, Tensor) and counted.is_floating_point():
+            counted = counted.to(total.dtype)  # two numbers without dimensions would be divided in the wider dtype
+        return total / counted
 
     def check(self, output: Any, target: Any) -> None:
         logits = self._classes_first(output, target)
+        classes = logits.shape[1]
+        fits = self.weight is None or self.weight.shape == (classes,)
+        require(fits, "weight", f"hold one number for each of the {classes} classes", self.weight)
         if target.is_floating_point():
             fits = target.shape == logits.shape
             require(fits, "targets", f"be class indices (int64) or probabilities of shape {tuple(logits.shape)}",
                     f"{target.dtype} of shape {tuple(target.shape)}", "for class indices call .long()")  # fmt: skip
+            require(self.ignored < 0, "ignore_index", "be left out for targets that are probabilities", self.ignored)
             return
         whole = target.dtype in (torch.int64, torch.uint8)
         require(whole, "targets", "be class indices of dtype int64", str(target.dtype), "call .long()")
-        classes, (low, high) = logits.shape[1], _range(target)
-        lowest = low if low >= 0 else _range(target.masked_fill(target == IGNORE, 0))[0]
-        require(lowest >= 0 and high < classes, "targets", f"lie in [0, {classes - 1}] for {classes} classes",
-                f"values in [{low}, {high}]",
-                f"number classes from 0, and mark targets to leave out with {IGNORE}")  # fmt: skip
+        low, high = _range(target)
+        if low < 0 or high >= classes:
+            kept = target.long()
+            least, most = _range(kept.masked_fill(kept == self.ignored, 0))
+            require(least >= 0 and most < classes, "targets", f"lie in [0, {classes - 1}] for {classes} classes",
+                    f"values in [{low}, {high}]",
+                    f"number classes from 0, and mark targets to leave out with {self.ignored}")  # fmt: skip
 
     def terms(self, target: Tensor, size: int) -> float:
         each = self.by_sequence or target.is_floating_point()
-        return float(size) if each else float((target != IGNORE).sum())
+        return float(size) if each else float(self._mass(target.long()))
+
+    def terms_by_sample(self, target: Tensor) -> Tensor:
+        """What each sample weighs in the mean, (B,): how many of its targets count, or their weights."""
+        if self.by_sequence or target.is_floating_point():
+            return torch.ones(len(target), device=target.device)
+        return self._weights(target.long()).reshape(len(target), -1).sum(dim=1)
 
     def product(self, output: Tensor, target: Tensor) -> Callable[[Tensor], Tensor]:
         """Keeps one tensor of the size of the output: with a vocabulary of 50,000 each is most of the memory."""
@@ -169,25 +215,45 @@ class CrossEntropy(OfClasses):
         return multiply
 
     def factors(self, output: Tensor, target: Tensor) -> Tensor | None:
-        """C − 1 factors s_k = √p_k·(e_k − w), k > 0, with w = (p + √p₀·e₀)/(1 + √p₀).
-
-        diag(√p) − p√pᵀ, whose square is M, sends √p to 0: a reflection of √p onto e₀ empties its first column, and
-        these are the others.
-        """
         logits = self._classes_first(output, target)
-        if logits.ndim != 2:
-            return None
+        return self._rows(logits, target) if logits.ndim == 2 else None
+
+    def factor_count(self, output: Tensor, target: Tensor) -> int | None:
+        logits = self._classes_first(output, target)
+        return logits.shape[1] - 1 if logits.ndim == 2 else None
+
+    def each_factor(self, output: Tensor, target: Tensor) -> tuple[int, Iterator[Tensor]]:
+        """Those of one position after the other: a factor of a sequence or an image is 0 at all other positions."""
+        logits = self._classes_first(output, target)
+        if logits.ndim == 2:
+            return logits.shape[1] - 1, iter(self._rows(logits, target))
+        flat, scale = logits.flatten(2), self._scale(logits, target).flatten(2)
+        positions = flat.shape[2]
+
+        def each() -> Iterator[Tensor]:
+            for t in range(positions):
+                for row in self._rows(flat[:, :, t], None, scale[:, :, t]):
+                    spread = torch.zeros_like(flat)
+                    spread[:, :, t] = row
+                    spread = spread.reshape(logits.shape)
+                    yield spread if logits is output else spread.movedim(1, -1)
+
+        return positions * (flat.shape[1] - 1), each()
+
+    def _rows(self, logits: Tensor, target: Tensor | None, scale: Tensor | None = None) -> Tensor:
+        """C − 1 factors s_k = √(m·p_k)·(e_k − w), k > 0, with w = (p + √p₀·e₀)/(1 + √p₀), of logits (B, C).
+
+        diag(√p) − p√pᵀ, whose square is diag(p) − ppᵀ, sends √p to 0: a reflection of √p onto e₀ empties its first
+        column, and these are the others.
+        """
+        scale = self._scale(logits, target) if scale is None else scale  # type: ignore[arg-type]
         p = logits.softmax(dim=1)
         root = p.sqrt()
         first = root[:, :1]
         inner = torch.cat([p[:, :1] + first, p[:, 1:]], dim=1) / (1 + first)
         ends = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)[1:].unsqueeze(1)  # (C − 1, 1, C)
-        scaled = root[:, 1:] * self._scale(logits, target)
+        scaled = root[:, 1:] * scale
         return (ends - inner) * scaled.T.unsqueeze(2)
-
-    def factor_count(self, output: Tensor, target: Tensor) -> int | None:
-        logits = self._classes_first(output, target)
-        return logits.shape[1] - 1 if logits.ndim == 2 else None
 
     def random_factor(self, output: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:
         logits = self._classes_first(output, target)
@@ -199,17 +265,42 @@ class CrossEntropy(OfClasses):
         return residual if logits is output else residual.movedim(1, -1)
 
     def _scale(self, logits: Tensor, target: Tensor) -> Tensor:
-        """√(B/terms), 1 by sequence, where a position counts and 0 where not, shaped to multiply logits (B, C, …)."""
+        """√(m·B/terms) at each position, without B/terms by sequence; shaped to multiply logits (B, C, …)."""
+        spread = [1, -1] + [1] * (logits.ndim - 2)
+        weight = None if self.weight is None else self.weight.to(logits.device, torch.float64)
+        even = 1.0 if weight is None else float(weight.mean())  # Σ_c w_c/C, the mass that smoothing spreads
         if target.is_floating_point():
-            counted, mass = torch.ones_like(logits[:, :1]), target.sum(dim=1, keepdim=True)
+            own = target if weight is None else target * weight.reshape(spread).to(target)
+            mass = (1 - self.smoothing) * own.sum(dim=1, keepdim=True) + self.smoothing * even
             positions = 1 if self.by_sequence else logits[0, 0].numel()
-            return counted * mass.sqrt() / math.sqrt(positions)
-        counts = target != IGNORE
+            return mass.sqrt().to(logits.dtype) / math.sqrt(positions)
+        target = target.long()
+        counts = target != self.ignored
         kept = counts.unsqueeze(1).to(logits.dtype)
+        if weight is not None:
+            own = (1 - self.smoothing) * weight[target.where(counts, 0)] + self.smoothing * even
+            kept = kept * own.sqrt().unsqueeze(1).to(logits.dtype)
         if self.by_sequence:
             return kept
-        terms = counts.sum(dtype=torch.float64).clamp(min=1.0)  # a tensor: a number would wait for the GPU
-        return kept * (math.sqrt(len(logits)) * terms.rsqrt())
+        return kept * (math.sqrt(len(logits)) * self._divisor(target, counts, torch.float64).rsqrt())
+
+    def _divisor(self, target: Tensor, counts: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Σ w_y, and 1 where no target counts, for a mean of 0 and not NaN; a number would wait for the GPU."""
+        if self.weight is None:
+            return counts.sum(dtype=dtype).clamp(min=1)
+        mass = self._mass(target)
+        return torch.where(mass > 0, mass, 1.0)
+
+    def _mass(self, target: Tensor) -> Tensor:
+        """Σ w_y over the targets that count, a tensor ()."""
+        return self._weights(target).sum()
+
+    def _weights(self, target: Tensor) -> Tensor:
+        """w_y of each target that counts, and 0 of the others."""
+        kept = target != self.ignored
+        if self.weight is None:
+            return kept
+        return self.weight.to(target.device).double()[target.where(kept, 0)] * kept
 
 
 def _range(target: Tensor) -> tuple[int, int]:
@@ -225,7 +316,7 @@ def _wide(logits: Tensor) -> Tensor:
 class _Elementwise(Loss):
     """A mean over all elements of the output: M is diagonal."""
 
-    convex, likelihood = True, True
+    convex, likelihood, predictive = True, True, True
 
     def check(self, output: Any, target: Any) -> None:
         same = isinstance(output, Tensor) and isinstance(target, Tensor) and output.shape == target.shape
@@ -234,20 +325,37 @@ class _Elementwise(Loss):
                 "reshape the targets")  # fmt: skip
 
     @abstractmethod
-    def curvature(self, output: Tensor) -> Tensor:
+    def curvature(self, output: Tensor, target: Tensor) -> Tensor:
         """Second derivative of one element's term at each output."""
 
     def product(self, output: Tensor, target: Tensor) -> Callable[[Tensor], Tensor]:
-        weights = self.curvature(output) / output[0].numel()
+        weights = self.curvature(output, target) / output[0].numel()
         return lambda u: weights * u
 
     def factors(self, output: Tensor, target: Tensor) -> Tensor | None:
-        width = output[0].numel()
-        root = (self.curvature(output) / width).sqrt().reshape(len(output), width)
-        return torch.diag_embed(root).permute(1, 0, 2).reshape(width, *output.shape)
+        return diagonal_factors(self.curvature(output, target) / output[0].numel())
 
     def factor_count(self, output: Tensor, target: Tensor) -> int | None:
         return output[0].numel()
+
+    def each_factor(self, output: Tensor, target: Tensor) -> tuple[int, Iterator[Tensor]]:
+        return output[0].numel(), each_diagonal_factor(self.curvature(output, target) / output[0].numel())
+
+
+def diagonal_factors(weights: Tensor) -> Tensor:
+    """S (D, B, …) of a diagonal M of weights (B, …)."""
+    width = weights[0].numel()
+    root = weights.sqrt().reshape(len(weights), width)
+    return torch.diag_embed(root).permute(1, 0, 2).reshape(width, *weights.shape)
+
+
+def each_diagonal_factor(weights: Tensor) -> Iterator[Tensor]:
+    """The same one by one, so that a wide output does not take its width squared."""
+    root = weights.sqrt().reshape(len(weights), -1)
+    for k in range(root.shape[1]):
+        factor = torch.zeros_like(root)
+        factor[:, k] = root[:, k]
+        yield factor.reshape(weights.shape)
 
 
 class MeanSquare(_Elementwise):
@@ -258,7 +366,7 @@ class MeanSquare(_Elementwise):
     def value(self, output: Tensor, target: Tensor) -> Tensor:
         return (output - target).square().mean()  # F.mse_loss breaks under forward-mode differentiation of its gradient
 
-    def curvature(self, output: Tensor) -> Tensor:
+    def curvature(self, output: Tensor, target: Tensor) -> Tensor:
         return torch.full_like(output, 2.0)
 
     def random_factor(self, output: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:
@@ -267,41 +375,91 @@ class MeanSquare(_Elementwise):
 
 
 class BinaryCrossEntropy(_Elementwise):
-    """Mean over all elements of the binary cross-entropy of logits: M = diag(p(1 − p))/D, p = σ(z)."""
+    """Mean over all elements of the binary cross-entropy of logits: M = diag(m·p(1 − p))/D, p = σ(z).
+
+    m = w·(v·y + 1 − y), with v the ``pos_weight`` of targets y and w the ``weight``, both 1 by default.
+    """
 
     name = "bce_with_logits"
 
-    def value(self, output: Tensor, target: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(output, target.to(output.dtype))
+    def __init__(self, weight: Tensor | None = None, pos_weight: Tensor | None = None) -> None:
+        self.weight, self.pos_weight = (None if w is None else w.detach() for w in (weight, pos_weight))
 
-    def curvature(self, output: Tensor) -> Tensor:
+    def value(self, output: Tensor, target: Tensor) -> Tensor:
+        weights = [None if w is None else w.to(output) for w in (self.weight, self.pos_weight)]
+        return F.binary_cross_entropy_with_logits(output, target.to(output.dtype), weights[0], pos_weight=weights[1])
+
+    def check(self, output: Any, target: Any) -> None:
+        super().check(output, target)
+        for name, weight in (("weight", self.weight), ("pos_weight", self.pos_weight)):
+            fits = weight is None or _broadcasts(weight, output)
+            require(fits, name, f"broadcast to the outputs {tuple(output.shape[1:])} of one sample", weight,
+                    "a weight for each sample would be another one in every batch")  # fmt: skip
+
+    def curvature(self, output: Tensor, target: Tensor) -> Tensor:
         p = output.sigmoid()
-        return p * (1 - p)
+        return self._mass(target.to(p)) * p * (1 - p)
 
     def random_factor(self, output: Tensor, target: Tensor, generator: torch.Generator) -> Tensor:
         p = output.sigmoid()
         uniform = torch.rand(output.shape, generator=generator, dtype=torch.float64).to(p)
-        return (p - (uniform < p).to(p.dtype)) / math.sqrt(output[0].numel())
+        root = self._mass(target.to(p)).sqrt()
+        return root * (p - (uniform < p).to(p.dtype)) / math.sqrt(output[0].numel())
+
+    def _mass(self, target: Tensor) -> Tensor:
+        """What p(1 − p) is multiplied by at each element."""
+        mass = torch.ones_like(target)
+        if self.pos_weight is not None:
+            mass = self.pos_weight.to(target) * target + (1 - target)
+        return mass if self.weight is None else mass * self.weight.to(target)
+
+
+def _broadcasts(weight: Tensor, output: Tensor) -> bool:
+    """Whether a weight is one for the elements of a sample, the same for every sample."""
+    own = (1,) * (output.ndim - weight.ndim) + tuple(weight.shape)
+    return len(own) == output.ndim and all(
+        have in (1, want) for have, want in zip(own, (1, *output.shape[1:]), strict=True)
+    )
 
 
 class GaussianNLL(Loss):
     """Gaussian negative log-likelihood of a model that gives mean and variance.
 
     The output is a pair (mean, variance), as for torch, or one tensor whose last dimension holds means and then
-    log-variances. Not convex in the output.
+    log-variances. Not convex in the output, so that M, its Hessian there, is not the Fisher: that is diagonal, 1/v for
+    a mean, 1/(2v²) for a variance and 1/2 for a log-variance, divided by the number D of targets of a sample.
     """
 
-    name = "gaussian_nll"
+    name, predictive = "gaussian_nll", True
+
+    def __init__(self, full: bool = False, eps: float = 1e-6) -> None:
+        self.full, self.eps = full, eps
 
     def value(self, output: Any, target: Tensor) -> Tensor:
         mean, variance = self._mean_and_variance(output)
-        return F.gaussian_nll_loss(mean, target, variance)
+        return F.gaussian_nll_loss(mean, target, variance, full=self.full, eps=self.eps)
 
     def check(self, output: Any, target: Any) -> None:
         mean, variance = self._mean_and_variance(output)
         require(mean.shape == target.shape == variance.shape, "targets",
                 f"have the shape of the means {tuple(mean.shape)} and variances {tuple(variance.shape)}", target,
                 "reshape the targets: torch would broadcast them")  # fmt: skip
+
+    def fisher(self, output: Any, target: Any) -> list[Tensor]:
+        mean, variance = self._mean_and_variance(output)
+        used, each = variance.clamp(min=self.eps), mean[0].numel()
+        means = used.reciprocal() / each
+        if isinstance(output, Tensor):
+            return [torch.cat([means, (variance / used).square() / (2 * each)], dim=-1)]
+        return [means, used.square().reciprocal() / (2 * each)]
+
+    def random_factors(self, output: Any, target: Any, generator: torch.Generator) -> list[Tensor]:
+        """The slope at a target μ + √v·ε: −ε/√v for the mean and (1 − ε²)/(2v) for the variance."""
+        mean, variance = self._mean_and_variance(output)
+        used, root = variance.clamp(min=self.eps), math.sqrt(mean[0].numel())
+        noise = torch.randn(mean.shape, generator=generator, dtype=torch.float64).to(mean)
+        means, spread = -noise / used.sqrt() / root, (1 - noise.square()) / (2 * used) / root
+        return [torch.cat([means, spread * variance], dim=-1)] if isinstance(output, Tensor) else [means, spread]
 
     def _mean_and_variance(self, output: Any) -> tuple[Tensor, Tensor]:
         if isinstance(output, Tensor):
@@ -342,45 +500,15 @@ class Custom(Loss):
         return self.function(output, target)
 
 
-class WeightedCrossEntropy(OfClasses, Custom):
-    """torch's cross-entropy or NLL with options: Σ w_y ℓ / Σ w_y over the targets y that are not ``ignore_index``.
-
-    With label smoothing torch divides by the same Σ w_y. Probabilities as targets are averaged over the batch.
-    """
-
-    def __init__(self, module: nn.CrossEntropyLoss | nn.NLLLoss) -> None:
-        super().__init__(module)
-        self.weight, self.ignored = module.weight, module.ignore_index
-        smoothed = partial(F.cross_entropy, label_smoothing=getattr(module, "label_smoothing", 0.0))
-        self.total = smoothed if isinstance(module, nn.CrossEntropyLoss) else F.nll_loss
-
-    def value(self, output: Tensor, target: Tensor) -> Tensor:
-        if target.is_floating_point():
-            return self.function(output, target)
-        weight, mass = None if self.weight is None else self.weight.to(output), self._mass(target)
-        logits = self._classes_first(output, target)
-        total = self.total(logits, target, weight=weight, ignore_index=self.ignored, reduction="sum")
-        return total / torch.where(mass > 0, mass, 1.0).to(output)  # 0, not NaN, where no target counts
-
-    def terms(self, target: Tensor, size: int) -> float:
-        return float(size) if target.is_floating_point() else float(self._mass(target))
-
-    def _mass(self, target: Tensor) -> Tensor:
-        kept = target != self.ignored
-        if self.weight is None:
-            return kept.sum().double()
-        return (self.weight.to(target.device).double()[target.where(kept, 0)] * kept).sum()
-
-
 NAMED: dict[str, type[Loss]] = {
     kind.name: kind for kind in (CrossEntropy, MeanSquare, BinaryCrossEntropy, GaussianNLL, NegativeLogLikelihood)
 }
-_FUNCTIONS: dict[Any, type[Loss]] = {
-    F.cross_entropy: CrossEntropy,
-    F.mse_loss: MeanSquare,
-    F.binary_cross_entropy_with_logits: BinaryCrossEntropy,
-    F.nll_loss: NegativeLogLikelihood,
-    F.gaussian_nll_loss: GaussianNLL,
+_FUNCTIONS: dict[Any, type[nn.Module]] = {
+    F.cross_entropy: nn.CrossEntropyLoss,
+    F.mse_loss: nn.MSELoss,
+    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    F.nll_loss: nn.NLLLoss,
+    F.gaussian_nll_loss: nn.GaussianNLLLoss,
 }
 
 
@@ -390,22 +518,31 @@ def make_loss(loss: Any) -> Loss:
         return loss
     if isinstance(loss, str):
         return NAMED[require_choice(loss, "loss", tuple(NAMED))]()
-    require(callable(loss), "loss", f"be one of {', '.join(NAMED)}, a module or a callable", loss, "", TypeError)
-    for function, kind in _FUNCTIONS.items():
+    known = f"be one of {', '.join(NAMED)}, a module or a callable"
+    if isinstance(loss, type):
+        require(False, "loss", known, f"the class {loss.__name__}", f"make an instance: {loss.__name__}()", TypeError)
+    require(callable(loss), "loss", known, loss, "", TypeError)
+    for function, module in _FUNCTIONS.items():
         if loss is function:  # a callable need not be hashable
-            return kind(torch_order=True) if issubclass(kind, CrossEntropy) else kind()
+            return make_loss(module())
+        if isinstance(loss, partial) and loss.func is function and not loss.args:
+            return make_loss(module(**loss.keywords))
     reduction = getattr(loss, "reduction", "mean")
     require(reduction in ("mean", "batchmean"), "loss", "average over the batch", f"reduction={reduction!r}",
             'use reduction="mean": every quantity here is of the mean loss')  # fmt: skip
-    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
-        plain = loss.weight is None and loss.ignore_index == IGNORE and not getattr(loss, "label_smoothing", 0.0)
-        if not plain:
-            return WeightedCrossEntropy(loss)
-        return (CrossEntropy if isinstance(loss, nn.CrossEntropyLoss) else NegativeLogLikelihood)(torch_order=True)
-    if isinstance(loss, nn.MSELoss):
+    if _is_torch(loss, nn.CrossEntropyLoss):
+        return CrossEntropy(True, loss.weight, loss.ignore_index, loss.label_smoothing)
+    if _is_torch(loss, nn.NLLLoss):
+        return NegativeLogLikelihood(True, loss.weight, loss.ignore_index)
+    if _is_torch(loss, nn.MSELoss):
         return MeanSquare()
-    if isinstance(loss, nn.GaussianNLLLoss) and not loss.full and loss.eps == 1e-6:
-        return GaussianNLL()
-    if isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is None and loss.pos_weight is None:
-        return BinaryCrossEntropy()
+    if _is_torch(loss, nn.GaussianNLLLoss):
+        return GaussianNLL(loss.full, loss.eps)
+    if _is_torch(loss, nn.BCEWithLogitsLoss):
+        return BinaryCrossEntropy(loss.weight, loss.pos_weight)
     return Custom(loss)
+
+
+def _is_torch(loss: Any, module: type[nn.Module]) -> bool:
+    """Whether a loss is torch's own module, or of a class that inherits what it computes."""
+    return isinstance(loss, module) and type(loss).forward is module.forward

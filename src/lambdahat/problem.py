@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from lambdahat._check import require, require_choice, require_count
 from lambdahat._rng import generator
-from lambdahat.batches import Batch, Batches, chosen_indices, make_batches, rng_untouched
-from lambdahat.evaluators import AnyEvaluator, Evaluator, FunctionEvaluator, Parameters
+from lambdahat.batches import Batch, Batches, chosen_indices, is_columns, make_batches, rng_untouched
+from lambdahat.evaluators import AnyEvaluator, Evaluator, FunctionEvaluator, OutputEvaluator, Parameters
 from lambdahat.labels import COUNTS
 from lambdahat.losses import Loss, make_loss
 from lambdahat.memory import fitted, memory_bytes
@@ -26,6 +27,7 @@ from lambdahat.sharded_tensors import Gathered, whole
 from lambdahat.shares import Share, first_look, joined, splits
 from lambdahat.space import Pattern, Space
 
+OWN_LOSSES = ("cross_entropy", "mse", "bce_with_logits")  # what a model's own loss may be, of its logits and labels
 DEFAULT_BATCH = {"cpu": 1024, "cuda": 8192}
 BUFFERS = "buffers and constants"
 BROADCAST = (
@@ -103,10 +105,11 @@ class Problem:
     @classmethod
     def from_function(
         cls,
-        loss_fn: Callable[..., Tensor],
+        loss_fn: Callable[..., Any],
         params: Mapping[str, Tensor],
         data: Any = None,
         *,
+        loss: str | Loss | Callable[[Any, Any], Tensor] | None = None,
         num_samples: int | None = None,
         batch_size: int | None = None,
         device: torch.device | str | None = None,
@@ -116,10 +119,17 @@ class Problem:
     ) -> Self:
         """A problem from ``loss_fn(params, batch) -> mean loss``, or ``loss_fn(params)`` when there is no data.
 
+        With ``loss``, a loss as for a model, the function gives the output and the loss is one of that:
+        ``loss(output_fn(params, *inputs), target)`` for batches (*inputs, target), or keyword arguments from dicts.
+        Such a problem has a Gauss–Newton matrix and Fishers too.
+
         Without data, ``num_samples`` says how many samples the loss stands for (1 by default); it matters only where n
         does, as in the learning coefficient.
         """
         require(callable(loss_fn), "loss_fn", "be callable", loss_fn, "", TypeError)
+        named_loss = loss is None or not isinstance(loss, str) or loss != "model"
+        require(named_loss, "loss", "be a loss of the function's output", '"model"', "leave it out for one function")
+        require(loss is None or data is not None, "data", "be given with loss, whose targets are in them", "None")
         named = isinstance(params, Mapping) and len(params) > 0 and all(isinstance(p, Tensor) for p in params.values())
         require(named, "params", "be a non-empty dict of name to tensor", params, "", TypeError)
         for name, tensor in params.items():
@@ -133,7 +143,9 @@ class Problem:
         self._parameters, self._held = {name: tensor.detach() for name, tensor in params.items()}, Gathered({})
         self._theta = None
         self.norm, self.count, self.memory = "eval", None, memory_bytes(memory)
-        self._evaluate = FunctionEvaluator(loss_fn, data is not None)
+        self._evaluate = (
+            FunctionEvaluator(loss_fn, data is not None) if loss is None else OutputEvaluator(loss_fn, make_loss(loss))
+        )
         if data is None:
             count = 1 if num_samples is None else require_count(num_samples, "num_samples")
             self.batches = Batches(partial(_blank, count), self.device, None)
@@ -156,6 +168,7 @@ class Problem:
         terms = [self._evaluate.terms(batch) for batch in self.batches]
         require(sum(terms) > 0, "data", "hold at least one target that counts", "only ignored targets")
         self.weights = [term / sum(terms) for term in terms]
+        self._total = sum(terms)
         self.num_terms = round(sum(terms)) if self.count == "tokens" else self.num_samples  # the n of n·L and of nβ
         self._share_out()
 
@@ -216,7 +229,8 @@ class Problem:
     @property
     def model(self) -> nn.Module | None:
         """The private copy of the model that is evaluated (its parameters are shared with the user's), or None."""
-        return self._evaluate.model if isinstance(self._evaluate, Evaluator) else None
+        own = isinstance(self._evaluate, Evaluator) and not isinstance(self._evaluate, OutputEvaluator)
+        return self._evaluate.model if own else None  # type: ignore[union-attr]
 
     def at(self, theta: Tensor | Parameters) -> Problem:
         """The same problem at other parameters: a flat vector, or tensors by name (the rest as they are).
@@ -293,7 +307,7 @@ class Problem:
 
         The user's model keeps its own statistics.
         """
-        require(isinstance(self._evaluate, Evaluator), "the problem", "have a model", "one made by from_function")
+        require(self.model is not None, "the problem", "have a model", "one made by from_function")
         assert isinstance(self._evaluate, Evaluator)
         inner = self._evaluate
         layers = {name: layer for name, layer in inner.model.named_modules() if isinstance(layer, BATCH_NORMS)}
@@ -339,6 +353,47 @@ class Problem:
         """The target in a batch."""
         return self._with_model("target").split(batch)[2]
 
+    def with_output(self, what: str) -> Problem:
+        """The same problem as one of the model's output and a loss of that, for ``what``, which needs both.
+
+        A model's own loss is taken apart where it is a named loss of its logits and labels, as that of causal language
+        models is: where it has the same value and gradient on the first batch. Else this raises, and names the cure.
+        """
+        if self.loss_function is None and isinstance(self._evaluate, Evaluator):
+            for name in OWN_LOSSES:
+                try:
+                    other = copy.copy(self)
+                    other._evaluate = self._evaluate.with_named_loss(make_loss(name), self.count)
+                    other._finish()
+                except (
+                    ValueError,
+                    TypeError,
+                    RuntimeError,
+                    LookupError,
+                    AttributeError,
+                ):  # logits or labels of another form
+                    continue
+                if self._is_same_loss(other):
+                    return other
+        self._with_model(what)
+        return self
+
+    @torch.enable_grad()
+    def _is_same_loss(self, other: Problem) -> bool:
+        """Whether another problem of the same parameters and batches has the loss and gradient of the first batch."""
+        batch, values, slopes = self.batches.first(), [], []
+        for problem in (self, other):
+            leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.named(self.vector).items()}
+            loss = problem.batch_loss(leaves, batch)
+            slopes.append(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
+            values.append(float(loss.detach()))
+        close = min(10 * torch.finfo(self.dtype).eps ** 0.7, 1e-2)
+        gaps = [torch.linalg.vector_norm(a - b) for a, b in zip(*slopes, strict=True)]
+        sizes = [torch.linalg.vector_norm(slope) for slope in slopes[0]]
+        gap, size = (float(torch.stack([part.double() for part in parts]).norm()) for parts in (gaps, sizes))
+        same = abs(values[0] - values[1]) <= close * abs(values[0]) and gap <= close * size
+        return same and bool(np.allclose(self.weights, other.weights, rtol=1e-9))
+
     def loss(self, theta: Tensor | None = None) -> float:
         """L(θ), summed in float64 over batches."""
         vector = self._checked(theta)
@@ -361,7 +416,17 @@ class Problem:
                 loss = self.batch_loss(leaves, batch)
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             total.add_(torch.cat([grad.reshape(-1) for grad in grads]), alpha=weight)
-        return self.ranks.sum(total, "the gradient", vector).to(vector.dtype)
+        found = self.ranks.sum(total, "the gradient", vector).to(vector.dtype)
+        finite = theta is not None or bool(found.isfinite().all())  # elsewhere a run may have diverged
+        require(finite, "the gradient", "be finite", "NaN or infinity in it",
+                "look for a square root, a norm or a quotient at 0 in the model and the loss")  # fmt: skip
+        return found
+
+    def sample_share(self, batch: Batch) -> float:
+        """What the samples of a batch, or of a part of one, weigh in the mean over all data, on average of 1."""
+        whole = 0 <= batch.index < len(self.weights) and batch.size == self.batches.sizes[batch.index]
+        part = self.weights[batch.index] if whole else self._evaluate.terms(batch) / self._total
+        return part * self.num_samples / batch.size
 
     def weighted(self) -> Iterator[tuple[float, Batch]]:
         """All batches with their share of the whole mean; those of this rank are in ``share``."""
@@ -413,9 +478,13 @@ class Problem:
         return theta.detach().to(self.device, self.dtype)
 
     def _with_model(self, what: str) -> Evaluator:
+        function = isinstance(self._evaluate, FunctionEvaluator)
         known = isinstance(self._evaluate, Evaluator) and not self._evaluate.model_loss
-        require(known, "the problem", "be made of a model and a loss of its output",
-                'one made by from_function or with loss="model"', f"{what} needs both", TypeError)  # fmt: skip
+        require(known, "the problem", f"be made of a model and a loss of its output for {what}",
+                "one made by from_function" if function else 'one with loss="model"',
+                "give from_function the output function and loss= apart" if function else
+                'name the loss of the output, such as loss="cross_entropy" with "labels" in the batches',
+                TypeError)  # fmt: skip
         assert isinstance(self._evaluate, Evaluator)
         return self._evaluate
 
@@ -441,7 +510,7 @@ def _require_float(dtype: Any) -> None:
 
 def _brings_batches(data: Any) -> bool:
     own = isinstance(data, torch.utils.data.DataLoader | Batches)
-    return own or (isinstance(data, list | tuple) and not all(isinstance(part, Tensor) for part in data))
+    return own or (isinstance(data, list | tuple) and not is_columns(data))
 
 
 def _require_batch_size(norm: str, batch_size: int | None) -> None:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lambdahat._check import describe, require
+from lambdahat._check import require
 from lambdahat.batches import Batch, Batches, concatenate, take
-from lambdahat.evaluators import AnyEvaluator, Evaluator, FunctionEvaluator, Parameters, held_by
+from lambdahat.evaluators import (
+    TARGET_KEYS,
+    AnyEvaluator,
+    Evaluator,
+    FunctionEvaluator,
+    OutputEvaluator,
+    Parameters,
+    held_by,
+)
 from lambdahat.losses import NAMED, Custom, GaussianNLL, Loss, OfClasses
 
 
@@ -34,9 +43,17 @@ def checked(evaluate: AnyEvaluator, parameters: Parameters, batches: Batches, dt
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     # with a graph, like the first: attention without one is another kernel
     both = [value.detach().reshape(()) for value in (loss, evaluate(leaves, batch))]
-    once, again = torch.stack(both).tolist()  # read at once, for which a GPU is waited for
-    require(math.isfinite(once), "the loss of the first batch", "be finite", repr(once),
-            "check the inputs and parameters for NaN and infinity")  # fmt: skip
+    wide = reduce(torch.promote_types, (total.dtype for _, total in batches.sums), loss.dtype)
+    each = [value.to(loss.device, wide) for value in (*both, *(total for _, total in batches.sums))]
+    once, again, *totals = torch.stack(each).tolist()  # read at once, for which a GPU is waited for
+    if not math.isfinite(once):
+        _blame(evaluate, parameters, batch, once)
+    with torch.no_grad():
+        suspect = {index for (index, _), total in zip(batches.sums, totals, strict=True) if not math.isfinite(total)}
+        for later in batches.some(suspect) if suspect else ():
+            value = float(evaluate(parameters, later))
+            if not math.isfinite(value):  # else the model or the loss masks what is not finite
+                _blame(evaluate, parameters, later, value)
     require(any(grad is not None for grad in grads), "loss", "depend on the selected parameters",
             "one whose gradient is None", "do not detach, use no_grad or argmax on the way to it")  # fmt: skip
     require(abs(once - again) <= 64 * torch.finfo(loss.dtype).eps * abs(once), "the model", "give the same loss twice",
@@ -46,6 +63,30 @@ def checked(evaluate: AnyEvaluator, parameters: Parameters, batches: Batches, dt
         with torch.no_grad():
             _require_mean(evaluate, leaves, batch)
     return evaluate
+
+
+def _blame(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch, loss: float) -> None:
+    """Raise for a loss that is not finite, and name what is not finite before it: data, parameters, or neither."""
+    place = "the first batch" if not batch.index else f"batch {batch.index}"
+    parts = {"the data": batch.data}
+    if isinstance(evaluate, Evaluator):
+        args, kwargs, target = evaluate.split(batch)
+        parts = {**{f"the input {name!r}": value for name, value in kwargs.items()}, "the inputs": args,
+                 "the targets": target}  # fmt: skip
+    for name, part in parts.items():
+        for leaf in tree_leaves(part):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+                wrong = leaf.isfinite().logical_not()
+                rows = wrong.reshape(len(wrong), -1).any(dim=1).nonzero().flatten() if wrong.ndim else wrong.nonzero()
+                what = "NaN" if bool(leaf.isnan().any()) else "infinity"
+                require(False, f"{name} of {place}", "be finite",
+                        f"{what} in {len(rows)} of {batch.size} samples, first in sample {int(rows[0])}",
+                        "drop those samples, or fill in what is missing")  # fmt: skip
+    for name, tensor in parameters.items():
+        require(bool(tensor.isfinite().all()), f"the parameter {name!r}", "be finite", "NaN or infinity in it",
+                "load a checkpoint from before training diverged")  # fmt: skip
+    require(False, f"the loss of {place}", "be finite", repr(loss),
+            "data and parameters are: look for a log or a division of 0 in the model and the loss")  # fmt: skip
 
 
 def _first_loss(
@@ -59,21 +100,46 @@ def _first_loss(
     with _explained(evaluate, batch, dtype):
         output = evaluate.output(leaves, batch)
     target = evaluate.split(batch)[2]
-    if isinstance(evaluate.loss, OfClasses) or not isinstance(evaluate.loss, Custom):
-        _require_tensors(evaluate.loss, output, target)
-    if isinstance(evaluate.loss, OfClasses):
-        evaluate = _settled(evaluate, evaluate.loss, leaves, batches, output)
-    evaluate.loss.check(output, target)
-    return evaluate, evaluate.loss_of(output, batch)
+    if not isinstance(evaluate.loss, Custom):
+        _require_tensors(evaluate.loss, output, target, batch)
+    try:
+        if isinstance(evaluate.loss, OfClasses):
+            evaluate = _settled(evaluate, evaluate.loss, leaves, batches, output)
+        evaluate.loss.check(output, target)
+    except ValueError as error:
+        if not isinstance(batch.data, Tensor):
+            raise
+        raise ValueError(
+            f"data must give (inputs, targets) batches for loss {evaluate.loss.name!r}, got inputs alone, "
+            f"{tuple(batch.data.shape)}; pass (x, y). As their own targets, for an autoencoder: {error}"
+        ) from error
+    with _explained(evaluate, batch, dtype):
+        return evaluate, evaluate.loss_of(output, batch)
 
 
-def _require_tensors(loss: Loss, output: Any, target: Any) -> None:
+def _require_tensors(loss: Loss, output: Any, target: Any, batch: Batch) -> None:
     """A loss of the library's own is one of tensors."""
     single = isinstance(output, Tensor) or isinstance(loss, GaussianNLL)
     require(single, "the model's output", f"be a tensor for loss {loss.name!r}", held_by(output),
             'return it as "logits", wrap the model, or pass a callable loss(output, target)', TypeError)  # fmt: skip
-    require(isinstance(target, Tensor), "data", f"give (inputs, targets) batches for loss {loss.name!r}",
-            describe(target), 'use (x, y) tuples, or dicts with "labels"', TypeError)  # fmt: skip
+    got = "inputs alone" if target is None else held_by(target)
+    require(isinstance(target, Tensor), "data", f"give (inputs, targets) batches for loss {loss.name!r}", got,
+            f"use (x, y) tuples, or dicts with the target under {_keys()}", TypeError)  # fmt: skip
+
+
+def _keys() -> str:
+    return " or ".join(f'"{key}"' for key in TARGET_KEYS)
+
+
+def _untold(evaluate: AnyEvaluator, data: Any) -> str:
+    """What may be wrong with data that name no target; empty where they do, or where a model has its own loss."""
+    if not isinstance(evaluate, Evaluator) or evaluate.model_loss:
+        return ""
+    if isinstance(data, Tensor) or (isinstance(data, tuple | list) and len(data) == 1):
+        return "; the data are inputs alone, taken for their own targets: pass (x, y) to give others"
+    if isinstance(data, Mapping) and not any(key in data for key in TARGET_KEYS):
+        return f"; the batch holds {', '.join(map(repr, data))} and no target, which goes under {_keys()}"
+    return ""
 
 
 def _settled(
@@ -95,9 +161,12 @@ def _explained(evaluate: AnyEvaluator, batch: Batch, dtype: torch.dtype) -> Iter
         tensors = [leaf for leaf in tree_leaves(batch.data) if isinstance(leaf, Tensor)]
         given = ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in tensors)
         form = "a batch is (*inputs, target) or a dict of keyword arguments; dtype= casts both"
+        if isinstance(evaluate, OutputEvaluator):
+            form = "with loss=, it is called as output_fn(params, *inputs), or with keyword arguments from a dict"
         if isinstance(evaluate, FunctionEvaluator):
             form = "it is called as loss_fn(params, batch)" if evaluate.with_data else "loss_fn(params)"
-        error.add_note(f"lambdahat: raised at the first batch, {given}, with {dtype} parameters; {form}")
+        untold = _untold(evaluate, batch.data)
+        error.add_note(f"lambdahat: raised at the first batch, {given}, with {dtype} parameters; {form}{untold}")
         raise
 
 

@@ -146,6 +146,9 @@ def test_refusals_name_the_cause() -> None:
         variance(classifier(), samples=1)
     with pytest.raises(ValueError, match="not −100"):
         variance(Problem(nn.Linear(4, 3), "cross_entropy", (x, y.where(y > 0, -100))))
+    weighted, late = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 5.0])), torch.cat([torch.zeros(8).long(), y])
+    with pytest.raises(ValueError, match="of one weight, in every sample, got 1 to 5"):
+        variance(Problem(nn.Linear(4, 3), weighted, (torch.cat([x, x]), late)))
 
     def pairs(params: dict[str, Tensor], batch: Tensor) -> Tensor:
         return ((batch @ params["w"]).mean() - 1).square()

@@ -37,6 +37,35 @@ class OperatorContract:
         columns = torch.stack([operator @ column for column in block.T], dim=1)
         assert relative(operator @ block, columns) <= self.tolerance
 
+    def test_left_product(self, operator: LinearOperator, dense: Tensor) -> None:
+        rows = self.block(operator).T.contiguous()
+        found = rows @ operator
+        assert found.shape == rows.shape
+        assert relative(found.double(), rows.double() @ dense) <= self.tolerance
+        assert relative((rows[0] @ operator).double(), rows[0].double() @ dense) <= self.tolerance
+        from_numpy = rows.cpu().numpy() @ operator if operator.device.type == "cpu" else found
+        assert relative(from_numpy, found) <= self.tolerance
+
+    def test_products_with_tensors_shaped_like_the_parameters(self, operator: LinearOperator) -> None:
+        if operator.space is None:
+            pytest.skip("no names")
+        block = self.block(operator, 2)
+        vector = operator.space.unflatten(block[:, 0].contiguous())
+        found = operator @ vector
+        assert list(found) == list(operator.space.names)
+        assert relative(operator.space.flatten(found), operator @ block[:, 0]) <= self.tolerance
+        listed = operator @ list(vector.values())
+        assert isinstance(listed, list)
+        assert [part.shape for part in listed] == [part.shape for part in vector.values()]
+        columns = tuple(part.movedim(0, -1) for part in operator.space.split(block.T.contiguous()))
+        several = operator @ columns
+        assert [part.shape for part in several] == [part.shape for part in columns]
+        whole = torch.cat([part.reshape(-1, 2) for part in several])
+        assert relative(whole, operator @ block) <= self.tolerance
+        rows = operator.space.split(block.T.contiguous())
+        left = torch.cat([part.reshape(2, -1) for part in rows @ operator], dim=1)
+        assert relative(left, block.T.contiguous() @ operator) <= self.tolerance
+
     def test_linear(self, operator: LinearOperator) -> None:
         block = self.block(operator, 2)
         u, v = block.T

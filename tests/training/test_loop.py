@@ -152,6 +152,27 @@ def test_models_with_their_own_loss_and_ignored_labels():
     assert accuracy == pytest.approx(float(right[kept].double().mean()))
 
 
+def test_a_class_that_is_ignored_is_never_met():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, x = torch.nn.Linear(4, 3), torch.randn(40, 4)
+    y = torch.arange(40) % 3
+    problem = Problem(model, torch.nn.CrossEntropyLoss(ignore_index=2), (x, y))
+    with torch.no_grad():
+        expected = (model(x).argmax(1) == y)[y != 2].double().mean()
+    found = fit(problem, torch.optim.SGD(model.parameters(), lr=1e-12), 1, batch_size=40).last["accuracy"]
+    assert found == pytest.approx(float(expected))
+
+
+def test_an_output_function_is_trained_as_one_function_is():
+    params = {"w": torch.zeros(4, 3, requires_grad=True)}
+    x, y = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+    problem = Problem.from_function(lambda p, x: x @ p["w"], params, (x, y), loss="cross_entropy")
+    run = fit(problem, torch.optim.SGD(list(params.values()), lr=0.5), 5, batch_size=40)
+    assert run.last["loss"] < run.epochs[0]["loss"]
+    assert float(params["w"].detach().abs().sum()) > 0
+
+
 def test_a_problem_made_of_a_function():
     weights = {"w": torch.tensor([2.0, -1.0], requires_grad=True)}
     problem = Problem.from_function(lambda p: (p["w"] ** 2).sum(), weights)

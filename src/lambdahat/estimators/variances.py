@@ -29,7 +29,7 @@ from lambdahat._check import require, require_count
 from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, free_memory, rows_of, take
-from lambdahat.losses import IGNORE, CrossEntropy
+from lambdahat.losses import CrossEntropy
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Estimate, Variance
 
@@ -186,10 +186,12 @@ def require_own_losses(problem: Problem) -> None:
     coupled = problem.norm == "train"
     require(not coupled, "the problem", 'have norm="eval" or "frozen"', 'norm="train"',
             "batch statistics couple the samples of a batch, so that none has a loss of its own")  # fmt: skip
-    if isinstance(problem.loss_function, CrossEntropy) and not problem.loss_function.by_sequence:
-        kept = [_counted(problem.target(batch)) for batch in problem.batches]
-        low, high = (int(end) for end in torch.stack(kept).aminmax())
-        require(low == high, "targets", "have as many that count (not −100) in every sample", f"{low} to {high}",
+    loss = problem.loss_function
+    if isinstance(loss, CrossEntropy):
+        ends = [torch.stack(loss.terms_by_sample(problem.target(batch)).aminmax()) for batch in problem.batches]
+        low, high = torch.stack(ends).aminmax()
+        require(bool(low == high), "targets", "have as many that count (not −100), of one weight, in every sample",
+                f"{float(low):g} to {float(high):g}",
                 "samples must have one weight in the mean loss; pass such data, or count='sequences'")  # fmt: skip
     few = take(problem.batches.first(), torch.arange(min(problem.batches.sizes[0], 8), device=problem.device))
     parameters = problem.named(problem.vector)
@@ -208,13 +210,6 @@ def _rounding(problem: Problem) -> float:
     """How far a batch's loss may lie from the mean of its samples', relative; TF32 has ten bits."""
     short = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
     return 2.0**-7 if problem.device.type == "cuda" and short else 100 * torch.finfo(problem.dtype).eps
-
-
-def _counted(target: Tensor) -> Tensor:
-    """The least and the most positions of a sample that count in the cross-entropy, (2,)."""
-    if target.is_floating_point():
-        return torch.ones(2, dtype=torch.long, device=target.device)
-    return torch.stack((target != IGNORE).reshape(len(target), -1).sum(dim=1).aminmax())
 
 
 def _subset(problem: Problem, count: int, seed: int, i: int) -> Iterable[Batch]:

@@ -61,23 +61,81 @@ class LinearOperator(ABC):
         """(P, P)."""
         return self.dim, self.dim
 
+    def _apply_adjoint(self, block: Tensor) -> Tensor:
+        """Aᵀ @ block, for products from the left."""
+        require(self.symmetric, "the operator right of @", "be symmetric, or a matrix with entries", repr(self),
+                "its transpose is not known")  # fmt: skip
+        return self._apply(block)
+
     def _multiply(self, other: Any) -> Tensor:
         block = torch.as_tensor(other)
         fits = block.ndim in (1, 2) and block.shape[0] == self.dim
         require(fits, "the right-hand side of @", f"have shape ({self.dim},) or ({self.dim}, k)", block)
-        require(block.is_floating_point(), "the right-hand side of @", "be real floating point", str(block.dtype))
-        require(block.device == self.device, "the right-hand side of @", f"be on {self.device}",
-                str(block.device), "move it with .to(operator.device)")  # fmt: skip
+        self._require_factor(block, "right")
         columns = block.reshape(self.dim, -1).to(self.dtype)
         if columns.shape[1] == 0:
             return columns
         self.matvecs += columns.shape[1]
         return self._apply(columns).reshape(block.shape)
 
+    def _multiply_adjoint(self, block: Tensor) -> Tensor:
+        """Aᵀ @ block, (P, k)."""
+        if block.shape[1] == 0:
+            return block.to(self.dtype)
+        self.matvecs += block.shape[1]
+        return self._apply_adjoint(block.to(self.dtype))
+
+    def _require_factor(self, block: Tensor, side: str) -> None:
+        name = f"the {side}-hand side of @"
+        require(block.is_floating_point(), name, "be real floating point", str(block.dtype))
+        require(block.device == self.device, name, f"be on {self.device}", str(block.device),
+                "move it with .to(operator.device)")  # fmt: skip
+
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, LinearOperator):
             return Product(self, other)
+        if _is_structured(other):
+            product = self._multiply(self._shaped(other, "right").movedim(0, -1))
+            return _like(other, self._named_space(), product.movedim(-1, 0))
         return self._multiply(other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        structured = _is_structured(other)
+        rows = self._shaped(other, "left") if structured else torch.as_tensor(other)
+        fits = rows.ndim in (1, 2) and rows.shape[-1] == self.dim
+        require(fits, "the left-hand side of @", f"have shape ({self.dim},) or (k, {self.dim})", rows)
+        self._require_factor(rows, "left")
+        product = self._multiply_adjoint(rows.reshape(-1, self.dim).T).T.reshape(rows.shape)
+        return _like(other, self._named_space(), product, leading=True) if structured else product
+
+    def _shaped(self, given: Any, side: str) -> Tensor:
+        """Tensors of the parameters' shapes, in a dict or in order, as (P,); with one more dimension as (k, P).
+
+        That dimension is the last right of the operator and the first left of it.
+        """
+        name = f"the {side}-hand side of @"
+        require(self.space is not None, name, f"be one tensor of {self.dim} rows",
+                f"a {type(given).__name__} of tensors",
+                "the operator has no named parameters: join them by torch.cat")  # fmt: skip
+        space = self._named_space()
+        if isinstance(given, Mapping):
+            wrong = sorted(set(space.names) ^ set(given), key=str)
+            require(not wrong, name, "hold a tensor for every parameter of the operator",
+                    f"{', '.join(map(str, wrong[:5]))} on one side alone")  # fmt: skip
+            given = [given[key] for key in space.names]
+        require(len(given) == len(space.names), name, f"hold {len(space.names)} tensors, one for each parameter",
+                f"{len(given)}")  # fmt: skip
+        parts = [torch.as_tensor(part) for part in given]
+        extra = parts[0].ndim - len(space.shapes[0])
+        rows = []
+        for key, shape, part in zip(space.names, space.shapes, parts, strict=True):
+            own = part.movedim(-1, 0) if extra == 1 and part.ndim and side == "right" else part
+            fits = extra in (0, 1) and own.ndim - len(shape) == extra and own.shape[extra:] == shape
+            require(fits, f"{name}, at {key!r},", f"have shape {shape}, or that and a dimension of k vectors", part)
+            rows.append(own.reshape(*own.shape[:extra], -1))
+        same = len({row.shape[:-1] for row in rows}) == 1
+        require(same, name, "hold as many vectors for each parameter", "different numbers")
+        return torch.cat(rows, dim=-1)
 
     def __add__(self, other: Any) -> LinearOperator:
         if isinstance(other, LinearOperator):
@@ -278,6 +336,9 @@ class Sum(LinearOperator):
         total: Tensor = (self.first @ block) + (self.second @ block)
         return total.to(self.dtype)
 
+    def _apply_adjoint(self, block: Tensor) -> Tensor:
+        return (self.first._multiply_adjoint(block) + self.second._multiply_adjoint(block)).to(self.dtype)
+
     def known_diagonal(self) -> Tensor | None:
         first, second = self.first.known_diagonal(), self.second.known_diagonal()
         return None if first is None or second is None else first + second
@@ -329,6 +390,9 @@ class Scaled(LinearOperator):
 
     def _apply(self, block: Tensor) -> Tensor:
         return self.factor * (self.inner @ block)  # type: ignore[no-any-return]
+
+    def _apply_adjoint(self, block: Tensor) -> Tensor:
+        return self.factor * self.inner._multiply_adjoint(block)
 
     def known_diagonal(self) -> Tensor | None:
         diagonal = self.inner.known_diagonal()
@@ -382,6 +446,9 @@ class Product(LinearOperator):
     def _apply(self, block: Tensor) -> Tensor:
         return (self.first @ (self.second @ block)).to(self.dtype)  # type: ignore[no-any-return]
 
+    def _apply_adjoint(self, block: Tensor) -> Tensor:
+        return self.second._multiply_adjoint(self.first._multiply_adjoint(block)).to(self.dtype)
+
 
 class Restricted(LinearOperator):
     """The principal submatrix A[indices, indices], by embedding into the whole space."""
@@ -394,6 +461,11 @@ class Restricted(LinearOperator):
         whole = block.new_zeros(self.inner.dim, block.shape[1])
         whole[self.indices] = block
         return (self.inner @ whole)[self.indices]  # type: ignore[no-any-return]
+
+    def _apply_adjoint(self, block: Tensor) -> Tensor:
+        whole = block.new_zeros(self.inner.dim, block.shape[1])
+        whole[self.indices] = block
+        return self.inner._multiply_adjoint(whole)[self.indices]
 
     def known_diagonal(self) -> Tensor | None:
         diagonal = self.inner.known_diagonal()
@@ -422,6 +494,13 @@ class BlockDiagonal(LinearOperator):
             out[where] = inner @ block[where]
         return out
 
+    def _apply_adjoint(self, block: Tensor) -> Tensor:
+        out = torch.zeros_like(block)
+        for label, inner in self.blocks.items():
+            where = self._indices[label]
+            out[where] = inner._multiply_adjoint(block[where])
+        return out
+
     def dense(self) -> Tensor:
         """The matrix, each block by its own products: P in all."""
         out = torch.zeros(self.dim, self.dim, dtype=self.dtype, device=self.device)
@@ -438,6 +517,23 @@ class BlockDiagonal(LinearOperator):
                 return None
             out[self._indices[label]] = part.to(out)
         return out
+
+
+def _is_structured(given: Any) -> bool:
+    """Whether it is tensors by name or in order, rather than one array; a list of numbers is an array."""
+    if isinstance(given, Mapping):
+        return True
+    arrays = isinstance(given, list | tuple) and any(isinstance(part, Tensor | np.ndarray) for part in given)
+    return arrays and any(getattr(part, "ndim", 0) > 0 for part in given)
+
+
+def _like(given: Any, space: Space, rows: Tensor, leading: bool = False) -> Any:
+    """A vector (P,), or several (k, P), in the structure that ``_shaped`` took: the vectors last, or ``leading``."""
+    several = rows.ndim == 2
+    parts = [part.movedim(0, -1) if several and not leading else part for part in space.split(rows.contiguous())]
+    if isinstance(given, Mapping):
+        return dict(zip(space.names, parts, strict=True))
+    return tuple(parts) if isinstance(given, tuple) else parts
 
 
 def require_operator(operator: Any) -> None:

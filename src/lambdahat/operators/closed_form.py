@@ -186,7 +186,7 @@ def _parts(problem: Problem, factors: Factors, most: int) -> Iterator[tuple[Batc
         if batch.size <= most or not factors.parts:
             yield batch, weight / batch.size
             continue
-        terms = loss.terms(problem.target(batch), batch.size)
+        terms = loss.terms(problem.target(batch), batch.size) or 1.0  # none may count
         for start in range(0, batch.size, most):
             # a place of its own, that no batch has, and no other rank
             part = replace(take(batch, slice(start, start + most)), index=count)

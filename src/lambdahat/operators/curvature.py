@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count
 from lambdahat.batches import Batch
+from lambdahat.losses import NAMED
 from lambdahat.memory import PASS, memory_bytes
 from lambdahat.operators import linearise
 from lambdahat.operators.base import LinearOperator
@@ -33,6 +34,7 @@ from lambdahat.operators.few_samples import Few, few_of
 from lambdahat.operators.output_factors import (
     Factors,
     exact_factors,
+    require_kind,
     require_separable,
     samples_separate,
     why_no_factors,
@@ -285,8 +287,6 @@ class GaussNewton(Curvature):
         memory: int | str | None,
         psd: bool,
     ) -> None:
-        if problem.loss_function is None:
-            problem._with_model("the Gauss–Newton matrix")
         output_map = make_map(problem)
         modes = {
             "reverse": linearise.gauss_newton_reverse(output_map),
@@ -310,8 +310,8 @@ class GaussNewton(Curvature):
     def many(self) -> bool:
         """Whether there are so many factors, or none in closed form, that targets are sampled in their place."""
         few = self.factors is not None and self.factors.count <= MANY_FACTORS
-        loss = self.problem.loss_function
-        return not few and loss is not None and loss.likelihood
+        loss, expected = self.problem.loss_function, self._recipe[0] is linearise.hessian_map
+        return not few and expected and loss is not None and loss.likelihood
 
     @cached_property
     def trace_by(self) -> str:
@@ -405,6 +405,7 @@ def hessian(problem: Problem, *, mode: str = "auto", memory: int | str | None = 
 def ggn(problem: Problem, *, mode: str = "auto", memory: int | str | None = None) -> GaussNewton:
     """The generalised Gauss–Newton matrix (1/n) Σ_i J_iᵀ (∂²ℓ_i/∂z²) J_i, J_i the Jacobian of the model's output z."""
     _require_problem(problem)
+    problem = problem.with_output("the Gauss–Newton matrix")
     loss = problem.loss_function
     convex = loss is not None and loss.convex
     return GaussNewton(problem, linearise.hessian_map, lambda few: exact_factors(few, "hessian"), mode, memory, convex)
@@ -421,20 +422,23 @@ def fisher(
 ) -> Curvature:
     """The Fisher information E[∇log p ∇log pᵀ] of the model's predictive distribution at the data's inputs.
 
-    ``kind``: "exact" (expectation in closed form; the Gauss–Newton matrix for these losses), "monte_carlo"
-    (``samples`` targets a sample, drawn once) or "empirical" (the data's own targets: the uncentred covariance).
+    ``kind``: "exact" (expectation in closed form; the Gauss–Newton matrix but for "gaussian_nll"), "monte_carlo"
+    (``samples`` targets a sample, drawn once) or "empirical" (the data's own targets: the uncentred covariance). Class
+    weights, ``pos_weight`` and label smoothing weigh what a target adds as they do in the Gauss–Newton matrix.
     """
     _require_problem(problem)
-    require_choice(kind, "kind", ("exact", "monte_carlo", "empirical"))
+    require_kind(kind)
     if kind == "empirical":
         return gradient_covariance(problem, centred=False, mode=mode, memory=memory)
-    problem._with_model("the Fisher")
+    problem = problem.with_output("the Fisher")
     loss = problem.loss_function
     assert loss is not None
-    require(loss.likelihood, "loss", "be a negative log-likelihood for the Fisher", repr(loss.name),
-            'use "cross_entropy", "mse" or "bce_with_logits", or kind="empirical"')  # fmt: skip
-    if kind == "exact":
+    require(loss.predictive, "loss", "be a negative log-likelihood for the Fisher", repr(loss.name),
+            f'use one of {", ".join(NAMED)}, kind="empirical", or lh.ggn(problem), which takes any loss')  # fmt: skip
+    if kind == "exact" and loss.likelihood:
         return ggn(problem, mode=mode, memory=memory)
+    if kind == "exact":
+        return GaussNewton(problem, linearise.fisher_map, lambda few: exact_factors(few, "fisher"), mode, memory, True)
     require_separable(problem)
     require_count(samples, "samples")
     problem.ranks.agree("the Monte-Carlo Fisher", {"seed": seed, "samples": samples}, problem.device)

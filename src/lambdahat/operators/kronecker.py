@@ -13,9 +13,10 @@ from torch import Tensor
 from lambdahat._check import require, require_choice, require_count
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.kronecker_factors import Fisher, find_layers, moments, second_moments
+from lambdahat.operators.output_factors import require_kind
 from lambdahat.problem import Problem, require_problem
 
-KINDS = ("exact", "monte_carlo", "empirical")
+SHARING = ("expand", "reduce")
 
 
 @dataclass(frozen=True)
@@ -149,12 +150,28 @@ Block = KroneckerBlock | DiagonalBlock
 
 
 class KFAC(LinearOperator):
-    """A block-diagonal approximation of the Fisher: ``blocks`` has one block for every layer or loose parameter."""
+    """A block-diagonal approximation of the Fisher: ``blocks`` has one block for every layer or loose parameter.
 
-    def __init__(self, problem: Problem, blocks: Mapping[str, Block], *, corrected: bool) -> None:
+    ``shared`` names the layers that are applied at several positions of a sample, for which ``sharing`` matters.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        blocks: Mapping[str, Block],
+        *,
+        corrected: bool,
+        sharing: str = "expand",
+        shared: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(problem.num_parameters, _dtype(problem), problem.device, psd=True, space=problem.space)
         self.blocks = dict(blocks)
-        self.corrected = corrected
+        self.corrected, self.sharing, self.shared = corrected, sharing, shared
+
+    def __repr__(self) -> str:
+        kind = "EKFAC" if self.corrected else "KFAC"
+        used = f', sharing="{self.sharing}"' if self.shared else ""
+        return f"{kind}{super().__repr__().removeprefix(type(self).__name__)[:-1]}{used})"
 
     def _apply(self, block: Tensor) -> Tensor:
         out = torch.empty_like(block)
@@ -216,30 +233,54 @@ class KFACInverse(LinearOperator):
 
 
 @torch.enable_grad()
-def kfac(problem: Problem, *, kind: str = "exact", correction: bool = False, samples: int = 1, seed: int = 0) -> KFAC:
+def kfac(
+    problem: Problem,
+    *,
+    kind: str = "exact",
+    sharing: str = "expand",
+    correction: bool = False,
+    samples: int = 1,
+    seed: int = 0,
+) -> KFAC:
     """The Kronecker-factored approximation of the Fisher F = Σ_b w_b (1/B) Σ_i J_iᵀ M_i J_i at today's parameters.
 
     A linear or convolution layer's block is G ⊗ A, the moment of its output gradients and that of its inputs, the bias
-    among the weights (Martens & Grosse 2015; convolutions: Grosse & Martens 2016; sequences: KFAC-expand, Eschenhagen
-    et al. 2023). Other parameters (norm layers, embeddings, tied weights, …) keep their exact Fisher diagonal;
-    ``structure()`` lists both.
+    among the weights (Martens & Grosse 2015; convolutions: Grosse & Martens 2016). Other parameters (norm layers,
+    embeddings, tied weights, …) keep their exact Fisher diagonal; ``structure()`` lists both.
 
-    ``kind`` is where M comes from: "exact" from the loss's Hessian at the output (F is then the GGN), at one backward
-    pass per output; "monte_carlo" from ``samples`` labels a data point drawn from the model; "empirical" from the
-    data's own labels. ``correction=True`` gives EKFAC. Later training does not change the operator.
+    Args:
+        problem: The problem, of a model and a loss of its output.
+        kind: Where M comes from: "exact" from the loss's Hessian at the output, or the Fisher there for "gaussian_nll",
+            at one backward pass for each number that a sample's output has; "monte_carlo" from ``samples`` labels a
+            data point drawn from the model; "empirical" from the data's own labels.
+        sharing: For layers applied at several positions of a sample, such as convolutions and linear layers on
+            sequences: "expand" counts each position as a sample, which is exact for deep linear networks with a loss
+            at each position; "reduce" takes the mean input and the summed gradient over the positions of a sample,
+            which is exact for deep linear networks that average over positions before the loss (Eschenhagen et al.
+            2023). The repr says which was used where a layer shares its weights.
+        correction: True gives EKFAC.
+        samples: Labels drawn for each data point with kind="monte_carlo".
+        seed: Seed of those draws.
+
+    Returns:
+        An operator with closed-form inverse, log-determinant and eigenvalues, which later training does not change.
     """
     require_problem(problem)
-    require_choice(kind, "kind", KINDS)
+    require_kind(kind)
+    require_choice(sharing, "sharing", SHARING)
     require_count(samples, "samples")
     require_count(seed, "seed", least=0)
     require(samples == 1 or kind == "monte_carlo", "samples", 'be left out unless kind is "monte_carlo"', samples)
-    require(problem.loss_function is not None, "problem", "be made of a model and a loss of its output for KFAC",
-            'one made by from_function or with loss="model"', "", TypeError)  # fmt: skip
+    problem = problem.with_output("KFAC")
     require(problem.norm != "train", "norm", 'be "eval" or "frozen" for KFAC (batch statistics mix the samples)',
             '"train"', 'use norm="eval" and problem.refresh_statistics()')  # fmt: skip
     fisher, dtype = Fisher(kind, samples, seed), _dtype(problem)
     layers, reasons = find_layers(problem)
-    factors, diagonals = moments(problem, layers, tuple(reasons), fisher, dtype)
+    factors, diagonals, shared = moments(problem, layers, tuple(reasons), fisher, sharing, dtype)
+    for name, parts in {**factors, **{name: (part,) for name, part in diagonals.items()}}.items():
+        require(all(bool(part.isfinite().all()) for part in parts), "the Fisher", "be finite",
+                f"NaN or infinity at {name!r}",
+                "look for a root, a log or a quotient at 0 in the model and the loss")  # fmt: skip
     kronecker = {layer.name: KroneckerBlock(layer.names, layer.indices, *factors[layer.name]) for layer in layers}
     if correction:
         bases = {label: (block.basis[1].to(dtype), block.basis[3].to(dtype)) for label, block in kronecker.items()}
@@ -250,15 +291,17 @@ def kfac(problem: Problem, *, kind: str = "exact", correction: bool = False, sam
         if name in reasons:
             where = torch.arange(part.start, part.stop, device=problem.device)
             blocks[name] = DiagonalBlock((name,), where, diagonals[name].reshape(-1), reasons[name])
-    return KFAC(problem, blocks, corrected=correction)
+    names = tuple(layer.name for layer in layers if layer.name in shared)
+    return KFAC(problem, blocks, corrected=correction, sharing=sharing, shared=names)
 
 
-def ekfac(problem: Problem, *, kind: str = "exact", samples: int = 1, seed: int = 0) -> KFAC:
+def ekfac(problem: Problem, *, kind: str = "exact", sharing: str = "expand", samples: int = 1, seed: int = 0) -> KFAC:
     """KFAC with the eigenvalues that are best in its eigenbasis: the Fisher's own diagonal there (George et al. 2018).
 
-    Never further from the Fisher in Frobenius norm than KFAC; one more pass over the data.
+    Never further from the Fisher in Frobenius norm than KFAC with the same ``sharing``, which sets the eigenbasis; one
+    more pass over the data. The arguments are those of ``kfac``.
     """
-    return kfac(problem, kind=kind, correction=True, samples=samples, seed=seed)
+    return kfac(problem, kind=kind, sharing=sharing, correction=True, samples=samples, seed=seed)
 
 
 def _dtype(problem: Problem) -> torch.dtype:

@@ -17,18 +17,23 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lambdahat._check import require
 from lambdahat._progress import report
 from lambdahat._rng import generator
-from lambdahat.batches import Batch, rows_of, take
+from lambdahat.batches import Batch, as_tree, rows_of, take
 from lambdahat.evaluators import Parameters
+from lambdahat.losses import each_diagonal_factor
 from lambdahat.operators.layer_squares import borders
+from lambdahat.operators.linearise import empirical_residuals
+from lambdahat.operators.output_factors import positive_factors
 from lambdahat.problem import Problem
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 CHUNK_ELEMENTS = 1 << 24
 PROBE_TOLERANCE = 0.05
+MOST_PASSES = 1 << 14  # backward passes for a batch beyond which the exact Fisher is not what anyone would wait for
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,16 @@ def recording(layers: Sequence[Layer]) -> Iterator[list[Call]]:
             handle.remove()
 
 
+def joined(output: Any) -> Tensor:
+    """A model's output, or what has its structure, as one tensor with the samples first."""
+    if isinstance(output, Tensor):
+        return output
+    parts = [leaf for leaf in tree_leaves(as_tree(output)) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    rows = bool(parts) and all(part.ndim > 0 and len(part) == len(parts[0]) for part in parts)
+    require(rows, "the model's output", "be tensors with a row for each sample for KFAC", output, "", TypeError)
+    return torch.cat([part.reshape(len(part), -1) for part in parts], dim=1)
+
+
 @dataclass(frozen=True)
 class Fisher:
     """Which vectors s at the output make up the matrix: F = mean_i Σ_k Jᵢᵀ s_k s_kᵀ Jᵢ."""
@@ -130,38 +145,48 @@ class Fisher:
         """The labels' stream, from its beginning: every pass over the data draws the same."""
         return generator(self.seed, "kfac", "labels")
 
-    def vectors(self, problem: Problem, output: Tensor, batch: Batch, rng: torch.Generator) -> list[Tensor]:
-        """The vectors s_k (B, …) of one batch."""
-        loss, target, output = problem.loss_function, problem.target(batch), output.detach()
+    def vectors(self, problem: Problem, output: Any, batch: Batch, rng: torch.Generator) -> Iterator[Tensor]:
+        """The vectors s_k of one batch, one by one, of the shape of the joined output."""
+        loss, target = problem.loss_function, problem.target(batch)
+        fixed = tree_map(lambda z: z.detach() if isinstance(z, Tensor) else z, output)
         assert loss is not None
         if self.kind == "empirical":
-            leaf = output.requires_grad_()
-            return [batch.size * torch.autograd.grad(problem.output_loss(leaf, batch), leaf)[0]]
+            slopes = empirical_residuals(problem)(fixed, batch)[0]
+            return iter([slopes[0] if isinstance(output, Tensor) else joined(slopes)])
         if self.kind == "monte_carlo":
+            require(loss.predictive, "kind", f'be "exact" or "empirical" for the loss {loss.name!r}', '"monte_carlo"',
+                    "it has no distribution to draw targets from")  # fmt: skip
+            drawn = (loss.random_factors(fixed, target, rng) for _ in range(self.samples))
             root = math.sqrt(self.samples)
-            return [loss.random_factor(output, target, rng) / root for _ in range(self.samples)]
-        factors = loss.factors(output, target)
-        require(factors is not None, "kind", f'be "monte_carlo" or "empirical" for the loss {loss.name!r} here',
-                '"exact"', "its Hessian at these outputs has no closed-form factors")  # fmt: skip
-        assert factors is not None
-        return list(factors.unbind(0))
+            return ((draw[0] if isinstance(output, Tensor) else joined(draw)) / root for draw in drawn)
+        diagonal = loss.fisher(fixed, target)
+        if diagonal is not None:
+            weights = diagonal[0] if isinstance(output, Tensor) else joined(diagonal)
+            count, each = weights[0].numel(), each_diagonal_factor(weights)
+        else:
+            closed = loss.each_factor(fixed, target)
+            count, each = closed if closed is not None else positive_factors(problem, fixed, batch)
+        require(count <= MOST_PASSES, "kind", f'be "monte_carlo" or "empirical" where "exact" takes more than '
+                f"{MOST_PASSES} backward passes for a batch", f'"exact", which takes {count}')  # fmt: skip
+        return each
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One batch after its forward pass."""
+    """One batch after its forward pass; ``vectors`` can be gone through once."""
 
     weight: float
     batch: Batch
-    vectors: list[Tensor]
+    vectors: Iterator[Tensor]
     output: Tensor
     calls: list[Call]
 
-    def gradients(self) -> Iterator[tuple[Tensor, ...]]:
-        """For each vector s_k, the gradients of Σ_i s_kᵢᵀ zᵢ at the outputs of all calls."""
-        for vector in self.vectors if self.calls else ():
-            yield torch.autograd.grad(self.output, [call.y for call in self.calls], vector, retain_graph=True,
-                                      materialize_grads=True)  # fmt: skip
+    def gradients(self, vector: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of Σ_i s_iᵀ zᵢ at the outputs of all calls, for a vector s."""
+        if not self.calls:
+            return ()
+        ends = [call.y for call in self.calls]
+        return torch.autograd.grad(self.output, ends, vector, retain_graph=True, materialize_grads=True)
 
 
 def passes(problem: Problem, layers: Sequence[Layer], fisher: Fisher, task: str) -> Iterator[Pass]:
@@ -171,8 +196,8 @@ def passes(problem: Problem, layers: Sequence[Layer], fisher: Fisher, task: str)
     for done, (weight, batch) in enumerate(problem.weighted()):
         parameters = {name: value.detach().requires_grad_() for name, value in values.items()}
         with recording(layers) as calls:
-            output = problem.output(parameters, batch)
-        yield Pass(weight, batch, fisher.vectors(problem, output, batch, rng), output, calls)
+            output = as_tree(problem.output(parameters, batch))
+        yield Pass(weight, batch, fisher.vectors(problem, output, batch, rng), joined(output), calls)
         report(task, done + 1, total)
 
 
@@ -183,8 +208,7 @@ def find_layers(problem: Problem) -> tuple[list[Layer], dict[str, str]]:
     one sample, which is checked on the first batch: a weight that is also used elsewhere, a subclass that computes
     something else, or a layer on a learned input that all samples share does not.
     """
-    model = problem.model
-    assert model is not None
+    model = problem.model or nn.Module()  # a function has no layers
     aliases: dict[int, list[str]] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(tensor), []).append(name)
@@ -222,9 +246,7 @@ def _probe(problem: Problem, layers: Sequence[Layer]) -> dict[str, str]:
     batch = problem.batches.first()
     leaves = {name: value.detach().requires_grad_() for name, value in problem.named(problem.vector).items()}
     with recording(layers) as calls:
-        output = problem.output(leaves, batch)
-    one = isinstance(output, Tensor)
-    require(one, "the model's output", "be one tensor for KFAC", output, "wrap the model", TypeError)
+        output = joined(problem.output(leaves, batch))
     first = torch.randn(output.shape, generator=generator(0, "kfac", "probe")).to(output)
     rest = first.clone()
     first[1:], rest[:1] = 0.0, 0.0  # the first sample alone, and all the others
@@ -258,12 +280,14 @@ def _implied(calls: Sequence[tuple[Call, Tensor]]) -> Tensor:
 
 
 def moments(
-    problem: Problem, layers: Sequence[Layer], loose: Sequence[str], fisher: Fisher, dtype: torch.dtype
-) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
-    """The factors (A, G) of each layer and the exact Fisher diagonal of the ``loose`` parameters.
+    problem: Problem, layers: Sequence[Layer], loose: Sequence[str], fisher: Fisher, sharing: str, dtype: torch.dtype
+) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor], set[str]]:
+    """The factors (A, G) of each layer, the exact Fisher diagonal of the ``loose`` parameters, and who shares weights.
 
-    A = mean over samples and positions of a aᵀ, (g, n, n); G = mean over samples of Σ_k Σ_r g_kr g_krᵀ, (g, m, m):
-    KFAC-expand (Eschenhagen et al. 2023), for convolutions Grosse & Martens 2016.
+    With a_r the input and g_kr the output gradient of a layer at position r of a sample, "expand" has A = mean over
+    samples and positions of a_r a_rᵀ, (g, n, n), and G = mean over samples of Σ_k Σ_r g_kr g_krᵀ, (g, m, m), which is
+    Grosse & Martens 2016 for convolutions. "reduce" has the same of the one row Σ_r a_r/R and Σ_r g_kr of a sample
+    (Eschenhagen et al. 2023). The last are the layers that are applied at several positions or several times.
     """
     factors = {}
     for layer in layers:
@@ -272,28 +296,75 @@ def moments(
         factors[layer.name] = A, A.new_zeros(groups, width, width)
     values = problem.named(problem.vector)
     diagonals = {name: torch.zeros_like(values[name], dtype=dtype) for name in loose}
+    shared: set[str] = set()
     for step in passes(problem, layers, fisher, "kfac"):
-        _add_input_moments(factors, step, dtype)
-        for grads in step.gradients():
-            for call, grad in zip(step.calls, grads, strict=True):
-                g = call.layer.outputs(grad).flatten(0, 1).to(dtype)
-                factors[call.layer.name][1].add_(_gram(g), alpha=step.weight / step.batch.size)
-        if loose:
-            squares = per_sample_squares(problem, loose, step.batch, torch.stack(step.vectors), dtype)
-            for name, square in squares.items():
-                diagonals[name].add_(square, alpha=step.weight / step.batch.size)
-    return factors, diagonals
+        calls = _by_layer(step.calls)
+        rows = {name: sum(call.layer.outputs(call.y).shape[:2].numel() for call in own) for name, own in calls.items()}
+        several = {name for name, count in rows.items() if count > step.batch.size}
+        shared |= several
+        reduced = several if sharing == "reduce" else set()
+        for name, own in calls.items():
+            if name in reduced:
+                _require_samples_first(own, step.batch, 'sharing="reduce"', 'sharing="expand"')
+            # by samples, not by weights in the loss: the mean over inputs is the same however they are batched
+            count = step.batch.size if name in reduced else rows[name]
+            share = step.batch.size / problem.num_samples / count
+            for a in _input_rows(own, name in reduced, step.batch.size / rows[name], dtype):
+                factors[name][0].add_(_gram(a), alpha=share)
+        kept: list[Tensor] = []
+        for vector in step.vectors:
+            for name, grads in _by_layer(step.calls, step.gradients(vector)).items():
+                for g in _gradient_rows(calls[name][0].layer, grads, name in reduced, dtype):
+                    factors[name][1].add_(_gram(g), alpha=step.weight / step.batch.size)
+            if loose:
+                kept.append(vector)
+                if len(kept) * vector.numel() >= CHUNK_ELEMENTS:
+                    _add_squares(diagonals, problem, step, kept, dtype)
+                    kept = []
+        if kept:
+            _add_squares(diagonals, problem, step, kept, dtype)
+    return factors, diagonals, shared
 
 
-def _add_input_moments(factors: dict[str, tuple[Tensor, Tensor]], step: Pass, dtype: torch.dtype) -> None:
-    rows = dict.fromkeys(factors, 0)
-    for call in step.calls:
-        rows[call.layer.name] += call.layer.outputs(call.y).shape[:2].numel()
-    for call in step.calls:
+def _input_rows(calls: Sequence[Call], reduced: bool, scale: float, dtype: torch.dtype) -> Iterator[Tensor]:
+    """The inputs a_r of all calls, (rows, g, n) at a time; or their mean over the positions of each sample.
+
+    ``scale`` is 1/R, R the positions of a sample in all calls.
+    """
+    total: list[Tensor] = []
+    for call in calls:
         layer, size = call.layer, call.layer.chunk(call.y)
-        for x, y in zip(call.x.split(size), call.y.detach().split(size), strict=True):
-            a = layer.inputs(x, y).flatten(0, 1).to(dtype)
-            factors[layer.name][0].add_(_gram(a), alpha=step.weight / rows[layer.name])
+        pairs = zip(call.x.split(size), call.y.detach().split(size), strict=True)
+        parts = (layer.inputs(x, y).to(dtype) for x, y in pairs)
+        if reduced:
+            total.append(torch.cat([part.sum(dim=1) for part in parts]))
+        else:
+            yield from (part.flatten(0, 1) for part in parts)
+    if reduced:
+        yield torch.stack(total).sum(dim=0) * scale
+
+
+def _gradient_rows(layer: Layer, grads: Sequence[Tensor], reduced: bool, dtype: torch.dtype) -> list[Tensor]:
+    """The output gradients g_r of all calls, (rows, g, m) each; or their sum over the positions of each sample."""
+    parts = [layer.outputs(grad).to(dtype) for grad in grads]
+    if reduced:
+        return [torch.stack([part.sum(dim=1) for part in parts]).sum(dim=0)]
+    return [part.flatten(0, 1) for part in parts]
+
+
+def _add_squares(
+    diagonals: dict[str, Tensor], problem: Problem, step: Pass, vectors: Sequence[Tensor], dtype: torch.dtype
+) -> None:
+    squares = per_sample_squares(problem, tuple(diagonals), step.batch, torch.stack(list(vectors)), dtype)
+    for name, square in squares.items():
+        diagonals[name].add_(square, alpha=step.weight / step.batch.size)
+
+
+def _require_samples_first(calls: Sequence[Call], batch: Batch, what: str, cure: str) -> None:
+    for call in calls:
+        first = call.x.shape[0] == call.y.shape[0] == batch.size
+        require(first, f"the input of layer {call.layer.name!r}", f"have the {batch.size} samples first", call.x,
+                f"{what} needs it: use {cure}, or put the batch first")  # fmt: skip
 
 
 def _gram(rows: Tensor) -> Tensor:
@@ -310,14 +381,11 @@ def second_moments(
     """
     totals = {layer.name: bases[layer.name][0].new_zeros(layer.indices.shape) for layer in layers}
     for step in passes(problem, layers, fisher, "ekfac"):
-        for call in step.calls:
-            first = call.x.shape[0] == call.y.shape[0] == step.batch.size
-            require(first, f"the input of layer {call.layer.name!r}", f"have the {step.batch.size} samples first",
-                    call.x, "EKFAC needs it: use kfac(problem), or put the batch first")  # fmt: skip
+        _require_samples_first(step.calls, step.batch, "EKFAC", "kfac(problem)")
         groups = _by_layer(step.calls)
         squares = {name: _input_squares(calls[0], bases[name][0]) for name, calls in groups.items() if _is_flat(calls)}
-        for grads in step.gradients():
-            found = _by_layer(step.calls, grads)
+        for vector in step.vectors:
+            found = _by_layer(step.calls, step.gradients(vector))
             for name, calls in groups.items():
                 right, left = bases[name]
                 if name in squares:  # one position: the square of an outer product is the outer product of squares
@@ -380,7 +448,7 @@ def _squares_by_vmap(
     problem: Problem, free: Parameters, fixed: Parameters, batch: Batch, vectors: Tensor, size: int, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     def one(sample: Batch, own: Tensor) -> dict[str, Tensor]:
-        pull = torch.func.vjp(lambda chosen: problem.output({**fixed, **chosen}, sample), free)[1]
+        pull = torch.func.vjp(lambda chosen: joined(problem.output({**fixed, **chosen}, sample)), free)[1]
         grads = [pull(vector.unsqueeze(0))[0] for vector in own.unbind(0)]
         return {name: torch.stack([grad[name].to(dtype) for grad in grads]).square().sum(dim=0) for name in free}
 
@@ -402,7 +470,7 @@ def _squares_one_by_one(
     out = {name: torch.zeros_like(value, dtype=dtype) for name, value in free.items()}
     for part in torch.arange(batch.size, device=problem.device).split(1):
         leaves = {name: value.detach().requires_grad_() for name, value in free.items()}
-        output = problem.output({**fixed, **leaves}, take(batch, part))
+        output = joined(problem.output({**fixed, **leaves}, take(batch, part)))
         for vector in vectors[:, part].unbind(0):
             grads = torch.autograd.grad(output, list(leaves.values()), vector, retain_graph=True, allow_unused=True)
             for name, grad in ((name, grad) for name, grad in zip(leaves, grads, strict=True) if grad is not None):

@@ -80,11 +80,9 @@ def _recording(problem: Problem, leaves: dict[str, Tensor]) -> Iterator[Calls]:
 
     Linear layers are recorded with their weights held constant too: what bends above them reaches the layers below.
     """
-    model = problem.model
-    assert model is not None
     calls: Calls = {}
     handles = []
-    for prefix, layer in model.named_modules():
+    for prefix, layer in () if problem.model is None else problem.model.named_modules():
         if type(layer) not in KNOWN or not (type(layer) is nn.Linear or names_in(prefix, layer, leaves)):
             continue
 

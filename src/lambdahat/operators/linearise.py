@@ -6,6 +6,7 @@ with a block of them along a leading dimension. Building runs the model; calling
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,11 +20,11 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 from torch.func import grad, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lambdahat._check import require
 from lambdahat._rng import generator
-from lambdahat.batches import Batch, rows_of
+from lambdahat.batches import Batch, as_tree, rows_of
 from lambdahat.operators.convolution import PlainConvolutions
 from lambdahat.problem import Problem
 from lambdahat.recomputing import recomputing
@@ -226,7 +227,7 @@ def gauss_newton_forward(make_map: Callable[[Any, Batch], OutputMap]) -> Builder
             with forward_ad.dual_level():
                 duals = [forward_ad.make_dual(p, t) for p, t in zip(parameters, tangents, strict=True)]
                 with recomputing(problem.recomputes):
-                    structure = problem.output(dict(zip(names, duals, strict=True)), batch)
+                    structure = as_tree(problem.output(dict(zip(names, duals, strict=True)), batch))
                 leaves_, spec = tree_flatten(structure)
                 pairs = [forward_ad.unpack_dual(z) if isinstance(z, Tensor) else (z, None) for z in leaves_]
             primal = tree_unflatten(
@@ -293,6 +294,18 @@ def hessian_map(problem: Problem) -> Callable[[Any, Batch], OutputMap]:
     return make
 
 
+def fisher_map(problem: Problem) -> Callable[[Any, Batch], OutputMap]:
+    """u ↦ F u/B for a loss whose Fisher F at the output is diagonal and not its Hessian there."""
+
+    def make(output: Any, batch: Batch) -> OutputMap:
+        loss = problem.loss_function
+        diagonal = None if loss is None else loss.fisher(output, problem.target(batch))
+        assert diagonal is not None
+        return lambda u: [weight * part / batch.size for weight, part in zip(diagonal, u, strict=True)]
+
+    return make
+
+
 def rank_one_map(residuals: Callable[[Any, Batch], list[list[Tensor]]]) -> Callable[[Any, Batch], OutputMap]:
     """u ↦ (1/KB) Σ_k r_ik (r_ikᵀ u_i) per sample i, for K residuals r of a batch, one tensor per output each."""
 
@@ -313,7 +326,10 @@ def rank_one_map(residuals: Callable[[Any, Batch], list[list[Tensor]]]) -> Calla
 
 
 def empirical_residuals(problem: Problem) -> Callable[[Any, Batch], list[list[Tensor]]]:
-    """The one residual of the empirical Fisher: r_i = ∂ℓ_i/∂z_i at the data's own target."""
+    """The one residual of the empirical Fisher at the data's own target: r_i = n ∂L/∂z_i.
+
+    A factor of the batch is left out, for the batch's weight in the mean is multiplied with r_i r_iᵀ elsewhere.
+    """
 
     def residuals(output: Any, batch: Batch) -> list[list[Tensor]]:
         flat, spec = tree_flatten(output)
@@ -321,7 +337,8 @@ def empirical_residuals(problem: Problem) -> Callable[[Any, Batch], list[list[Te
         live = [z for z in points if isinstance(z, Tensor) and z.requires_grad]
         value = problem.output_loss(tree_unflatten(points, spec), batch)
         slopes = torch.autograd.grad(value, live, materialize_grads=True)
-        return [[slope * batch.size for slope in slopes]]
+        scale = batch.size * math.sqrt(problem.sample_share(batch))
+        return [[slope * scale for slope in slopes]]
 
     return residuals
 
@@ -334,7 +351,8 @@ def monte_carlo_residuals(problem: Problem, samples: int, seed: int) -> Callable
         assert loss is not None
         stream = generator(seed, "monte carlo fisher", batch.index)
         target = problem.target(batch)
-        return [[loss.random_factor(output.detach(), target, stream)] for _ in range(samples)]
+        fixed = tree_map(lambda z: z.detach() if isinstance(z, Tensor) else z, output)
+        return [loss.random_factors(fixed, target, stream) for _ in range(samples)]
 
     return residuals
 
@@ -343,8 +361,7 @@ def _outputs(
     problem: Problem, leaves: dict[str, Tensor], batch: Batch, make_map: Callable[[Any, Batch], OutputMap]
 ) -> tuple[list[Tensor], OutputMap]:
     """The differentiable tensors of the model's output and the map of tangents on them."""
-    structure = problem.output(leaves, batch)
-    flat, spec = tree_flatten(structure)
+    flat, spec = tree_flatten(as_tree(problem.output(leaves, batch)))
     live = [z for z in flat if isinstance(z, Tensor) and z.requires_grad]
     constant = tree_unflatten([z.detach() if isinstance(z, Tensor) else z for z in flat], spec)
     return live, _between_live(flat, make_map(constant, batch))

@@ -31,6 +31,9 @@ class Matrix(LinearOperator):
             return (self.matrix @ block[:, 0])[:, None]
         return self.matrix @ block
 
+    def _apply_adjoint(self, block: Tensor) -> Tensor:
+        return self._apply(block) if self.symmetric else self.matrix.mT @ block
+
     def known_diagonal(self) -> Tensor:
         if self.matrix.layout == torch.strided:
             return self.matrix.diagonal().clone()
@@ -98,6 +101,11 @@ class FromScipy(LinearOperator):
 
     def _apply(self, block: Tensor) -> Tensor:
         return torch.as_tensor(self.inner.matmat(block.numpy())).to(self.dtype, copy=True)  # it may hand out its own
+
+    def _apply_adjoint(self, block: Tensor) -> Tensor:
+        if self.symmetric:
+            return self._apply(block)
+        return torch.as_tensor(self.inner.rmatmat(block.numpy())).to(self.dtype, copy=True)
 
 
 def operator(matrix: Any, *, symmetric: bool | None = None, psd: bool = False) -> LinearOperator:

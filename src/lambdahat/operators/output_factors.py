@@ -7,22 +7,34 @@ samples: a model that normalises by its batch or a root of a mean square has non
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lambdahat._check import require
+from lambdahat._check import require, require_choice
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, take
-from lambdahat.losses import Custom
+from lambdahat.losses import Custom, diagonal_factors
 from lambdahat.operators.few_samples import Few
 from lambdahat.operators.linearise import empirical_residuals, monte_carlo_residuals, twice_differentiable
 from lambdahat.problem import Problem
 
 PROBE = 8
 WIDEST_CUSTOM = 256
+KINDS = {
+    "exact": ("type-2", "type2", "type-1", "true", "ggn"),
+    "monte_carlo": ("mc", "sampled", "monte-carlo", "montecarlo"),
+    "empirical": ("ef", "emp"),
+}
+
+
+def require_kind(kind: Any) -> str:
+    """One of the kinds of Fisher; names that other libraries use are told ours."""
+    ours = next((name for name, others in KINDS.items() if isinstance(kind, str) and kind.lower() in others), None)
+    return require_choice(kind, "kind", tuple(KINDS), f"use kind={ours!r}" if ours else "")
 
 
 @dataclass(frozen=True)
@@ -38,12 +50,17 @@ class Factors:
 
 
 def exact_factors(few: Few, kind: str, samples: int = 1, seed: int = 0) -> Factors | None:
-    """Factors of M for the Hessian of the loss at the output, or of the sampled Fishers; None where there are none."""
+    """Factors of M, the "hessian" of the loss at the output or one of the Fishers; None where there are none.
+
+    ``kind``: "hessian", "fisher" for a loss whose Fisher is diagonal and another matrix, "monte_carlo" or "empirical".
+    """
     problem, batch, loss = few.problem, few.batch, few.problem.loss_function
     assert loss is not None
     output = _separate_output(few)
     if output is None:
         return None
+    if kind == "fisher":
+        return Factors(output[0].numel(), lambda output, batch: _of_diagonal_fisher(problem, output, batch))
     if kind != "hessian":
         residuals = (
             empirical_residuals(problem) if kind == "empirical" else monte_carlo_residuals(problem, samples, seed)
@@ -146,11 +163,37 @@ def _closed(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Ten
     return factors, factors.new_ones(factors.shape[:2])
 
 
+def _of_diagonal_fisher(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    assert problem.loss_function is not None
+    weights = problem.loss_function.fisher(output, problem.target(batch))
+    assert weights is not None
+    factors = diagonal_factors(weights[0])
+    return factors, factors.new_ones(factors.shape[:2])
+
+
 def _by_eigenvectors(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Signed factors √|λ|·v of the loss's Hessian at each sample's output, for a loss without a closed form."""
     values, vectors = torch.linalg.eigh(_loss_blocks(problem, output, batch)[0].double() * batch.size)
     factors = (vectors * values.abs().sqrt().unsqueeze(1)).permute(2, 0, 1)
     return factors.to(output.dtype).reshape(-1, *output.shape), values.sign().T.to(output.dtype)
+
+
+def positive_factors(problem: Problem, output: Any, batch: Batch) -> tuple[int, Iterator[Tensor]]:
+    """K and factors s_k (B, …) with Σ_k s_k s_kᵀ = M, for a loss without a closed form that is convex where it is."""
+    loss = problem.loss_function
+    assert loss is not None
+    cure = 'use kind="empirical", or a named loss'
+    single = isinstance(output, Tensor) and output.ndim > 0 and len(output) == batch.size
+    require(single, "the model's output", f"be one tensor for KFAC with the loss {loss.name!r}", output, cure)
+    width = output[0].numel()
+    require(width <= WIDEST_CUSTOM, "kind", f'be "empirical" for the loss {loss.name!r}, which has no closed form, of '
+            f"more than {WIDEST_CUSTOM} outputs", f'"exact" of {width} outputs', cure)  # fmt: skip
+    require(_loss_separates(problem, output, batch), "loss", "be a sum over samples for KFAC", repr(loss.name), cure)
+    factors, signs = _by_eigenvectors(problem, output, batch)
+    sizes = factors.reshape(*signs.shape, -1).square().sum(dim=2)
+    convex = bool((sizes * (signs < 0)).max() <= tolerance(problem) * sizes.max())
+    require(convex, "loss", "be convex in the model's output for KFAC", f"{loss.name!r}, which is not here", cure)
+    return width, iter(torch.where((signs > 0).reshape(*signs.shape, *[1] * (output.ndim - 1)), factors, 0.0))
 
 
 def _loss_blocks(problem: Problem, output: Tensor, batch: Batch) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

@@ -110,9 +110,7 @@ def refused_form(reason: str) -> Form:
 
 
 def _unfixed_statistics(problem: Problem) -> str:
-    model = problem.model
-    assert model is not None
-    for name, layer in model.named_modules():
+    for name, layer in () if problem.model is None else problem.model.named_modules():
         if isinstance(layer, BATCH_NORMS) and (layer.training or layer.running_mean is None):
             return f"{name or type(layer).__name__} normalises by the statistics of its batch"
     return ""

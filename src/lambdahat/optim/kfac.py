@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lambdahat._check import require, require_choice, require_count, require_positive
 from lambdahat._rng import derived_seed
-from lambdahat.operators.kronecker_factors import Fisher
+from lambdahat.operators.kronecker_factors import Fisher, joined
 from lambdahat.optim.descent import Descent, Directions, require_fraction, require_nonnegative, total_norm
 from lambdahat.optim.kronecker_blocks import apply, average, ready, refresh
 from lambdahat.optim.kronecker_layers import Layer, Sums, find_layers
@@ -120,9 +120,9 @@ class KFAC(Descent):
         require(self.fisher != "empirical", "fisher", 'be "monte_carlo" or "exact" for observe', '"empirical"',
                 "the empirical Fisher comes from training's own backward passes")  # fmt: skip
         self.require_same_point(problem)
-        known = problem.model is not None and problem.loss_function is not None
-        require(known, "problem", "be made of a model and a loss of its output for KFAC",
-                'one made by from_function or with loss="model"', "", TypeError)  # fmt: skip
+        problem = problem.with_output("KFAC")
+        require(problem.model is not None, "problem", "be made of a model for KFAC", "one made by from_function",
+                "KFAC needs its layers", TypeError)  # fmt: skip
         group = self.param_groups[0]
         fisher = Fisher(self.fisher, 1, derived_seed(self.seed, "kfac", group["step"]))
         for layer, sums in zip(self.layers, self._measure(problem, fisher), strict=True):
@@ -234,6 +234,7 @@ class KFAC(Descent):
                 leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
                 output, calls = self._forward(problem, leaves, batch)
                 vectors = fisher.vectors(problem, output, batch, rng)
+                output = joined(output)
             watched, forward_pass = [y for _, _, y in calls], object()
             for number, vector in enumerate(vectors):
                 grads = torch.autograd.grad(output, watched, vector * (weight / batch.size), retain_graph=True,
@@ -244,7 +245,7 @@ class KFAC(Descent):
 
     def _forward(
         self, problem: Problem, parameters: dict[str, Tensor], batch: Any
-    ) -> tuple[Tensor, list[tuple[int, Tensor, Tensor]]]:
+    ) -> tuple[Any, list[tuple[int, Tensor, Tensor]]]:
         """The problem's output on a batch, and every call of a layer: its index, input and output."""
         calls: list[tuple[int, Tensor, Tensor]] = []
 

@@ -196,7 +196,7 @@ def _met(loss: Loss, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         return output.new_zeros(()), output.new_zeros(())
     classes = getattr(loss, "classes", None)
     hits = output.argmax(-1 if classes is None else classes) == target
-    kept = target != IGNORE
+    kept = target != getattr(loss, "ignored", IGNORE)
     return (hits & kept).sum(), kept.sum()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lambdahat._check import require
 from lambdahat.batches import Batch
-from lambdahat.evaluators import AnyEvaluator, FunctionEvaluator
+from lambdahat.evaluators import AnyEvaluator, FunctionEvaluator, OutputEvaluator
 from lambdahat.losses import IGNORE, Loss
 from lambdahat.network import named_tensors
 from lambdahat.problem import Problem
@@ -43,7 +43,7 @@ class Subject:
     def forward(self, batch: Batch, model: nn.Module | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """The mean loss of a batch, how many targets were met and how many there are (0 where nothing can be said)."""
         with nullcontext() if self._precision is None else torch.autocast(self.device.type, self._precision):
-            if isinstance(self._evaluate, FunctionEvaluator):
+            if isinstance(self._evaluate, FunctionEvaluator | OutputEvaluator):
                 loss = self._evaluate(self.tensors, batch)
                 return loss.reshape(()), loss.new_zeros(()), loss.new_zeros(())
             evaluate, runs = self._evaluate, self.model if model is None else model
@@ -85,7 +85,8 @@ class Subject:
             return (output > 0) == (target > 0.5), None
         if target.is_floating_point() or output.ndim != target.ndim + 1:
             return None, None
-        return output.argmax(dim=_class_dimension(loss, output, target)) == target, target != IGNORE
+        kept = target != getattr(loss, "ignored", IGNORE)
+        return (output.argmax(dim=_class_dimension(loss, output, target)) == target) & kept, kept
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Put back values by name, in place."""
