@@ -241,7 +241,7 @@ def weigh(gaps: Sequence[Gap], components: int, least: float, resolution: float 
     The gap behind the zeros of the components is there in a graph without clusters too, and is believed only where no
     other is wider than the ``least`` width that stands out: that is its width beside the others', and less where it is
     narrower itself and the graph is connected (several components are clusters however near the next eigenvalue is).
-    Gaps of less than half of ``least`` are spacings like any other, and no rivals. A density with ``resolution`` in
+    Gaps of less than a third of ``least`` are spacings like any other, and no rivals. A density with ``resolution`` in
     arccos(1 − λ) hides gaps of that width, so that one must exceed these as well to be believed.
     """
     others = [gap for gap in gaps if abs(gap.count - components) >= 0.5]
@@ -253,7 +253,7 @@ def weigh(gaps: Sequence[Gap], components: int, least: float, resolution: float 
         if abs(gap.count - components) < 0.5:
             wide.append(believed if components > 1 else min(gap.width, believed))
         else:
-            wide.append(gap.width if gap.width >= least / 2 else 0.0)
+            wide.append(gap.width if gap.width >= least / 3 else 0.0)
     if not any(width >= least for width in wide):
         return tuple(sorted(gaps, key=lambda gap: -gap.width)[:SHOWN])
     total = sum(width**SHARPNESS for width in wide)
