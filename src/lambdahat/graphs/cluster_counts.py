@@ -232,7 +232,7 @@ def edge_spacing(square: float, nodes: int, components: int) -> float:
     """
     rest = max(nodes - components, 1)
     radius = min(1.0, 2 * math.sqrt(max(nodes * square - components, 0.0) / rest))
-    return EDGE_SPACING * radius * float(rest) ** (-2 / 3)
+    return float(EDGE_SPACING * radius * rest ** (-2 / 3))
 
 
 def weigh(gaps: Sequence[Gap], components: int, least: float, resolution: float = 0.0) -> tuple[Gap, ...]:

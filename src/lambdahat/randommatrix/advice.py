@@ -26,7 +26,7 @@ from lambdahat.randommatrix.advice_rules import (
 )
 from lambdahat.randommatrix.batch_rules import batch_cautions, batch_recommendations, limits
 from lambdahat.randommatrix.noise_levels import BatchLevels, NoiseLevels, batch_levels, noise_levels
-from lambdahat.randommatrix.rate_limits import PositiveEstimate, differ, require_momentum
+from lambdahat.randommatrix.rate_limits import differ, require_momentum
 from lambdahat.randommatrix.stable_rates import MakeOptimizer, NoLimitError, StableRate, largest_stable_rate
 from lambdahat.results import Estimate
 from lambdahat.storage import Result, Status
@@ -94,8 +94,6 @@ class Advice(Result):
         at = f"at batch {each.batch_size:,}, {point}"
         if not math.isfinite(low):
             return f"use lr ≈ {share * float(each.value):.2g} (error unknown) {at}"
-        if not low > 0:
-            low, high = PositiveEstimate.of(each.value).interval()
         return f"use lr ≈ {share * float(each.value):.3g} ({share * low:.3g} to {share * high:.3g}) {at}"
 
     def _batch(self, found: Sequence[Recommendation]) -> str:
@@ -143,11 +141,11 @@ def advise(
     ``new_batch_size`` all is given for both sizes, and ``learning_rate`` is moved to the new one.
 
     λ₁ is measured on all data, τ² and σ² on ``samples`` samples (default at most 1,024), and λ₁ of ``batches`` batches
-    of each size (default as many as hold all data once, from 10 to 30). Up to 12 parameters rates are the exact limit of
-    the coupled second moments; beyond, they follow τ² of the direction with the lowest, or what the batches show where
-    that is lower for sure. Their intervals are positive and, unless the loss is quadratic, hold what networks do
-    beyond the local quadratic. Predictions that miss are cautions. With ``steps``
-    the largest stable rates are also found by training that long, judged by ``factor`` as ``largest_stable_rate`` does.
+    of each size (default as many as hold all data once, from 10 to 30). Up to 12 parameters rates are the exact limit
+    of the coupled second moments; beyond, they follow τ² of the direction with the lowest, or what the batches show
+    where that is lower for sure. Their intervals are positive and, unless the loss is quadratic, hold what networks do
+    beyond the local quadratic. Predictions that miss are cautions. With ``steps`` the largest stable rates are also
+    found by training that long, judged by ``factor`` as ``largest_stable_rate`` does.
     All holds at this point of parameter space: advice for the start of training is not advice for its end.
 
     With norm="train" no sample has a curvature of its own, and rates come from λ₁ of the measured batches alone. With

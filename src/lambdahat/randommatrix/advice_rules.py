@@ -299,9 +299,9 @@ def _end(levels: NoiseLevels, request: Request) -> Recommendation:
         past = (
             f"it comes out at {text(value)}, so that at B = 1 the limit may already be more than half that of all data"
         )
-        return Recommendation("end of scaling", 0, replace(value, value=1.0), f"{past}; {about}")
+        return Recommendation("end of scaling", 0, PositiveEstimate.of(replace(value, value=1.0)), f"{past}; {about}")
     reason = f"the limit is half that of all data there, and larger batches gain little; {about}"
-    return Recommendation("end of scaling", 0, value, reason)
+    return Recommendation("end of scaling", 0, PositiveEstimate.of(value), reason)
 
 
 def _about_end(levels: NoiseLevels, slowest: _Direction) -> str:
