@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import time
 
@@ -58,7 +59,8 @@ def test_it_prints_what_was_measured_what_follows_and_why(project):
                   "--learning-rate", 0.01)  # fmt: skip
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0] == "momentum 0.9: 3 parameters, 40 samples"
+    assert re.fullmatch(r"use lr ≈ \S+ \(\S+ to \S+\) at batch 16, for this point of training", lines[0])
+    assert lines[2] == "momentum 0.9: 3 parameters, 40 samples"
     for part in ("the hessian of all data", "batches of 16, predicted, directional", "an element, over samples"):
         assert part in result.stdout
     rows = [line for line in lines if line.startswith("largest stable rate ")]

@@ -1,6 +1,7 @@
 """Cluster counts against graphs whose clusters are known, and refusals where there is no gap."""
 
 import math
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -51,12 +52,102 @@ def test_the_error_bar_holds_where_only_the_fit_errs():
     assert abs(float(found) - 5) <= 3 * float(found.stderr) < 1e-3
 
 
+def laplacian_eigenvalues(made):
+    """By NumPy, from the definition."""
+    adjacency = nx.to_numpy_array(made, weight=None)
+    degrees = adjacency.sum(axis=1)
+    return np.linalg.eigvalsh(np.eye(len(made)) - adjacency / np.sqrt(np.outer(degrees, degrees)))
+
+
 def test_other_gaps_tell_of_other_clusters():
     found = clusters(planted(9, seed=0, outside=1.0), 80)
     assert found.rounded == 9
     assert found.components == 1
     assert any(abs(gap.count - 1) < 0.05 for gap in found.gaps[1:])
-    assert all(a.width >= b.width for a, b in zip(found.gaps, found.gaps[1:], strict=False))
+    assert all(a.weight >= b.weight for a, b in zip(found.gaps, found.gaps[1:], strict=False))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gap_behind_0_is_not_the_count_where_another_is_wider(seed):
+    """12 clusters of 40: the eigengap is widest after 12, though in arccos(1 − λ) it is widest behind 0."""
+    made = nx.planted_partition_graph(12, 40, 0.4, 0.01, seed=seed)
+    gaps = np.diff(laplacian_eigenvalues(made)[:240])
+    assert gaps.argmax() == 11
+    found = clusters(graph(made))
+    assert (float(found), float(found.stderr), found.status) == (12.0, 0.0, Status.CONVERGED)
+    assert found.rivals == {12: 1.0}
+    assert any(round(gap.count) == 1 for gap in found.gaps)
+
+
+def test_a_weaker_gap_than_that_behind_0_is_the_count_where_random_graphs_have_none():
+    """20 clusters with a third of their edges outside: behind 0 the eigengap is wider, and says nothing."""
+    made = nx.planted_partition_graph(20, 40, 0.5, 0.02, seed=0)
+    gaps = np.diff(laplacian_eigenvalues(made)[:400])
+    assert gaps.argmax() == 0
+    assert gaps[1:].argmax() == 18
+    assert clusters(graph(made)).rounded == 20
+
+
+@pytest.mark.parametrize(("size", "count"), [(40, 30), (40, 40), (100, 17)])
+def test_large_graphs_are_counted_to_the_last_cluster(size, count):
+    """Beyond 1,000 nodes 100 probes alone err by about √(count/50)."""
+    made = nx.planted_partition_graph(count, size, 0.4, 0.01 * 40 / size, seed=5)
+    assert len(made) > 1000
+    found = clusters(graph(made))
+    assert (float(found), float(found.stderr), found.status) == (float(count), 0.0, Status.CONVERGED)
+    values = laplacian_eigenvalues(made)
+    assert int((values < found.cut).sum()) == count
+    assert found.cost <= 2 * 100 * 50
+
+
+RANDOM = {
+    "Erdős–Rényi": nx.gnp_random_graph(300, 0.06, seed=1),
+    "Barabási–Albert": nx.barabasi_albert_graph(400, 5, seed=1),
+    "regular": nx.random_regular_graph(8, 250, seed=1),
+    "complete": nx.complete_graph(40),
+    "a large one": nx.gnp_random_graph(1500, 0.01, seed=2),
+}
+
+
+@pytest.mark.parametrize("made", RANDOM.values(), ids=RANDOM.keys())
+def test_a_graph_without_clusters_is_one(made):
+    found = clusters(graph(made))
+    assert found.rounded == 1
+    assert next(iter(found.rivals.values())) > 0.5
+    assert found.status.ok
+
+
+def test_clusters_of_clusters_are_rivals_and_the_error_bar_covers_both():
+    """4 groups of 4 clusters: the eigenvalues part after 4 and after 16."""
+    blocks = np.full((16, 16), 0.01)
+    for group in range(4):
+        blocks[4 * group : 4 * group + 4, 4 * group : 4 * group + 4] = 0.11
+    np.fill_diagonal(blocks, 0.6)
+    made = nx.stochastic_block_model([30] * 16, blocks, seed=0)
+    gaps = np.diff(laplacian_eigenvalues(made)[:240])
+    assert set(np.argsort(-gaps)[:2] + 1) == {4, 16}
+    found = clusters(graph(made))
+    assert {4, 16} <= set(found.rivals)
+    assert sum(found.rivals.values()) == pytest.approx(1.0)
+    low, high = found.interval()
+    assert low <= 4
+    assert high >= 16
+    assert "4 (" in str(found)
+    assert "16 (" in str(found)
+
+
+PLACES = [folder / "shared" / "data" / "graphs" / "football.gml.gz" for folder in Path(__file__).parents]
+FOOTBALL = next((path for path in PLACES if path.is_file()), None)
+
+
+@pytest.mark.skipif(FOOTBALL is None, reason="the shared data is not here")
+def test_football_has_its_conferences():
+    """Girvan and Newman's games have 12 conferences, one of them of independents that hardly play each other."""
+    found = clusters(graph(FOOTBALL))
+    assert found.rounded in (11, 12)
+    assert {11, 12} <= set(found.rivals)
+    low, high = found.interval()
+    assert low <= 11 < 12 <= high
 
 
 MANY_COMPONENTS = {

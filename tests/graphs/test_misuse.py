@@ -21,6 +21,18 @@ from lambdahat.graphs.random_models import Model
 RING = graph(nx.cycle_graph(12))
 
 FILES = {
+    "Graphviz": ("g.dot", "graph { a -- b }", ValueError, r"source must be .*, got g.dot \(Graphviz DOT\); read"),
+    "an adjacency list": ("g.adjlist", "0 1 2\n1 2\n", ValueError, r"got g.adjlist \(an adjacency list\)"),
+    "other XML": ("g.xml", "<html></html>", ValueError, "source must be GraphML or GEXF if it is XML, got g.xml"),
+    "broken GraphML": ("g.graphml", "<graphml><graph>", ValueError, "g.graphml must be a graphml file, got one"),
+    "broken GEXF": ("g.gexf", "<gexf>", ValueError, "g.gexf must be a gexf file, got one that cannot be read"),
+    "other JSON": ("g.json", '{"a": 1}', ValueError, "g.json must be JSON with node-link, .*, got another: keys a"),
+    "broken JSON": ("g.json", '{"a": ', ValueError, "g.json must be JSON with"),
+    "another array": ("g.npy", "0 1\n", ValueError, "g.npy must be a file of numpy.save"),
+    "Pajek labels twice": ("g.net", '*Vertices 3\n1 "a"\n2 "a"\n3 "b"\n*Edges\n1 3\n2 3\n', ValueError,
+                           "every Pajek vertex must have a label of its own, got 3 vertices with 2 labels"),
+    "a fraction among numbers": ("g.txt", "0 1\n1 2.5\n", ValueError, "g.txt must hold two nodes .*'2.5'"),
+    "networkx's data broken": ("g.txt", "0 1 {'weight': x}\n", ValueError, "must hold two nodes and a weight in"),
     "a missing column": ("g.txt", "0 1\n1\n2 3\n", ValueError, r"g.txt must hold two nodes in every row, got another"),
     "a missing weight": ("g.txt", "0 1 2.0\n1 2\n", ValueError, "must hold two nodes and a weight in every row"),
     "one column": ("g.txt", "0\n1\n", ValueError, "perhaps a weight, got '1'; a missing column, or another"),

@@ -2,14 +2,17 @@
 
 import bz2
 import gzip
+import json
 import lzma
 import tracemalloc
+from types import SimpleNamespace
 
 import networkx as nx
 import numpy as np
 import pytest
 import scipy.io
 import scipy.sparse
+import torch
 
 from lambdahat.graphs import Graph, edges, graph, name_table, text_files
 from lambdahat.graphs.name_table import NameTable
@@ -39,6 +42,20 @@ FILES = {
     "both directions": ("g.txt", "0 1\n1 0\n1 2\n0 2\n2 0\n2 3\n2 3\n"),
     "other numbers": ("g.txt", "5 70\n70 900\n5 900\n900 1000000\n"),
     "names": ("g.txt", "a b\nb c\na c\nc d\n"),
+    "a negative number first": ("g.txt", "-4 1\n1 2\n-4 2\n2 3\n"),
+    "negative numbers in CSV": ("g.csv", "-4,-3\n-3,-2\n-4,-2\n-2,3\n"),
+    "a sign first": ("g.txt", "+0 1\n1 2\n0 +2\n2 3\n"),
+    "scientific numbers first": ("g.txt", "1e3 2e3\n2000 3000\n1000 3e3\n3000 4e3\n"),
+    "scientific numbers later": ("g.txt", "1000 2000 1\n2000 3e3 1\n1000 3000.0 1\n3000 4E+3 1\n"),
+    "scientific numbers under a header": ("g.csv", "from,to\n1e3,2e3\n2000,3000\n1000,3e3\n3000,4e3\n"),
+    "fractions as names": ("g.txt", "0.5 1.5\n1.5 2\n0.5 2\n2 3\n"),
+    "a name and a number above numbers": ("g.txt", "a 1\n1 2\na 2\n2 3\n"),
+    "networkx's weights": ("g.edgelist", "".join(f"{u} {v} {{'weight': 1.0, 'kind': 'x, y'}}\n" for u, v in EDGES)),
+    "networkx's data in CSV": ("g.csv", "0,1,{}\n1,2,{'a': 1}\n0,2,{}\n2,3,{}\n"),
+    "networkx's data, names": ("g.edgelist", "a b {'weight': 1}\nb c {}\na c {}\nc d {}\n"),
+    "a list in JSON": ("g.json", "[[0, 1], [1, 2], [0, 2], [2, 3]]"),
+    "Pajek": ("g.net", '*Vertices 4\n1 "a b"\n2 "b"\n3 "c"\n4 "d"\n*Edges\n1 2 1\n2 3 1\n1 3 1\n3 4 1\n'),
+    "Pajek by another name": ("g.txt", "*vertices 4\n1 a\n2 b\n3 c\n4 d\n*arcs\n1 2\n2 3\n1 3\n3 4\n"),
     "GML": ("g.gml", "graph [\n" + "".join(f"  node [ id {i} label \"n {i}\" ]\n" for i in range(4))
             + "".join(f"  edge [\n source {u}\n target {v}\n ]\n" for u, v in EDGES) + "]\n"),
     "names under a header": ("g.csv", "Source,Target\na,b\nb,c\na,c\nc,d\n"),
@@ -67,6 +84,85 @@ def test_packed_files_too(tmp_path, name, text, kind):
     path.write_bytes({"gz": gzip, "bz2": bz2, "xz": lzma}[kind].compress(text.encode()))
     assert np.array_equal(dense(path), PLAIN)
     assert graph(path).name == "g"
+
+
+def json_writer(convert, **settings):
+    return lambda made, path: path.write_text(json.dumps(convert(made, **settings)))
+
+
+WRITERS = {
+    "GraphML": ("g.graphml", nx.write_graphml),
+    "GEXF": ("g.gexf", nx.write_gexf),
+    "GEXF by another name": ("g.xml", nx.write_gexf),
+    "GML": ("g.gml", nx.write_gml),
+    "Pajek": ("g.net", lambda made, path: nx.write_pajek(nx.relabel_nodes(made, str), path)),
+    "an edge list": ("g.edgelist", nx.write_edgelist),
+    "a weighted edge list": ("g.edgelist", nx.write_weighted_edgelist),
+    "an edge list with commas": ("g.csv", lambda made, path: nx.write_edgelist(made, path, delimiter=",")),
+    "node-link JSON": (
+        "g.json",
+        json_writer(nx.node_link_data, edges="edges"),
+    ),
+    "D3's JSON": ("g.json", json_writer(nx.node_link_data, edges="links")),
+    "adjacency JSON": ("g.json", json_writer(nx.adjacency_data)),
+    "Cytoscape's JSON": ("g.json", json_writer(nx.cytoscape_data)),
+    "NumPy": ("g.npy", lambda made, path: np.save(path, nx.to_numpy_array(made))),
+}
+
+
+@pytest.mark.parametrize("directed", [False, True], ids=["undirected", "directed"])
+@pytest.mark.parametrize(("name", "write"), WRITERS.values(), ids=WRITERS.keys())
+def test_what_networkx_writes_is_read(tmp_path, name, write, directed):
+    made = nx.DiGraph() if directed else nx.Graph()
+    made.add_weighted_edges_from([(0, 1, 2.5), (1, 2, 1.0), (0, 2, 0.25), (2, 3, 7.0)])
+    write(made, tmp_path / name)
+    found = dense(tmp_path / name)
+    one_way = nx.to_numpy_array(made)
+    assert np.array_equal(found, np.maximum(one_way, one_way.T))
+
+
+@pytest.mark.parametrize("name", ["g.graphml", "g.gexf", "g.net", "g.json", "g.gml"])
+def test_isolated_nodes_and_names_of_files_with_nodes(tmp_path, name):
+    made = nx.Graph([("ann", "bob c")])
+    made.add_node("eve")
+    kind = name.removeprefix("g.").replace("net", "pajek")
+    if kind == "json":
+        (tmp_path / name).write_text(json.dumps(nx.node_link_data(made, edges="edges")))
+    else:
+        getattr(nx, f"write_{kind}")(made, tmp_path / name)
+    found = graph(tmp_path / name)
+    assert list(found.names) == ["ann", "bob c", "eve"]
+    assert repr(found) == "Graph(3 nodes, 1 edge, 1 isolated)"
+
+
+def test_numbers_of_any_notation_are_one_node(tmp_path):
+    found = graph(written(tmp_path, "g.txt", "-1 1e3\n1000 +7\n7 -1.0\n"))
+    assert list(found.names) == [-1, 7, 1000]
+    assert found.num_edges == 3
+    large = graph(written(tmp_path, "h.txt", "9007199254740993 1e0\n9007199254740992 1\n"))
+    assert list(large.names) == [1, 9007199254740992, 9007199254740993]
+
+
+@pytest.mark.parametrize("packed", ["npy", "npy.gz"])
+@pytest.mark.parametrize("array", [np.array(EDGES), np.array(EDGES).T, PLAIN], ids=["edges", "edge_index", "matrix"])
+def test_arrays_of_files(tmp_path, array, packed):
+    np.save(tmp_path / "g.npy", array)
+    if packed == "npy.gz":
+        (tmp_path / "g.npy.gz").write_bytes(gzip.compress((tmp_path / "g.npy").read_bytes()))
+    assert np.array_equal(dense(tmp_path / f"g.{packed}"), PLAIN)
+
+
+def test_edge_index_and_data_of_pyg():
+    index = torch.tensor(EDGES).T
+    assert np.array_equal(dense(index), PLAIN)
+    three = torch.tensor([[0, 1, 2], [1, 2, 3]])
+    assert graph(three).num_edges == 3
+    data = SimpleNamespace(edge_index=index, edge_weight=torch.tensor([2.0, 1.0, 1.0, 0.5]), num_nodes=6)
+    found = graph(data)
+    assert repr(found) == "Graph(6 nodes, 4 edges, 2 isolated)"
+    assert found.adjacency[0, 1] == 2.0
+    assert found.adjacency[2, 3] == 0.5
+    assert np.array_equal(dense(SimpleNamespace(edge_index=index, edge_weight=None)), PLAIN)
 
 
 OBJECTS = {

@@ -15,6 +15,7 @@ from lambdahat.randommatrix import Advice, BatchLevels, advise, noise_levels, st
 from lambdahat.randommatrix.advice_rules import in_words
 from lambdahat.results import Estimate, Result
 from tests.cases import classifier
+from tests.randommatrix.test_advice_limits import exact_limit
 
 SAMPLES, ORDER = 48, 4
 ROWS = torch.randn(SAMPLES, ORDER, generator=generator(0, "advice"), dtype=torch.float64) * torch.tensor([3.0, 1, 1, 1])
@@ -94,10 +95,9 @@ def test_a_flatter_noisier_direction_sets_the_limit(momentum):
     rows = torch.zeros(20, 2, dtype=torch.float64)
     rows[:, 0], rows[0, 1], rows[1, 1] = 2.0, 3.0, -3.0
     found = advise(least_squares(rows), "momentum", 2, momentum=momentum)
-    curvature, noise = 0.9, 0.1 * (81 + 36) - 0.81
-    expected = stability_limit(curvature, noise * 18 / (2 * 19 * curvature), momentum)
+    expected = exact_limit(rows.numpy(), 2, momentum)
     assert expected < 0.8 * stability_limit(4.0, 0.0, momentum)
-    assert math.isclose(float(found["largest stable rate"]), expected, rel_tol=0.02)
+    assert math.isclose(float(found["largest stable rate"]), expected, rel_tol=1e-3)
     assert "eigenvector 2, noisier" in found.recommendations[0].reason
 
 
@@ -180,8 +180,8 @@ def axes_problem(size=5):
 
 def test_a_prediction_that_misses_is_named():
     found = advise(axes_problem(), "sgd", 1)
-    assert math.isclose(float(found["largest stable rate"]), 2 / 5)
-    assert found["largest stable rate"].interval()[0] > 0.25
+    assert math.isclose(float(found["largest stable rate"]), 2 / 5, rel_tol=1e-4)
+    assert found["largest stable rate"].interval()[0] > 0.39
     (caution,) = [each for each in found.cautions if "predicted otherwise" in each]
     assert re.search(r"batches of 1 was measured as 5 but predicted otherwise \(additive 4\.", caution)
 
@@ -193,7 +193,7 @@ def test_training_finds_the_same_limit_where_it_is_exact():
 
 
 def test_a_rate_above_the_limit_is_a_caution():
-    for rate, words in ((0.9, "0.9 is above the limit at 1, 0.3"), (0.41, "0.41 may be above the limit")):
+    for rate, words in ((0.9, "0.9 is above the limit at 1, 0.3"), (0.4, "0.4 may be above the limit")):
         assert words in " ".join(advise(axes_problem(), "sgd", 1, learning_rate=rate).cautions)
     assert "be above" not in " ".join(advise(axes_problem(), "sgd", 1, learning_rate=0.2).cautions)
 
@@ -217,7 +217,12 @@ def test_words_are_no_surer_than_the_interval(value, error, words):
 def test_it_prints_tabulates_saves_and_loads(tmp_path):
     found = advise(PROBLEM, "momentum", 4, 8, learning_rate=0.001)
     text = str(found)
-    assert text.splitlines()[0] == "momentum 0.9, 4 parameters, 48 samples"
+    first, second = text.splitlines()[:2]
+    low, high = found["learning rate"].interval()
+    assert first == (
+        f"use lr ≈ {float(found['learning rate']):.3g} ({low:.3g} to {high:.3g}) at batch 8, for this point of training"
+    )
+    assert second == "momentum 0.9, 4 parameters, 48 samples"
     assert f"λ₁ = {SHARPEST:.4g}" in text
     rows = found.table()
     assert [row["name"] for row in rows] == ["largest stable rate", "largest stable rate", "learning rate",

@@ -1,7 +1,6 @@
 """The advised rate against the exact limit: where second moments of the coupled recursion begin to grow."""
 
 import functools
-import itertools
 
 import numpy as np
 import pytest
@@ -11,8 +10,7 @@ from scipy.optimize import brentq
 from lambdahat._rng import generator
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import advise
-from lambdahat.randommatrix.advice_rules import MODEL
-from lambdahat.randommatrix.rate_limits import limit_of
+from lambdahat.randommatrix.rate_limits import PositiveEstimate, coupled_limit
 from lambdahat.results import Estimate
 
 N = 60
@@ -71,12 +69,52 @@ def truth(name, size, rho):
 
 
 @pytest.mark.parametrize(("name", "size", "rho"), CASES, ids=IDS)
-def test_the_rate_is_the_exact_one_within_its_interval(name, size, rho):
+def test_the_rate_is_the_exact_one(name, size, rho):
+    """All directions are known, so that their coupled second moments are."""
     found = advise(least_squares(SETS[name]), "sgd", size, momentum=rho, batches=4)["largest stable rate"]
     exact = truth(name, size, rho)
     low, high = found.interval()
-    assert low <= exact <= high or abs(float(found) / exact - 1) < 0.05
-    assert float(found) < 1.25 * exact
+    assert 0 < low <= exact <= high < 1.01 * low
+
+
+def simulated_growth(rows, size, rate, rho, steps=60, chains=40_000):
+    """ln of the growth of E‖x‖² per step of Nesterov's recursion over the last half of the steps, by simulation."""
+    rng = np.random.default_rng(0)
+    x = before = rng.normal(size=(chains, rows.shape[1]))
+    sizes = []
+    for _ in range(steps):
+        chosen = (
+            rows[rng.integers(0, len(rows), (chains, size))]
+            if size > 1
+            else rows[rng.integers(0, len(rows), chains)][:, None]
+        )
+        y = x + rho * (x - before)
+        gradient = np.einsum("cbi,cbj,cj->ci", chosen, chosen, y) / size
+        x, before = y - rate * gradient, x
+        sizes.append(np.square(x).sum(1).mean())
+    return (np.log(sizes[-1]) - np.log(sizes[steps // 2])) / (steps // 2 - 1)
+
+
+def test_nesterov_s_coupled_limit_is_where_simulated_second_moments_begin_to_grow():
+    """Gaussian-free: bounded rows, so that a simulation sees the second moment."""
+    rng = np.random.default_rng(3)
+    rows = rng.choice([-1.0, 1.0], size=(40, 2)) * [1.5, 1.0]
+    matrices = np.einsum("ni,nj->nij", rows, rows)
+    values, vectors = np.linalg.eigh(matrices.mean(0))
+    limit = coupled_limit(values, vectors.T @ (matrices - matrices.mean(0)) @ vectors, 1.0, 0.5, nesterov=True)
+    assert simulated_growth(rows, 1, 0.9 * limit, 0.5) < 0 < simulated_growth(rows, 1, 1.1 * limit, 0.5)
+
+
+@pytest.mark.parametrize(("size", "rho"), [(2, 0.0), (16, 0.0), (16, 0.9)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_interval_holds_the_exact_limit_where_not_all_directions_are_known(size, rho, seed):
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(80, 14)) * np.geomspace(3, 0.5, 14)
+    found = advise(least_squares(rows), "sgd", size, momentum=rho, batches=4)
+    assert not found.levels.complete
+    assert found.levels.quadratic
+    low, high = found["largest stable rate"].interval()
+    assert 0 < low <= exact_limit(rows, size, rho) <= high < 10 * low
 
 
 COVERAGE = [("one sharp direction", 4, 0.0, None), ("rare features", 1, 0.0, None), ("all alike", 16, 0.9, None),
@@ -95,30 +133,6 @@ def test_the_interval_covers_the_exact_limit_at_nine_seeds_of_ten(name, size, rh
 
 
 @pytest.mark.slow
-def test_the_interval_covers_sets_on_which_its_width_was_not_chosen():
-    """MODEL was chosen on ``SETS``. Here: 104 of 114 inside, none wholly above the exact limit, ratios 0.74 to 1.07."""
-    inside = []
-    for seed in (11, 12, 13, 14):
-        for rows in _sets(seed).values():
-            matrices = np.einsum("ni,nj->nij", rows, rows)
-            values, vectors = np.linalg.eigh(matrices.mean(0))
-            tau2 = np.square((matrices - matrices.mean(0)) @ vectors).sum(1).mean(0)
-            if values[0] < 1e-6:  # a feature that no sample has
-                continue
-            for size, rho in itertools.product((1, 4, 16), (0.0, 0.9)):
-                noises = (N - size) / (size * (N - 1)) * tau2 / values
-                limits = [
-                    limit_of(Estimate(v), Estimate(n, MODEL * n), rho) for v, n in zip(values, noises, strict=True)
-                ]
-                low, high = min(limits, key=float).interval()
-                exact = exact_limit(rows, size, rho)
-                assert low <= exact
-                inside.append(exact <= high)
-    assert len(inside) > 100
-    assert np.mean(inside) >= 0.9
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size", "rho"), CASES, ids=IDS)
 def test_the_interval_covers_the_exact_limit(name, size, rho):
     problem, exact = least_squares(SETS[name]), truth(name, size, rho)
@@ -126,16 +140,38 @@ def test_the_interval_covers_the_exact_limit(name, size, rho):
     for seed in range(40):
         found = advise(problem, "sgd", size, momentum=rho, seed=seed)["largest stable rate"]
         low, high = found.interval()
-        held += low <= exact <= high or abs(float(found) / exact - 1) < 0.05
+        held += low <= exact <= high
     assert held >= 36
 
 
-def test_batches_that_show_more_noise_lower_the_rate_and_widen_its_error():
-    """Directions alike: the sharpest of a batch is the largest of several, which no one direction's τ² knows."""
-    rows = torch.randn(400, 12, generator=generator(0, "alike"), dtype=torch.float64)
-    found = advise(least_squares(rows), "sgd", 40, momentum=0.9)
+def test_directions_alike_are_coupled():
+    """The sharpest of a batch is the largest of several, which no one direction's τ² knows."""
+    rows = torch.randn(200, 8, generator=generator(0, "alike"), dtype=torch.float64)
+    found = advise(least_squares(rows), "sgd", 20, momentum=0.9)
     rate, levels = found["largest stable rate"], found.levels
-    b = levels.view(40).effective
-    assert float(levels.excess(40)) > 1.5 * float(levels.expected_excess(b))
-    assert float(rate) < 0.9 * exact_limit(rows[:, :2].numpy(), 40, 0.9)
-    assert float(rate.stderr) > 0.1 * float(rate)
+    assert float(levels.excess(20)) > 1.5 * float(levels.expected_excess(levels.view(20).effective))
+    low, high = rate.interval()
+    assert low <= exact_limit(rows.numpy(), 20, 0.9) <= high
+
+
+def test_an_interval_is_positive_however_large_the_error():
+    for error, doubt in ((5.0, (0.0, 0.0)), (0.0, (0.5, 1.3)), (1e6, (3.0, 3.0))):
+        low, high = PositiveEstimate.of(Estimate(2.0, error), doubt).interval()
+        assert 0 < low < 2.0 < high < np.inf
+    low, high = PositiveEstimate.of(Estimate(2.0, 0.02)).interval()
+    assert np.allclose([low, high], Estimate(2.0, 0.02).interval(), rtol=1e-3)
+
+
+def test_a_network_has_an_interval_for_all_data_too():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2)).double()
+    x = torch.randn(40, 3, dtype=torch.float64)
+    found = advise(Problem(net, "cross_entropy", (x, (x[:, 0] > 0).long())), "sgd", 40)
+    rate = found["largest stable rate"]
+    low, high = rate.interval()
+    assert not found.levels.quadratic
+    assert 0 < low < 0.6 * float(rate) < 2 * float(rate) < high
+    first = str(found).splitlines()[0]
+    assert first == (
+        f"use lr ≈ {float(rate) / 2:.3g} ({low / 2:.3g} to {high / 2:.3g}) at batch 40, for this point of training"
+    )

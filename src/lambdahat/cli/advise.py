@@ -36,6 +36,7 @@ def run_advise(
     if as_json:
         print_json(document(found))
     elif not quiet:
+        print(f"{found.headline}\n")
         print_table(MEASURED, measured(found), headline(found))
         print()
         print_table(ADVISED, advised(found))
@@ -136,7 +137,8 @@ def document(found: Advice) -> dict[str, Any]:
     ]  # fmt: skip
     about = {"optimizer": found.optimizer, "momentum": found.momentum, "learning_rate": found.learning_rate,
              "curvature": levels.operator, "parameters": levels.parameters, "samples": levels.population}  # fmt: skip
-    return {"about": about, "measured": {name: _pair(each) for name, each in numbers.items()}, "batches": views,
+    return {"headline": found.headline, "about": about,
+            "measured": {name: _pair(each) for name, each in numbers.items()}, "batches": views,
             "advice": found.table(), "cautions": list(found.cautions), "cost": found.cost,
             "status": found.status.name}  # fmt: skip
 
@@ -149,8 +151,14 @@ def _write(found: Advice, folder: Path) -> None:
     """``advice.json``, ``table.txt``, ``table.md`` and ``advice.png``."""
     found.save(folder / "advice.json")
     title, why = headline(found), reasons(found)
-    plain = [text_table(MEASURED, measured(found), title), text_table(ADVISED, advised(found)), why]
-    marked = [f"{title}\n", markdown_table(MEASURED, measured(found)), markdown_table(ADVISED, advised(found)), why]
+    plain = [found.headline, text_table(MEASURED, measured(found), title), text_table(ADVISED, advised(found)), why]
+    marked = [
+        f"{found.headline}\n",
+        f"{title}\n",
+        markdown_table(MEASURED, measured(found)),
+        markdown_table(ADVISED, advised(found)),
+        why,
+    ]
     write_atomically(folder / "table.txt", ("\n\n".join(plain) + "\n").encode())
     write_atomically(folder / "table.md", ("\n".join(marked) + "\n").encode())
     plot(found).figure.savefig(folder / "advice.png", dpi=150)

@@ -73,7 +73,7 @@ def graph_clusters(
     seed: Seed = 0,
     output: Output = SHOWN,
 ) -> None:
-    """How many clusters: the eigenvalues before the widest gap, with an error, or none where there is no gap."""
+    """How many clusters: the eigenvalues below the widest gap, its rivals, and an error; none where there is no gap."""
     from lambdahat.cli.graphs import run_clusters
 
     with exit_codes():

@@ -111,12 +111,12 @@ def run_clusters(
         documents.append({**_about(one), **_clusters_document(one, result)})
         gap = f"{result.gaps[0].low:.3g} … {result.gaps[0].high:.3g}" if result.gaps else ""
         known = math.isfinite(result.cut)
-        others = ", ".join(f"{other.count:.4g}" for other in result.gaps[1:4])
+        rivals = ", ".join(f"{count} ({weight:.0%})" for count, weight in list(result.rivals.items())[1:4])
         rows.append((
             one.name, f"{len(one):,}", value_text(result) if known else "none", f"{result.cut:.3g}" if known else "",
-            gap, others, f"{result.components:,}", f"{result.cost:,}", result.status.name,
+            gap, rivals, f"{result.components:,}", f"{result.cost:,}", result.status.name,
         ))  # fmt: skip
-    header = ("graph", "nodes", "clusters", "λ*", "widest gap", "next gaps after", "components", "products", "status")
+    header = ("graph", "nodes", "clusters", "λ*", "gap", "rivals", "components", "products", "status")
     show(output, documents, header, rows)
     for name, result in found:
         if not result.status.ok:
@@ -174,7 +174,10 @@ def _about(one: Graph) -> dict[str, Any]:
 
 
 def _clusters_document(one: Graph, result: Clusters) -> dict[str, Any]:
-    gaps = [{"count": gap.count, "cut": gap.cut, "low": gap.low, "high": gap.high} for gap in result.gaps]
+    gaps = [
+        {"count": gap.count, "cut": gap.cut, "low": gap.low, "high": gap.high, "weight": gap.weight}
+        for gap in result.gaps
+    ]
     labels = None
     if result.labels is not None:
         names = range(len(one)) if one.names is None else one.names

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from lambdahat._check import describe, require, require_count
-from lambdahat.graphs.block_moments import EXACT_NODES, components, degrees_of_freedom
+from lambdahat._rng import generator
+from lambdahat.graphs.block_moments import (
+    EXACT_NODES,
+    components,
+    degrees_of_freedom,
+    eigenvalues,
+    exact_moments,
+)
 from lambdahat.graphs.labelling import cluster_labels
 from lambdahat.graphs.spectra import GraphSpectrum, graph_moments, require_graph
-from lambdahat.graphs.structure import Graph
+from lambdahat.graphs.structure import Graph, csr_tensor
 from lambdahat.graphs.walks import walk_partition
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.results import Array, Estimate, Moments
@@ -23,24 +32,42 @@ TOLERANCE = 1e-5
 POINTS = 40  # of the grid in arccos(1 − λ), for each of its cells π/moments
 SPILL = 0.25  # eigenvalues that may lie in a gap
 SHARE = 0.001  # or this share of those below it
-CELLS = 2.0  # the narrowest gap, in cells of π/moments
+CELLS = 2.0  # the narrowest gap that a density resolves, in cells of π/moments
+EDGE_SPACING = 1.03  # mean of the first spacing at a semicircle's edge, over radius · n^(−2/3) (Tracy–Widom, GOE)
+STANDS_OUT = 2.3  # of these spacings: the widest nontrivial gap of 114 random graphs without clusters
+WIDEST = 0.5  # a gap of half of [0, 1] stands out in the smallest graph
+SHARPNESS = 3.0  # weights go with this power of the width: the most likely on 408 planted partitions, clear and blurred
+LEAST_WEIGHT = 0.01  # below it a gap is no rival
+NORMAL_95 = 1.959  # rounded down, so that the interval holds its ends
+EXTRA_COLUMNS = 8  # of the block that counts eigenvalues, beyond those expected
+GROWTH = 1e6  # of an eigenvector below the gap beside those above, in that block
+RESCALED = 16  # orders after which the block is scaled
+BLOCK_ELEMENTS = 1 << 25  # of the block: 256 MiB
+SHOWN = 4  # gaps that are named where none stands out
 
 
 @dataclass(frozen=True)
 class Gap(Result):
-    """A gap in a spectrum: its minimum λ* = ``cut``, the ``count`` of eigenvalues below, its ends ``low``, ``high``.
+    """A gap in a spectrum: its middle or minimum λ* = ``cut``, the ``count`` of eigenvalues below, its ends.
 
-    ``width`` is arccos(1 − high) − arccos(1 − low): in this variable m moments resolve π/m everywhere.
+    ``weight`` is how likely this gap, among all, is the one that ends the clusters' eigenvalues; 0 for a gap that is
+    no rival of the widest.
     """
 
     cut: float
     count: float
     low: float
     high: float
+    weight: float = 0.0
 
     @property
     def width(self) -> float:
-        """The width in arccos(1 − λ)."""
+        """The width in λ up to 1: eigenvalues beyond do not tell of clusters."""
+        return max(min(self.high, 1.0) - self.low, 0.0)
+
+    @property
+    def angle(self) -> float:
+        """The width in arccos(1 − λ): in this variable m moments resolve π/m everywhere."""
         return math.acos(1 - self.high) - math.acos(1 - self.low)
 
 
@@ -48,8 +75,9 @@ class Gap(Result):
 class Clusters(Estimate):
     """The number of clusters, unrounded, with its standard error; NaN with the status NO_GAP where there is no gap.
 
-    ``cut`` is λ*, ``gaps`` are all gaps found, the widest first: that one gave the count, the others tell of finer
-    or coarser clusters. ``components`` is the exact number of connected components, isolated nodes included.
+    ``cut`` is λ*. ``gaps`` are the gaps that stand out, the likeliest first: that one gave the count, and the others
+    tell of finer or coarser clusters. Those with a weight are ``rivals``, and the standard error covers the choice
+    among them. ``components`` is the exact number of connected components, isolated nodes included.
     ``labels`` (n,) are the nodes' clusters where they were asked for. A graph without edges has no ``spectrum``: its
     eigenvalues are all 0, and each node is a cluster.
     """
@@ -66,6 +94,18 @@ class Clusters(Estimate):
         require(math.isfinite(float(self.value)), "the count", "be known", "none", self.status.value)
         return round(float(self.value))
 
+    @property
+    def rivals(self) -> dict[int, float]:
+        """The counts in question and their weights, which sum to 1, the headline first; one entry if nothing rivals."""
+        return {round(gap.count): gap.weight for gap in self.gaps if gap.weight > 0}
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(self.rivals) < 2:
+            return text
+        shown = ", ".join(f"{count} ({weight:.0%})" for count, weight in list(self.rivals.items())[:4])
+        return f"{text}; {shown}"
+
 
 def clusters(
     graph: Graph,
@@ -75,16 +115,35 @@ def clusters(
     cut: float | None = None,
     labels: bool = False,
 ) -> Clusters:
-    """The number of clusters n∫₀^{λ*} p(λ) dλ, λ* a minimum of the entropic spectrum (Algorithm 5, spectral thesis).
+    """Count the clusters of a graph: the eigenvalues of its normalised Laplacian below the widest gap.
 
-    Algorithm 5 takes the first minimum. At the resolution of many moments that is the one behind the eigenvalue 0 of
-    the connected components, so here λ* lies in the widest gap below 1, measured in arccos(1 − λ); all gaps are in the
-    result. A gap is where fewer than ¼ eigenvalue, or 0.1 % of those below, is found; one narrower than
-    2π/``moments`` is not believed. ``cut`` sets λ* by hand. The error bar joins that of the probes, carried through
-    the density, and the change from ¾ of the moments to all. Isolated nodes count as clusters (see ``Graph``).
+    Graphs of up to 1,000 nodes are counted by all their eigenvalues, exactly, unless ``probes`` is given. For others
+    the count is n∫₀^{λ*} p(λ) dλ, with λ* in a gap of the entropic spectrum (Algorithm 5, spectral thesis). There a gap
+    is where fewer than ¼ eigenvalue, or 0.1 % of those below, is found; one narrower than 2π/``moments`` in
+    arccos(1 − λ) is not believed. Without ``probes`` the eigenvalues below λ* are then counted by a filtered block of
+    vectors, if that takes no more products than the moments did.
+
+    Algorithm 5 takes the first minimum, which at the resolution of many moments is the one behind the eigenvalue 0 of
+    the connected components. Every connected graph has that gap, so it gives the count only where no other gap exceeds
+    what random graphs without clusters have: 2.3 spacings s = 1.03·R·n^(−2/3), the mean first spacing at the edge of a
+    semicircle of radius R = 2√(tr (I − L)²/n). All other gaps count by their width in λ. The weight of a gap is
+    proportional to the third power of its width, 2.3 s at most for the gap behind 0. The status is ``NO_GAP`` where no
+    gap is wider than 2.3 s, and ``RIVAL_GAPS`` where the likeliest has a weight below ½.
 
     The probes are split by a random walk's guess at the clusters (``probed_moments``), which takes most of their error
-    away and biases nothing. ``labels=True`` adds each node's cluster by spectral clustering.
+    away and biases nothing.
+
+    Args:
+        graph: The graph; isolated nodes count as clusters (see ``Graph``).
+        moments: Chebyshev moments of the spectrum.
+        probes: Random probes; by default none (exact) up to 1,000 nodes, and 100 beyond.
+        seed: Of the probes.
+        cut: λ* by hand.
+        labels: Whether to add each node's cluster, by spectral clustering.
+
+    Returns:
+        The count. Its error bar joins that of the probes, carried through the density, the change from ¾ of the
+        moments to all, and the spread of the counts among rival gaps.
     """
     require_graph(graph)
     require_count(moments, "moments", least=8)
@@ -97,26 +156,140 @@ def clusters(
                         labels=graph.components.astype(np.int64) if labels else None)  # fmt: skip
     small = probes is None and len(graph) <= EXACT_NODES
     partition = components(graph) if small else walk_partition(graph, seed)
-    found = graph_moments(graph, moments, probes, seed, partition)
+    values = eigenvalues(graph) if small else None
+    found = graph_moments(graph, moments, probes, seed, partition) if values is None else exact_moments(values, moments)
     density = fit(found, tol=TOLERANCE)
     spectrum = GraphSpectrum(density, found, len(graph), graph.num_edges, graph.name)
-    gaps = find_gaps(density, len(graph), count)
+    square = (float(found.values[2]) + 1) / 2  # tr (I − L)²/n, of T₂(x) = 2x² − 1
+    least = min(WIDEST, STANDS_OUT * edge_spacing(square, len(graph), count))
+    if values is None:
+        resolved = [gap for gap in find_gaps(density, len(graph), count) if gap.angle >= CELLS * math.pi / moments]
+    else:
+        resolved = eigenvalue_gaps(values, count)
+    gaps = weigh(resolved, count, least, 0.0 if values is not None else math.pi / moments)
     base = Clusters(math.nan, math.nan, found.cost, Status.NO_GAP, degrees_of_freedom(found, partition), gaps=gaps,
                     components=count, spectrum=spectrum)  # fmt: skip
-    if cut is None and (not gaps or gaps[0].width < CELLS * math.pi / moments):
+    if cut is None and not (gaps and gaps[0].weight):
         return base
     place = gaps[0].cut if cut is None else float(cut)
-    share, spread = _mass_below(density, found, place)
-    fewer, _ = _mass_below(*_fewer(found), place)
-    error = math.hypot(spread, share - fewer)
-    result = replace(base, value=len(graph) * share, stderr=len(graph) * error, status=density.status, cut=place)
+    status = Status.RIVAL_GAPS if cut is None and gaps[0].weight < 0.5 else Status.CONVERGED
+    if values is None:
+        share, spread = _mass_below(density, found, place)
+        fewer, _ = _mass_below(*_fewer(found), place)
+        value, error = len(graph) * share, len(graph) * math.hypot(spread, share - fewer)
+        status = status if density.status.ok else density.status
+        exact = None
+        if probes is None and cut is None:
+            exact = eigenvalues_below(graph, gaps[0], value + 3 * error, seed, found.cost)
+        if exact is not None:
+            below, more = exact
+            value, error = float(below), 0.0
+            base = replace(base, cost=found.cost + more, dof=math.inf)
+    else:
+        value, error = float((values <= place).sum()), 0.0
+    if cut is None:
+        error = math.hypot(error, _choice_error(gaps))
+    result = replace(base, value=value, stderr=error, status=status, cut=place)
     if not labels:
         return result
     return replace(result, labels=cluster_labels(graph, max(1, result.rounded), seed))
 
 
+def eigenvalues_below(graph: Graph, gap: Gap, most: float, seed: int, budget: int) -> tuple[int, int] | None:
+    """How many eigenvalues lie below a gap, by a filtered random block, and the products it took.
+
+    A Chebyshev polynomial of L that is at most 1 above the gap and ``GROWTH`` below takes a block of more vectors than
+    there are eigenvalues below, ``most``, to their eigenspace. Ritz values are never smaller than the eigenvalues
+    they stand for, so that fewer of them than eigenvalues may lie below the middle of the gap, but never more; what the
+    filter leaves of the rest is 1/``GROWTH`` of it. None where it would take more than ``budget`` products or too much
+    memory, or where more than ``most`` eigenvalues fill the block.
+    """
+    columns = math.ceil(1.1 * most) + EXTRA_COLUMNS
+    half = (2.0 - gap.high) / 2
+    degree = math.ceil(math.acosh(GROWTH) / math.acosh(1 + (gap.high - gap.low) / half))
+    if columns > len(graph) // 2 or columns * (degree + 1) > budget or columns * len(graph) > BLOCK_ELEMENTS:
+        return None
+    matrix = csr_tensor(graph.normalized(), torch.float64)
+    block = torch.randn(len(graph), columns, generator=generator(seed, "filtered block"), dtype=torch.float64)
+    shift = 1 - (2.0 + gap.high) / 2  # (L − centre)/half = −(B − shift)/half with B = I − L; the sign does not matter
+    before, now = block, torch.addmm(block, matrix, block, beta=-shift, alpha=1.0).div_(half)
+    for order in range(2, degree + 1):
+        image = torch.addmm(now, matrix, now, beta=-shift, alpha=1.0).mul_(2 / half).sub_(before)
+        before, now = now, image
+        if order % RESCALED == 0:  # the recurrence is linear: both may be scaled
+            size = now.abs().max()
+            before, now = before / size, now / size
+    basis = torch.linalg.qr(now).Q
+    ritz = 1 - torch.linalg.eigvalsh(basis.T @ (matrix @ basis))
+    below = int((ritz < (gap.low + gap.high) / 2).sum())
+    return (below, columns * (degree + 1)) if below < columns else None
+
+
+def edge_spacing(square: float, nodes: int, components: int) -> float:
+    """The spacing of eigenvalues at the edge of the bulk of a random graph, 1.03·R·n^(−2/3), R = 2√(tr (I − L)²/n).
+
+    The eigenvalues 0 of the components, of which ``square`` = tr (I − L)²/n holds one each, are left out.
+    """
+    rest = max(nodes - components, 1)
+    radius = min(1.0, 2 * math.sqrt(max(nodes * square - components, 0.0) / rest))
+    return float(EDGE_SPACING * radius * rest ** (-2 / 3))
+
+
+def weigh(gaps: Sequence[Gap], components: int, least: float, resolution: float = 0.0) -> tuple[Gap, ...]:
+    """Give each gap its weight; the gaps that stand out or rival, the likeliest first.
+
+    The gap behind the zeros of the components is there in a graph without clusters too, and is believed only where no
+    other is wider than the ``least`` width that stands out: that is its width beside the others', and less where it is
+    narrower itself and the graph is connected (several components are clusters however near the next eigenvalue is).
+    Gaps of less than a third of ``least`` are spacings like any other, and no rivals. A density with ``resolution`` in
+    arccos(1 − λ) hides gaps of that width, so that one must exceed these as well to be believed.
+    """
+    others = [gap for gap in gaps if abs(gap.count - components) >= 0.5]
+    widest = max(others, key=lambda gap: gap.width, default=None)
+    hidden = 0.0 if widest is None else resolution * math.sin(math.acos(1 - (widest.low + widest.high) / 2))
+    believed = max(least, hidden)
+    wide = []
+    for gap in gaps:
+        if abs(gap.count - components) < 0.5:
+            wide.append(believed if components > 1 else min(gap.width, believed))
+        else:
+            wide.append(gap.width if gap.width >= least / 3 else 0.0)
+    if not any(width >= least for width in wide):
+        return tuple(sorted(gaps, key=lambda gap: -gap.width)[:SHOWN])
+    total = sum(width**SHARPNESS for width in wide)
+    weights = [width**SHARPNESS / total for width in wide]
+    kept = sum(weight for weight in weights if weight >= LEAST_WEIGHT)
+    weights = [weight / kept if weight >= LEAST_WEIGHT else 0.0 for weight in weights]
+    weighed = [replace(gap, weight=weight) for gap, weight in zip(gaps, weights, strict=True)]
+    return tuple(sorted((gap for gap in weighed if gap.weight or gap.width >= least),
+                        key=lambda gap: (-gap.weight, -gap.width)))  # fmt: skip
+
+
+def _choice_error(gaps: Sequence[Gap]) -> float:
+    """The standard error of choosing the first of weighed gaps.
+
+    The root mean square distance of their counts from it, or more where 1.96 of that would not reach as far as 95 % of
+    the weight lies: two far counts are no normal distribution.
+    """
+    apart = sorted((abs(gap.count - gaps[0].count), gap.weight) for gap in gaps)
+    square = sum(weight * distance**2 for distance, weight in apart)
+    reached = np.cumsum([weight for _, weight in apart])
+    reach = apart[int(np.searchsorted(reached, 0.95))][0]
+    return max(math.sqrt(square), reach / NORMAL_95)
+
+
+def eigenvalue_gaps(values: Array, components: int) -> list[Gap]:
+    """The gaps between ascending eigenvalues that ``find_gaps`` would look for in a density."""
+    most = min(max(len(values) // 2, components), len(values) - 1)
+    pairs = zip(range(1, most + 1), values[:most].tolist(), values[1 : most + 1].tolist(), strict=True)
+    return [Gap((low + high) / 2, float(count), low, high) for count, low, high in pairs if low < min(high, 1.0)]
+
+
 def find_gaps(density: MaxentDensity, nodes: int, components: int) -> tuple[Gap, ...]:
-    """The gaps below λ = 1, the widest first, behind at most half of the eigenvalues, or those 0 of the components."""
+    """The gaps below λ = 1, the widest in arccos(1 − λ) first.
+
+    They lie behind at most half of the eigenvalues, or behind those 0 of the components.
+    """
     cells = len(density.coefficients) - 1
     angles = np.linspace(0.0, math.pi, POINTS * cells + 1)
     places = 1 - np.cos(angles)
@@ -127,7 +300,7 @@ def find_gaps(density: MaxentDensity, nodes: int, components: int) -> tuple[Gap,
     lowest = inner[(height[1:-1] < height[:-2]) & (height[1:-1] <= height[2:])]
     most = max(nodes / 2, components) + 0.5
     lowest = lowest[(places[lowest] <= 1.0) & (counts[lowest] <= most)]
-    found = sorted((_gap(places, counts, i) for i in lowest), key=lambda gap: -gap.width)
+    found = sorted((_gap(places, counts, i) for i in lowest), key=lambda gap: -gap.angle)
     kept: list[Gap] = []
     for gap in found:  # ripples of one gap: the widest speaks for all
         if not any(other.low <= gap.cut <= other.high or gap.low <= other.cut <= gap.high for other in kept):

@@ -103,8 +103,7 @@ def require_weights(weights: NDArray[Any] | None) -> None:
 
 def _narrow(nodes: NDArray[Any]) -> NDArray[Any]:
     low, high = (int(nodes.min()), int(nodes.max())) if len(nodes) else (0, 0)
-    require(low >= 0, "the nodes", "have numbers of at least 0", str(low))
-    return nodes.astype(np.int32, copy=False) if high < 2**31 else nodes
+    return nodes.astype(np.int32, copy=False) if -(2**31) <= low and high < 2**31 else nodes
 
 
 def _light(weights: NDArray[Any]) -> NDArray[Any]:
@@ -119,8 +118,8 @@ def _numbered(chunks: list[Chunk]) -> tuple[NDArray[Any] | None, int]:
     ends = [part for u, v, _ in chunks for part in (u, v)]
     if not ends:
         return None, 0
-    high = max(int(part.max()) for part in ends)
-    if high < sum(len(part) for part in ends):  # a table of all numbers is no larger than the edges
+    low, high = min(int(part.min()) for part in ends), max(int(part.max()) for part in ends)
+    if low >= 0 and high < sum(len(part) for part in ends):  # a table of all numbers is no larger than the edges
         seen = np.zeros(high + 1, dtype=bool)
         for part in ends:
             seen[part] = True

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import numbers
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse
+import torch
 
 from lambdahat._check import describe, require, require_choice
 from lambdahat.graphs.edges import Chunk, Rules, adjacency_of
 from lambdahat.graphs.structure import Graph
 from lambdahat.graphs.text_files import PACKED, edge_list, gml, open_bytes, open_text
 
-FORMATS = ("edges", "gml", "mtx", "npz")
-SUFFIXES = {".gml": "gml", ".mtx": "mtx", ".npz": "npz"}
+FORMATS = ("edges", "gml", "mtx", "npz", "npy", "graphml", "gexf", "pajek", "json")
+SUFFIXES = {".gml": "gml", ".mtx": "mtx", ".npz": "npz", ".npy": "npy", ".graphml": "graphml", ".gexf": "gexf",
+            ".net": "pajek", ".paj": "pajek", ".pajek": "pajek", ".json": "json"}  # fmt: skip
+UNREAD = {
+    ".adjlist": "an adjacency list", ".multiline_adjlist": "an adjacency list", ".g6": "graph6", ".graph6": "graph6",
+    ".s6": "sparse6", ".sparse6": "sparse6", ".dot": "Graphviz DOT", ".gv": "Graphviz DOT",
+    ".graphmlz": "zipped GraphML",
+    ".tgf": "Trivial Graph Format", ".col": "DIMACS", ".clq": "DIMACS", ".dimacs": "DIMACS", ".metis": "METIS",
+    ".graph": "METIS", ".mat": "MATLAB", ".pkl": "a pickle", ".pickle": "a pickle", ".gpickle": "a pickle",
+    ".pt": "a torch file", ".pth": "a torch file", ".h5": "HDF5", ".hdf5": "HDF5", ".parquet": "Parquet",
+    ".feather": "Feather", ".xlsx": "Excel", ".xls": "Excel", ".zip": "an archive", ".tar": "an archive",
+    ".tgz": "an archive", ".zst": "packed by Zstandard", ".7z": "an archive",
+}  # fmt: skip
+SIGNATURES = ((b"\x93NUMPY", "npy"), (b"PK\x03\x04", "npz"), (b"%%MatrixMarket", "mtx"), (b"<", "xml"),
+              (b"{", "json"), (b"[", "json"), (b"*", "pajek"))  # fmt: skip
+HEAD_BYTES = 4096
 KNOWN = "be a file, a networkx graph, an adjacency matrix, or edges as tuples or an array (m, 2)"
 
 
@@ -33,11 +50,13 @@ def graph(
 ) -> Graph:
     """An undirected ``Graph`` of a file, a networkx graph, a SciPy or dense adjacency matrix, or edges.
 
-    Files (also packed: .gz, .bz2, .xz) are read by their suffix, or as ``format`` says: "gml", "mtx" (Matrix Market),
-    "npz" (``scipy.sparse.save_npz``), and "edges" for everything else: two or three columns separated by spaces, tabs,
-    commas or semicolons, with comments after #, % or //, as SNAP writes them, and perhaps a header.
-    Edges are tuples (from, to) or (from, to, weight) of whole numbers or of names, or an array (m, 2) or (m, 3); an
-    array as wide as it is high is an adjacency matrix.
+    Files (also packed: .gz, .bz2, .xz) are read by their suffix, by how they begin, or as ``format`` says: "gml", "mtx"
+    (Matrix Market), "npz" (``scipy.sparse.save_npz``), "npy", "graphml", "gexf", "pajek", "json" (networkx's node-link,
+    adjacency and Cytoscape data, or a list of edges), and "edges" for everything else: two or three columns separated
+    by spaces, tabs, commas or semicolons, with comments after #, % or //, as SNAP and ``networkx.write_edgelist`` write
+    them, and perhaps a header. Formats that are known but not read are refused by name.
+    Edges are tuples (from, to) or (from, to, weight) of whole numbers or of names, an array (m, 2) or (m, 3), or
+    PyG's ``edge_index`` (2, m) or ``Data``; an array as wide as it is high is an adjacency matrix.
     What ``weighted``, ``loops``, ``duplicates`` and ``directed`` do is in ``Rules``; by default an edge listed twice,
     or in both directions, is one edge with the larger weight. ``name`` is by default the file's.
 
@@ -56,12 +75,17 @@ def graph(
         return _again(source, rules, name or source.name)
     if hasattr(source, "is_multigraph"):
         return _networkx(source, rules, name or source.name or "graph")
+    if hasattr(source, "edge_index"):
+        return _pyg(source, rules, name or "graph")
     if scipy.sparse.issparse(source):
         return _matrix(source, rules, name or "graph")
     if not hasattr(source, "__array__"):
         return _rows(source, rules, name or "graph")
-    array = np.asarray(source)
+    array = source.detach().cpu().numpy() if isinstance(source, torch.Tensor) else np.asarray(source)
     require(array.ndim == 2, "source", KNOWN, describe(source), error=TypeError)
+    whole, wide = array.dtype.kind in "iu", array.shape[1]
+    if len(array) == 2 and whole and (wide > 3 or (wide == 3 and isinstance(source, torch.Tensor))):
+        return _edges_of(array[0], array[1], None, rules, name or "graph")  # PyG's edge_index
     if array.shape[0] == array.shape[1] or array.shape[1] not in (2, 3):
         require(array.dtype.kind in "iufcb", "an adjacency matrix", "hold numbers", str(array.dtype), error=TypeError)
         return _matrix(array, rules, name or "graph")
@@ -83,8 +107,15 @@ def _again(source: Graph, rules: Rules, name: str) -> Graph:
 def _file(path: Path, format: str | None, rules: Rules, name: str | None) -> Graph:
     require(path.is_file(), "source", "name a file", f"{path} (no such file)", "", FileNotFoundError)
     plain = path.with_suffix("") if path.suffix in PACKED else path
-    kind = SUFFIXES.get(plain.suffix, "edges") if format is None else require_choice(format, "format", FORMATS)
+    kind = _kind(path, plain.suffix.lower()) if format is None else require_choice(format, "format", FORMATS)
     name = name or plain.stem
+    if kind in ("graphml", "gexf", "pajek"):
+        return _by_networkx(path, kind, rules, name)
+    if kind == "json":
+        return _json(path, rules, name)
+    if kind == "npy":
+        return graph(_array(path), weighted=rules.weighted, loops=rules.loops, duplicates=rules.duplicates,
+                     directed=rules.directed, name=name)  # fmt: skip
     if kind == "mtx":
         return _market(path, rules, name)
     if kind == "npz":
@@ -96,6 +127,103 @@ def _file(path: Path, format: str | None, rules: Rules, name: str | None) -> Gra
     chunks, table = edge_list(path, rules.weighted)
     matrix, names = adjacency_of(chunks, rules)
     return Graph(matrix, table.names if table else names, name)
+
+
+def _kind(path: Path, suffix: str) -> str:
+    """The format of a file by its suffix, or else by how it begins: no other format passes for a list of edges."""
+    require(suffix not in UNREAD, "source", f"be a file in one of the formats {', '.join(FORMATS)}",
+            f"{path.name} ({UNREAD.get(suffix)})", "read it with its own library, and pass a networkx graph, a matrix "
+            'or edges; or pass format="edges" if it is a list of edges')  # fmt: skip
+    if suffix in SUFFIXES:
+        return SUFFIXES[suffix]
+    with open_bytes(path) as stream:
+        head = stream.read(HEAD_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    kind = next((kind for start, kind in SIGNATURES if head.startswith(start)), "edges")
+    if kind != "xml":
+        return kind
+    found = next((kind for kind in ("graphml", "gexf") if f"<{kind}".encode() in head), None)
+    require(found is not None, "source", "be GraphML or GEXF if it is XML", path.name)
+    return str(found)
+
+
+def _by_networkx(path: Path, kind: str, rules: Rules, name: str) -> Graph:
+    """GraphML, GEXF or Pajek; GEXF's labels are the names of the nodes where they tell them apart."""
+    import networkx as nx
+
+    try:
+        with open_bytes(path) as stream:
+            made = getattr(nx, f"read_{kind}")(stream)
+    except (nx.NetworkXException, SyntaxError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{path.name} must be a {kind} file, got one that cannot be read: {error}") from error
+    labels = {node: data.get("label") for node, data in made.nodes(data=True)}
+    if kind == "gexf" and None not in labels.values() and len(set(labels.values())) == len(labels):
+        made = nx.relabel_nodes(made, labels)
+    if kind == "pajek":
+        with open_text(path) as text:
+            declared = re.search(r"(?im)^\s*\*vertices\s+(\d+)", text.read())
+        count = int(declared.group(1)) if declared else len(made)
+        require(
+            count == len(made),
+            "every Pajek vertex",
+            "have a label of its own",
+            f"{count} vertices with {len(made)} labels",
+            "number the labels that occur twice",
+        )
+    return _networkx(made, rules, name)
+
+
+def _json(path: Path, rules: Rules, name: str) -> Graph:
+    """networkx's node-link data (as D3 has it, too), adjacency data or Cytoscape data, or a list of edges."""
+    import networkx as nx
+
+    forms = "node-link, adjacency or Cytoscape data as networkx writes them, or a list of edges"
+    try:
+        with open_text(path) as stream:
+            document = json.load(stream)
+        if isinstance(document, list):
+            edges = [tuple(row) for row in document]
+            require(bool(edges), "a list of edges", "hold one", "none")
+            return _edges(edges, rules, name)
+        key = next((key for key in ("links", "edges") if key in document), None)
+        if "nodes" in document and key is not None:
+            made = nx.node_link_graph(document, edges=key)
+        elif "adjacency" in document:
+            made = nx.adjacency_graph(document)
+        elif "elements" in document:
+            made = nx.cytoscape_graph(document)
+        else:
+            raise ValueError(f"keys {', '.join(sorted(document)[:6])}")
+    except (nx.NetworkXException, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"{path.name} must be JSON with {forms}, got another: {error}") from error
+    return _networkx(made, rules, name, ("weight", "value"))
+
+
+def _array(path: Path) -> Any:
+    with open_bytes(path) as stream:
+        try:
+            return np.load(stream, allow_pickle=False)
+        except (ValueError, EOFError, OSError) as error:
+            raise ValueError(f"{path.name} must be a file of numpy.save, got another: {error}") from error
+
+
+def _pyg(source: Any, rules: Rules, name: str) -> Graph:
+    """PyG's ``Data``: ``edge_index`` (2, m), ``edge_weight`` (m,) where there is one, and all ``num_nodes``."""
+    index, weights = (getattr(source, key, None) for key in ("edge_index", "edge_weight"))
+    cure = "pass one edge type of a HeteroData"
+    require(index is not None, "source.edge_index", "be a tensor (2, m)", "None", cure, TypeError)
+    pairs = np.asarray(index.detach().cpu() if isinstance(index, torch.Tensor) else index)
+    fits = pairs.ndim == 2 and len(pairs) == 2 and pairs.dtype.kind in "iu"
+    require(fits, "source.edge_index", "be whole numbers (2, m)", describe(index), error=TypeError)
+    if weights is not None:
+        weights = np.asarray(weights.detach().cpu() if isinstance(weights, torch.Tensor) else weights, dtype=np.float64)
+        require(
+            weights.shape == pairs.shape[1:], "source.edge_weight", f"have shape ({pairs.shape[1]},)", describe(weights)
+        )
+    count = int(getattr(source, "num_nodes", 0) or 0)
+    count = max(count, int(pairs.max(initial=-1)) + 1)
+    require(int(pairs.min(initial=0)) >= 0, "the nodes", "have numbers of at least 0", str(pairs.min(initial=0)))
+    matrix, _ = adjacency_of([(pairs[0].astype(np.int64), pairs[1].astype(np.int64), weights)], rules, count)
+    return Graph(matrix, None, name)
 
 
 def _sparse(path: Path) -> Any:
@@ -174,6 +302,8 @@ def _edges_of(first: Any, second: Any, weights: Any, rules: Rules, name: str) ->
     if nodes.dtype.kind == "f":
         whole = bool((nodes == np.floor(nodes)).all() and np.isfinite(nodes).all())
         require(whole, "the nodes of pairs", "be whole numbers", "fractions or NaN", "give weights as a third column")
+    low = int(nodes.min(initial=0))
+    require(low >= 0, "the nodes", "have numbers of at least 0", str(low), "name them by text if these are names")
     heavy = None if weights is None else np.asarray(weights, dtype=np.float64)
     matrix, names = adjacency_of([(*nodes.astype(np.int64, copy=False), heavy)], rules)
     return Graph(matrix, names, name)
@@ -189,16 +319,16 @@ def require_number(value: Any, name: str) -> Any:
     return value
 
 
-def _networkx(source: Any, rules: Rules, name: str) -> Graph:
-    """A networkx graph of any kind; the attribute "weight" is the weight."""
+def _networkx(source: Any, rules: Rules, name: str, keys: tuple[str, ...] = ("weight",)) -> Graph:
+    """A networkx graph of any kind; the first of the attributes ``keys`` that an edge has is the weight of all."""
     place = {node: i for i, node in enumerate(source)}
-    heavy = rules.weighted and any("weight" in data for _, _, data in source.edges(data=True))
+    used = [key for key in keys if any(key in data for _, _, data in source.edges(data=True))]
     count = source.number_of_edges()
     ends: Iterable[int] = (place[node] for u, v in source.edges() for node in (u, v))
     pairs = np.fromiter(ends, dtype=np.int64, count=2 * count).reshape(-1, 2)
     weights = None
-    if heavy:
-        weights = np.array([require_number(w, "the weights") for _, _, w in source.edges(data="weight", default=1.0)],
+    if rules.weighted and used:
+        weights = np.array([require_number(w, "the weights") for _, _, w in source.edges(data=used[0], default=1.0)],
                            dtype=np.float64)  # fmt: skip
     chunk: Chunk = pairs[:, 0], pairs[:, 1], weights
     matrix, _ = adjacency_of([chunk], rules, len(place), source.is_directed())

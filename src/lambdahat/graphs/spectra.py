@@ -10,6 +10,7 @@ from lambdahat.graphs.block_moments import (
     EXACT_NODES,
     Partition,
     components,
+    eigenvalues,
     exact_moments,
     probed_moments,
 )
@@ -62,7 +63,7 @@ def spectrum(
 def graph_moments(graph: Graph, count: int, probes: int | None, seed: int, partition: Partition) -> Moments:
     """Chebyshev moments as ``probes`` says: exact for small graphs where it is None."""
     if probes is None and len(graph) <= EXACT_NODES:
-        return exact_moments(graph, count)
+        return exact_moments(eigenvalues(graph), count)
     return probed_moments(graph, count, DEFAULT_PROBES if probes is None else probes, seed, partition)
 
 

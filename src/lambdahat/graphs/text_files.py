@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import bz2
 import csv
 import gzip
@@ -10,6 +11,7 @@ import lzma
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,9 +26,11 @@ from lambdahat.graphs.name_table import NameTable
 CHUNK_ROWS = 1 << 12
 COMMENTS = ("#", "%", "//")
 PACKED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+DATA = re.compile(r"\{.*\}$")
 QUOTED = re.compile(r'"([^"]*)"|(\S+)')
 WORDS = "from|to|source|target|src|dst|tgt|node|vertex|start|end|head|tail|user|person|id|name|label"
 HEADER = re.compile(rf"({WORDS})([ _-]?(node|vertex|id|name|label))*[ _-]?(\d*|[ab])", re.IGNORECASE)
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 GML_TOKEN = re.compile(r'"[^"]*"|\[|\]|[^\s\[\]"]+')
 
 
@@ -51,6 +55,7 @@ class _Layout:
     numbered: bool
     heavy: bool
     wide: int
+    data: bool = False  # a third column of dicts, as networkx writes them
 
     @property
     def needed(self) -> int:
@@ -62,6 +67,7 @@ def edge_list(path: Path, weighted: bool) -> tuple[Iterator[Chunk], NameTable]:
 
     Nodes that are no numbers are numbered 0, 1, … as they come. A first row that is no edge is left out: one of
     words above numbers, or above a column of weights, or of words such as "source" and "target" above other names.
+    In a third column of dicts, as ``networkx.write_edgelist`` writes it, "weight" is the weight, 1 where it is missing.
     """
     layout, table = _layout(path, weighted), NameTable()
     return _chunks(path, layout, table), table
@@ -71,18 +77,18 @@ def _layout(path: Path, weighted: bool) -> _Layout:
     with open_text(path) as stream:
         head = list(itertools.islice(_rows(stream), 2))
     require(bool(head), "the file", "hold edges", f"{path.name}, without a row of data")
-    separator = _separator(head[-1])
-    cells = [_cells(row, separator) for row in head]
+    data = any(DATA.search(row) for row in head)
+    separator = _separator(DATA.sub("", head[-1]).strip())
+    cells = [_data_cells(row, separator) if data else _cells(row, separator) for row in head]
     header = _is_header(cells[0], cells[-1])
     first = cells[1] if header else cells[0]
     wide = len(first)
     require(wide >= 2, "a row of the file", "hold two nodes and perhaps a weight", repr(head[-1]),
             "a missing column, or another separator than spaces, tabs, commas, semicolons?")  # fmt: skip
-    known = wide == 2 or (wide == 3 and (first[2] == "{}" or _number(first[2]))) or not weighted
+    known = wide == 2 or (wide == 3 and (data or _number(first[2]))) or not weighted
     require(known, "a row of the file", "hold two nodes and perhaps a weight", repr(head[-1]),
             "write weights with a decimal point, or pass weighted=False to take the first two columns")  # fmt: skip
-    heavy = weighted and wide == 3 and first[2] != "{}"
-    return _Layout(separator, header, _numbers(first[:2]), heavy, wide)
+    return _Layout(separator, header, _numbers(first[:2]), weighted and wide == 3, wide, data)
 
 
 def _rows(stream: IO[str]) -> Iterator[str]:
@@ -108,8 +114,17 @@ def _cells(row: str, separator: str | None) -> list[str]:
     return [cell.strip() for cell in next(csv.reader([row], delimiter=separator, skipinitialspace=True))]
 
 
+def _data_cells(row: str, separator: str | None) -> list[str]:
+    """Two nodes and a dict, in which the separator may occur."""
+    found = DATA.search(row)
+    ends = _cells(DATA.sub("", row).rstrip().rstrip(separator), separator)
+    return [*ends, found.group()] if found else ends
+
+
 def _is_header(first: list[str], second: list[str]) -> bool:
-    if not _numbers(first[:2]) and _numbers(second[:2]):
+    if any(_number(cell) for cell in first[:2]):  # an edge, or at least no column has its name there
+        return False
+    if _numbers(second[:2]):
         return True
     above_weights = len(first) == len(second) == 3 and not _number(first[2]) and _number(second[2])
     words, below = (sum(HEADER.fullmatch(cell) is not None for cell in cells[:2]) for cells in (first, second))
@@ -117,15 +132,21 @@ def _is_header(first: list[str], second: list[str]) -> bool:
 
 
 def _number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return NUMBER.fullmatch(text) is not None
 
 
 def _numbers(cells: list[str]) -> bool:
-    return len(cells) == 2 and all(re.fullmatch(r"\d+", cell) for cell in cells)
+    """Whether two cells are whole numbers, in any notation: 7, -7, +7, 7.0, 7e3."""
+    return len(cells) == 2 and all(_number(cell) and float(cell).is_integer() for cell in cells)
+
+
+def _whole(text: str) -> int:
+    """The number of a node in any notation, without rounding digits away."""
+    text = text.strip().strip('"')
+    value = Fraction(text) if NUMBER.fullmatch(text) else None
+    if value is None or value.denominator != 1:
+        raise ValueError(f"the node {text!r}, which is no whole number as those before it are")
+    return int(value)
 
 
 def _chunks(path: Path, layout: _Layout, table: NameTable) -> Iterator[Chunk]:
@@ -156,9 +177,17 @@ def _batches(rows: Iterator[str]) -> Iterator[Iterator[str]]:
 
 
 def _numbers_of(rows: Iterator[str], kind: Any, layout: _Layout, table: NameTable) -> Any:
-    columns = None if layout.wide == len(kind) else range(len(kind))
-    return np.loadtxt(rows, dtype=kind, delimiter=layout.separator, comments=None, quotechar='"', ndmin=1,
-                      usecols=columns)  # fmt: skip
+    if layout.data:
+        return np.array([_data_edge(row, layout) for row in rows], dtype=kind)
+    columns, lines = None if layout.wide == len(kind) else range(len(kind)), list(rows)
+    settings: dict[str, Any] = {"dtype": kind, "delimiter": layout.separator, "comments": None, "quotechar": '"',
+                                "ndmin": 1, "usecols": columns}  # fmt: skip
+    try:
+        return np.loadtxt(lines, **settings)
+    except ValueError:
+        if not any(mark in line for line in lines for mark in ".eE"):
+            raise
+        return np.loadtxt(lines, converters={0: _whole, 1: _whole}, **settings)  # 1e3 and 2.0, which int64 refuses
 
 
 def _names_of(rows: Iterator[str], kind: Any, layout: _Layout, table: NameTable) -> Any:
@@ -167,17 +196,34 @@ def _names_of(rows: Iterator[str], kind: Any, layout: _Layout, table: NameTable)
 
     def edges() -> Iterator[tuple[float, ...]]:
         for row in rows:
-            cells = _cells(row, layout.separator)
+            cells = _data_cells(row, layout.separator) if layout.data else _cells(row, layout.separator)
             fits = len(cells) == needed if layout.wide == needed else len(cells) >= needed
             if not fits or not cells[0] or not cells[1]:
                 raise ValueError(repr(row))
             ends = local.setdefault(cells[0], len(local)), local.setdefault(cells[1], len(local))
-            yield (*ends, float(cells[2])) if layout.heavy else ends
+            yield (*ends, _weight(cells[2]) if layout.data else float(cells[2])) if layout.heavy else ends
 
     made = np.fromiter(edges(), dtype=kind)
     numbers = table.numbers(local)
     made["u"], made["v"] = numbers[made["u"]], numbers[made["v"]]
     return made
+
+
+def _data_edge(row: str, layout: _Layout) -> tuple[float, ...]:
+    """Two numbered nodes and the weight in their dict."""
+    cells = _data_cells(row, layout.separator)
+    if len(cells) != 3:
+        raise ValueError(repr(row))
+    ends = _whole(cells[0]), _whole(cells[1])
+    return (*ends, _weight(cells[2])) if layout.heavy else ends
+
+
+def _weight(data: str) -> float:
+    """The weight in a dict as Python writes it."""
+    try:
+        return float(ast.literal_eval(data).get("weight", 1.0))
+    except (SyntaxError, TypeError, AttributeError) as error:
+        raise ValueError(f"{data} ({error})") from None
 
 
 def gml(path: Path) -> tuple[list[str], Chunk, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,38 @@ class Advice(Result):
         require(bool(found), "a recommendation", f"be one of {known}", repr(key), "", KeyError)
         return found[0].value
 
+    @property
+    def headline(self) -> str:
+        """What to do, in one line: a rate, half of the largest stable one, which is the fastest on a quadratic.
+
+        A rate by training goes before one by curvature, and one that was moved from another batch size before both.
+        """
+        point = "for this point of training"
+        named = {each.name: each for each in reversed(self.recommendations)}
+        if "learning rate" in named:
+            each, share = named["learning rate"], 1.0
+        elif "stable rate by training" in named:
+            each, share = named["stable rate by training"], 0.5
+        else:
+            stable = [each for each in self.recommendations if each.name.startswith("largest stable rate")]
+            if not stable:
+                least = [each for each in self.recommendations if each.name.startswith("least")]
+                told = (
+                    f"use {least[0].name} ≈ {float(least[0].value):.2g} (error unknown)"
+                    if least
+                    else "no rate is known"
+                )
+                return f"{told} at batch {self._batch(least)}, {point}: pass steps to find the rate by training"
+            each, share = stable[0], 0.5
+        low, high = each.value.interval()
+        at = f"at batch {each.batch_size:,}, {point}"
+        if not math.isfinite(low):
+            return f"use lr ≈ {share * float(each.value):.2g} (error unknown) {at}"
+        return f"use lr ≈ {share * float(each.value):.3g} ({share * low:.3g} to {share * high:.3g}) {at}"
+
+    def _batch(self, found: Sequence[Recommendation]) -> str:
+        return f"{found[0].batch_size if found else self.levels.views[0].batch_size:,}"
+
     def table(self) -> list[dict[str, Any]]:
         """One row for each recommendation: name, batch_size, value, stderr, low and high (95 %), reason."""
         rows = []
@@ -77,7 +110,7 @@ class Advice(Result):
 
     def __str__(self) -> str:
         about = self.levels
-        lines = [f"{self.rule}, {about.parameters:,} parameters, {about.population:,} samples"]
+        lines = [self.headline, f"{self.rule}, {about.parameters:,} parameters, {about.population:,} samples"]
         for each in self.recommendations:
             at = f", batch of {each.batch_size:,}" if each.batch_size else ""
             lines.append(f"{each.name}{at}: {text(each.value)}")
@@ -108,9 +141,11 @@ def advise(
     ``new_batch_size`` all is given for both sizes, and ``learning_rate`` is moved to the new one.
 
     λ₁ is measured on all data, τ² and σ² on ``samples`` samples (default at most 1,024), and λ₁ of ``batches`` batches
-    of each size (default as many as hold all data once, from 10 to 30). Rates follow τ² of the direction with the
-    lowest, or what the batches show where that is lower for sure; predictions that miss are cautions. With ``steps``
-    the largest stable rates are also found by training that long, judged by ``factor`` as ``largest_stable_rate`` does.
+    of each size (default as many as hold all data once, from 10 to 30). Up to 12 parameters rates are the exact limit
+    of the coupled second moments; beyond, they follow τ² of the direction with the lowest, or what the batches show
+    where that is lower for sure. Their intervals are positive and, unless the loss is quadratic, hold what networks do
+    beyond the local quadratic. Predictions that miss are cautions. With ``steps`` the largest stable rates are also
+    found by training that long, judged by ``factor`` as ``largest_stable_rate`` does.
     All holds at this point of parameter space: advice for the start of training is not advice for its end.
 
     With norm="train" no sample has a curvature of its own, and rates come from λ₁ of the measured batches alone. With

@@ -6,8 +6,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
+
 from lambdahat.randommatrix.noise_levels import NoiseLevels
-from lambdahat.randommatrix.rate_limits import allowed_excess, differ, limit_of, propagated, stability_limit
+from lambdahat.randommatrix.rate_limits import (
+    PositiveEstimate,
+    allowed_excess,
+    coupled_limit,
+    differ,
+    limit_of,
+    propagated,
+    stability_limit,
+)
 from lambdahat.results import Estimate
 from lambdahat.storage import Result
 
@@ -19,6 +29,13 @@ SHARPEST = "the sharpest direction"
 # of the noise: chosen on 30 cases, where the rule was 0.79 to 1.22 times the exact limit of second moments and the
 # interval held it in 28; on 114 others in 104 (tests/randommatrix/test_advice_limits.py)
 MODEL = 0.15
+FLATTEST = 1e-6  # of λ₁: a direction below has no curvature to limit a rate
+# standard errors, downwards and upwards, of the logarithm of the rate at which training ends over the limit of the
+# local quadratic, by benchmarks/advice_edges.py. With normalisation layers (True) the loss does not depend on the
+# length of weights before them, and bears far higher rates, which lengthen these.
+BEYOND_QUADRATIC = {False: (0.5, 1.3), True: (0.5, 2.2)}
+CALIBRATED = "its interval holds what networks do beyond the local quadratic (docs/batch-and-step.md)"
+NORMAL_95 = 1.959  # rounded down, so that an interval holds its ends
 USUAL_RATE = dict.fromkeys(ADAPTIVE, 1e-3) | dict.fromkeys(SECOND_ORDER, 1.0)
 
 
@@ -62,8 +79,49 @@ def recommendations(levels: NoiseLevels, request: Request) -> tuple[Recommendati
 
 
 def rate_limit(levels: NoiseLevels, request: Request, batch_size: int) -> Estimate:
-    """The largest stable rate at a batch size, that of the direction with the lowest."""
-    return _binding(levels, request, batch_size).limit(request, levels.view(batch_size).effective)
+    """The largest stable rate at a batch size on the local quadratic.
+
+    Where the known directions are all there are, this is the limit of their coupled second moments; of more
+    parameters, the lowest of single directions, as if all of their noise stayed along them.
+    """
+    b = levels.view(batch_size).effective
+    if levels.complete and not math.isinf(b):
+        return _coupled_limit(levels, request, b)
+    return _binding(levels, request, batch_size).limit(request, b)
+
+
+def stable_rate(levels: NoiseLevels, request: Request, batch_size: int) -> PositiveEstimate:
+    """The largest stable rate of training: that on the local quadratic, and what this leaves out as a doubt.
+
+    On a quadratic of more directions than are known, the limit lies between that of single directions and that of
+    the coupled second moments of the known ones, which leave out what noise does to the others.
+    """
+    limit, b = rate_limit(levels, request, batch_size), levels.view(batch_size).effective
+    down, up = (0.0, 0.0) if levels.quadratic else BEYOND_QUADRATIC[levels.normalized]
+    if not levels.complete and not math.isinf(b):
+        apart = math.log(float(_coupled_limit(levels, request, b)) / float(limit)) / NORMAL_95
+        down, up = max(down, -apart), max(up, apart)
+    return PositiveEstimate.of(limit, (down, up))
+
+
+def _coupled_limit(levels: NoiseLevels, request: Request, b: float) -> Estimate:
+    """``coupled_limit`` of the known directions of positive curvature; its error is that of τ² from a subset."""
+    along = levels.directions
+    values = torch.as_tensor(along.eigenvalues.value).double()
+    kept = (values > FLATTEST * float(levels.largest)).nonzero()[:, 0]
+    order = len(along)
+    matrices = torch.zeros(len(along.elements), order, order, dtype=torch.float64)
+    rows, columns = torch.triu_indices(order, order)
+    matrices[:, rows, columns] = matrices[:, columns, rows] = along.elements.double()
+    matrices = matrices[:, kept][:, :, kept]
+    tau2, errors = torch.as_tensor(along.tau2.value).double(), torch.as_tensor(along.tau2.stderr).double()
+    unsure = float((errors / tau2.clamp(min=1e-300))[kept].max())
+
+    def of(scale: float) -> float:
+        share = levels.finite * max(scale, 0.0) / b
+        return coupled_limit(values[kept].numpy(), matrices.numpy(), share, request.momentum, request.nesterov)
+
+    return propagated(of, Estimate(1.0, min(unsure, 1.0)))
 
 
 def expected_limit(levels: NoiseLevels, request: Request, b: float) -> Estimate:
@@ -166,8 +224,9 @@ def _stable_rates(levels: NoiseLevels, request: Request) -> list[Recommendation]
             numbers = f"λ₁ = {text(levels.largest)} of all data, {adds}; the batches have {text(view.measured)}"
         else:
             numbers = f"{binding.name}, noisier than the sharpest direction, has λ = {text(binding.curvature)}, {adds}"
-        limit = rate_limit(levels, request, size)
-        found.append(Recommendation("largest stable rate", size, limit, f"{_formula(request)}: {numbers}"))
+        beyond = "" if levels.quadratic else f"; {CALIBRATED}"
+        reason = f"{_formula(request)}: {numbers}{beyond}"
+        found.append(Recommendation("largest stable rate", size, stable_rate(levels, request, size), reason))
     return found
 
 
@@ -188,7 +247,7 @@ def _rate_kept(levels: NoiseLevels, request: Request) -> list[Recommendation]:
     old, new = request.batch_sizes
     rate = request.learning_rate
     limits = [rate_limit(levels, request, size) for size in (old, new)]
-    value = propagated(lambda first, last: rate * last / first, *limits)
+    value = PositiveEstimate.of(propagated(lambda first, last: rate * last / first, *limits))
     share = rate / float(limits[0])
     reason = f"{rate:g} is {share:.0%} of the limit at {old:,}, and this is as much of the limit at {new:,}"
     return [Recommendation("learning rate", new, value, reason)]
@@ -240,9 +299,9 @@ def _end(levels: NoiseLevels, request: Request) -> Recommendation:
         past = (
             f"it comes out at {text(value)}, so that at B = 1 the limit may already be more than half that of all data"
         )
-        return Recommendation("end of scaling", 0, replace(value, value=1.0), f"{past}; {about}")
+        return Recommendation("end of scaling", 0, PositiveEstimate.of(replace(value, value=1.0)), f"{past}; {about}")
     reason = f"the limit is half that of all data there, and larger batches gain little; {about}"
-    return Recommendation("end of scaling", 0, value, reason)
+    return Recommendation("end of scaling", 0, PositiveEstimate.of(value), reason)
 
 
 def _about_end(levels: NoiseLevels, slowest: _Direction) -> str:

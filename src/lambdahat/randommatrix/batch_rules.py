@@ -9,9 +9,17 @@ from __future__ import annotations
 
 import math
 
-from lambdahat.randommatrix.advice_rules import GRADIENT, Recommendation, Request, in_words, rate_limit, text
+from lambdahat.randommatrix.advice_rules import (
+    BEYOND_QUADRATIC,
+    GRADIENT,
+    Recommendation,
+    Request,
+    in_words,
+    stable_rate,
+    text,
+)
 from lambdahat.randommatrix.noise_levels import BatchLevels, NoiseLevels
-from lambdahat.randommatrix.rate_limits import propagated, stability_limit
+from lambdahat.randommatrix.rate_limits import PositiveEstimate, propagated, stability_limit
 from lambdahat.results import Estimate
 
 ALONE = "batch statistics couple samples, so nothing is predicted from all data or for other sizes"
@@ -27,12 +35,17 @@ UNMOVED = (
 def limits(levels: NoiseLevels | BatchLevels, request: Request, batch_size: int) -> tuple[Estimate, Estimate]:
     """The largest stable rate, twice; or, with momentum and single batches alone, the two it lies between."""
     if isinstance(levels, NoiseLevels):
-        limit = rate_limit(levels, request, batch_size)
+        limit = stable_rate(levels, request, batch_size)
         return limit, limit
     if math.isinf(levels.view(batch_size).effective):
-        limit = _limit(levels, request, batch_size, 0.0)
+        limit = _positive(_limit(levels, request, batch_size, 0.0))
         return limit, limit
-    return _limit(levels, request, batch_size, 1.0), _limit(levels, request, batch_size, 0.0)
+    return _positive(_limit(levels, request, batch_size, 1.0)), _positive(_limit(levels, request, batch_size, 0.0))
+
+
+def _positive(limit: Estimate) -> PositiveEstimate:
+    """A limit of training by batch statistics, with the doubt of networks that have them."""
+    return PositiveEstimate.of(limit, BEYOND_QUADRATIC[True])
 
 
 def _limit(levels: BatchLevels, request: Request, batch_size: int, noise: float) -> Estimate:
@@ -89,13 +102,15 @@ def _rates(levels: BatchLevels, request: Request, size: int) -> list[Recommendat
 def _moved(levels: BatchLevels, request: Request) -> list[Recommendation]:
     """The rate in use at the same share of its limit, and the exponent between the two sizes."""
     old, new = request.batch_sizes
-    ends = [limits(levels, request, size)[0] for size in (old, new)]
+    ends = [
+        _limit(levels, request, size, 0.0 if math.isinf(levels.view(size).effective) else 1.0) for size in (old, new)
+    ]
     exponent = propagated(lambda first, last: math.log(last / first) / math.log(new / old), *ends)
     reason = f"from {old:,} to {new:,} the measured limit goes as B^p: {in_words(exponent)}; elsewhere it is unknown"
     found = [Recommendation("scaling exponent", 0, exponent, reason)]
     if request.learning_rate is None:
         return found
     rate = request.learning_rate
-    value = propagated(lambda first, last: rate * last / first, *ends)
+    value = PositiveEstimate.of(propagated(lambda first, last: rate * last / first, *ends))
     share = f"{rate:g} is {rate / float(ends[0]):.0%} of the limit at {old:,}, and this is as much of that at {new:,}"
     return [Recommendation("learning rate", new, value, share), *found]

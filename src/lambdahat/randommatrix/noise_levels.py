@@ -13,6 +13,7 @@ from lambdahat._progress import report
 from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.estimators.traces import trace
 from lambdahat.estimators.variances import variance
+from lambdahat.network import NORMS
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem
 from lambdahat.randommatrix.batch_curvature import CURVATURES, BatchEigenvalues, batch_eigenpairs
@@ -29,6 +30,8 @@ TOL = 1e-4
 FLAT = 1e-3  # of the largest eigenvalue
 TRACE_TOL = 0.05
 TOP = 10  # eigenvectors whose couplings are measured one by one
+WHOLE = 12  # parameters up to which these are all eigenvectors, and the limit of second moments is exact
+CONSTANT = 1e-3  # of λ₁: what the curvature along φ₁ may change over a step on a quadratic, by rounding
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ class NoiseLevels(Result):
     ``variance`` is σ² per element, ``directions`` have λ_j and τ_j² = mean_i‖(H_i − H̄)φ_j‖² of the sharpest
     eigenvectors, ``trace`` is tr H̄. Were the noise the same in all directions, τ² would be Pσ². ``gradient`` is ‖ḡ‖²/P
     and ``gradient_variance`` σ_g², per element. ``operator`` names H, "hessian" or "ggn", whose ``smallest`` is only
-    known to be 0 or more. ``cost`` counts passes over the data.
+    known to be 0 or more. ``quadratic`` says that H is the same a step away, as for linear regression, ``normalized``
+    that the model has normalisation layers. ``cost`` counts passes over the data.
     """
 
     operator: str
@@ -93,6 +97,13 @@ class NoiseLevels(Result):
     views: tuple[BatchView, ...]
     cost: int = 0
     status: Status = Status.CONVERGED
+    quadratic: bool = False
+    normalized: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the known directions are all there are."""
+        return len(self.directions) == self.parameters
 
     @property
     def tau2(self) -> Estimate:
@@ -161,7 +172,28 @@ def noise_levels(
         operator, order, total, _entries(along.eigenvalues)[0], replace(smallest, cost=0), element, along,
         total_curvature, Estimate(float(spread.gradient_mean_norm) ** 2 / order), spread.gradient_variance,
         tuple(views), math.ceil(passes), smallest.status if top.status.ok else top.status,
+        _is_quadratic(problem, operator, top), _has_norms(problem),
     )  # fmt: skip
+
+
+def _has_norms(problem: Problem) -> bool:
+    """Whether the model has layers before which the length of weights does not matter."""
+    layers = problem.source.modules() if isinstance(problem.source, torch.nn.Module) else ()
+    return any(isinstance(layer, NORMS) for layer in layers)
+
+
+def _is_quadratic(problem: Problem, operator: str, top: Eigenpairs) -> bool:
+    """Whether Hφ₁ is the same one step away: a step of gradient descent, and one along φ₁ that doubles the loss."""
+    largest, vector = float(top.values[0]), top.vectors[:, 0].to(problem.device, problem.dtype)
+    if not largest > 0:
+        return False
+    theta = problem.vector
+    across = math.sqrt(2 * abs(problem.loss()) / largest)
+    away = theta - 2 / largest * problem.gradient() + across * vector
+    if not bool(torch.isfinite(away).all()):
+        return False
+    here, there = (CURVATURES[operator](problem.at(place)) @ vector for place in (theta, away))
+    return bool(torch.linalg.vector_norm(there - here) <= CONSTANT * largest)
 
 
 def batch_levels(problem: Problem, batch_sizes: Sequence[int], batches: int | None, seed: int) -> BatchLevels:
@@ -178,7 +210,8 @@ def batch_levels(problem: Problem, batch_sizes: Sequence[int], batches: int | No
 
 def _ends(matrix: LinearOperator, psd: bool, seed: int) -> tuple[Eigenpairs, Estimate]:
     """The sharpest eigenpairs and the smallest eigenvalue; a GGN's is at least 0, and not worth its many products."""
-    top = eigenpairs(matrix, min(TOP, matrix.dim), "largest", TOL, seed=seed)
+    count = matrix.dim if matrix.dim <= WHOLE else TOP
+    top = eigenpairs(matrix, count, "largest", TOL, seed=seed)
     if psd:
         return top, Estimate(0.0, math.inf)
     low = eigenpairs(matrix, 1, "smallest", TOL, seed=seed)

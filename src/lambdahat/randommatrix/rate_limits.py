@@ -5,10 +5,47 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from lambdahat._check import describe, require, require_positive
-from lambdahat.results import Estimate
+from lambdahat.results import Array, Estimate, student_quantile
+
+LEAST_RATE = 1e-6  # of the limit with all data, where the search for the limit with noise ends
+RATES = 40  # at which stability is looked at between the two, before bisection
+BISECTIONS = 14
+LEAST_ERROR = 1e-3
+FARTHEST = 300.0  # of an interval's ends, as logarithms: floats end at 709
+
+
+@dataclass(frozen=True)
+class PositiveEstimate(Estimate):
+    """An estimate of a positive number, whose error is a factor: its interval lies on a logarithmic scale, above 0.
+
+    ``log_error`` is the standard error of ln value, known with ``dof`` degrees of freedom; ``doubt`` are further ones,
+    downwards and upwards, for what the model leaves out. ``stderr`` joins them, in units of the value.
+    """
+
+    log_error: float = 0.0
+    doubt: tuple[float, float] = (0.0, 0.0)
+
+    @classmethod
+    def of(cls, estimate: Estimate, doubt: tuple[float, float] = (0.0, 0.0)) -> PositiveEstimate:
+        """An estimate above 0, its relative error taken for that of the logarithm: at least 0.1 %, as of rounding."""
+        value = float(estimate)
+        error = max(float(estimate.stderr) / value, LEAST_ERROR)
+        whole = value * math.hypot(error, sum(doubt) / 2)
+        return cls(value, whole, estimate.cost, estimate.status, estimate.dof, error, doubt)
+
+    def interval(self, level: float = 0.95) -> tuple[Any, Any]:
+        """The two-sided interval, value·exp(∓ …)."""
+        require(0 < level < 1, "level", "lie in (0, 1)", repr(level))
+        known, normal = student_quantile(level, self.dof) * self.log_error, student_quantile(level, math.inf)
+        down, up = (math.hypot(known, normal * part) for part in self.doubt)
+        value = float(self)
+        return value * math.exp(-min(down, FARTHEST)), value * math.exp(min(up, FARTHEST))
 
 
 def stability_limit(curvature: float, excess: float = 0.0, momentum: float = 0.0, nesterov: bool = False) -> float:
@@ -63,6 +100,56 @@ def limit_of(curvature: Estimate, excess: Estimate, momentum: float = 0.0, neste
     inside = replace(excess, value=max(float(excess), half))  # so that differences do not reach across the bound at 0
     limit = propagated(lambda true, more: stability_limit(true, more, momentum, nesterov), curvature, inside)
     return replace(limit, value=stability_limit(float(curvature), float(excess), momentum, nesterov))
+
+
+def coupled_limit(
+    curvatures: Array, deviations: Array, share: float, momentum: float = 0.0, nesterov: bool = False
+) -> float:
+    """The largest learning rate at which E xxᵀ does not grow in a space of eigenvectors of the mean curvature.
+
+    ``curvatures`` (k,) are the eigenvalues, ``deviations`` (n, k, k) those of each sample's matrix from diag λ, and
+    ``share`` is the part of their variance that is left in the mean of a batch. Directions that noise couples are
+    stable or unstable together: X ↦ E[A X Aᵀ] over batches, A a step, maps positive matrices to positive ones, so that
+    its spectral radius is below 1 if and only if X = E[A X Aᵀ] + I has a positive definite solution.
+
+    >>> float(round(coupled_limit(np.array([4.0]), np.array([[[2.0]], [[-2.0]]]), 1.0), 3))  # 2/(4 + 2²/4)
+    0.4
+    """
+    order = len(curvatures)
+    noise = np.einsum("nij,nkl->ikjl", deviations, deviations).reshape(order**2, order**2) / len(deviations) * share
+    highest = stability_limit(float(curvatures.max()), 0.0, momentum, nesterov)
+    if not noise.any():
+        return highest
+    eye = np.eye(order)
+
+    def stable(rate: float) -> bool:
+        step = eye - rate * np.diag(curvatures)
+        if momentum == 0:
+            moments = np.kron(step, step) + rate**2 * noise
+        else:
+            seen = np.hstack([(1 + momentum) * eye, -momentum * eye]) if nesterov else np.hstack([eye, 0 * eye])
+            ahead = step @ seen if nesterov else np.hstack([step + momentum * eye, -momentum * eye])
+            whole = np.vstack([ahead, np.hstack([eye, 0 * eye])])
+            into = np.vstack([eye, 0 * eye])
+            moments = np.kron(whole, whole) + rate**2 * np.kron(into, into) @ noise @ np.kron(seen, seen)
+        size = math.isqrt(len(moments))
+        try:
+            found = np.linalg.solve(np.eye(len(moments)) - moments, np.eye(size).ravel()).reshape(size, size)
+        except np.linalg.LinAlgError:
+            return False
+        return bool(np.isfinite(found).all() and np.linalg.eigvalsh((found + found.T) / 2)[0] > 0)
+
+    rates = np.geomspace(LEAST_RATE, 1.0, RATES) * highest
+    low = high = float(rates[0])
+    for rate in rates[1:]:
+        high = float(rate)
+        if not stable(high):
+            break
+        low = high
+    for _ in range(BISECTIONS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if stable(middle) else (low, middle)
+    return high if high >= highest * (1 - 1e-9) else math.sqrt(low * high)
 
 
 def require_momentum(momentum: object) -> float:

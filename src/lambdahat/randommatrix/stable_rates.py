@@ -16,7 +16,8 @@ from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, concatenate, take
 from lambdahat.problem import Problem, require_problem
-from lambdahat.results import Array, Estimate
+from lambdahat.randommatrix.rate_limits import PositiveEstimate
+from lambdahat.results import Array
 
 MakeOptimizer = Callable[[list[Tensor], float], Optimizer]
 Parts = list[tuple[float, Batch]]  # a batch in parts, each with its share of the mean
@@ -39,7 +40,7 @@ class NoLimitError(ValueError):
 
 
 @dataclass(frozen=True)
-class StableRate(Estimate):
+class StableRate(PositiveEstimate):
     """The largest stable learning rate, the geometric mean over ``per_run``, runs with other batch orders.
 
     ``stderr`` is of the runs and of the bisection's last interval, in quadrature. ``cost`` counts gradients of batches
@@ -231,8 +232,9 @@ def _summed_up(found: list[tuple[float, float]], work: _Trials) -> StableRate:
     width = max(math.log(high / low) for low, high in found)
     spread = float(logs.var(ddof=1)) / len(logs) if len(logs) > 1 else 0.0
     value = float(np.exp(logs.mean()))
+    error = math.sqrt(spread + width**2 / 12)
     return StableRate(
-        value, value * math.sqrt(spread + width**2 / 12), work.gradients,
+        value, value * error, work.gradients, log_error=error,
         dof=len(logs) - 1 if len(logs) > 1 else math.inf, per_run=np.exp(logs), batch_size=work.size,
         steps=work.steps, factor=work.factor,
     )  # fmt: skip

@@ -55,9 +55,9 @@ def lanczos_spectra(graph: Graph, depths: Sequence[int], probes: int, seed: int)
 
 
 def gap_count(density: MaxentDensity, graph: Graph) -> tuple[float, float]:
-    """n∫₀^{λ*} p dλ and λ*, in the widest gap below 1; NaN where none is wide enough to be believed."""
+    """n∫₀^{λ*} p dλ and λ*, in the gap below 1 that is widest in arccos(1 − λ); NaN where none is believed."""
     gaps = find_gaps(density, len(graph), int(graph.components.max()) + 1)
-    if not gaps or gaps[0].width < CELLS * math.pi / (len(density.coefficients) - 1):
+    if not gaps or gaps[0].angle < CELLS * math.pi / (len(density.coefficients) - 1):
         return math.nan, math.nan
     return gaps[0].count, gaps[0].cut
 
