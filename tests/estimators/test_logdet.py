@@ -15,8 +15,8 @@ from lambdahat.estimators.gauss_limits import limit_of, rule_of
 from lambdahat.estimators.preconditioning import preconditioned
 from lambdahat.krylov import lanczos, random_vector
 from lambdahat.maxent import fit
-from lambdahat.operators import operator
-from lambdahat.operators.base import LinearOperator, identity
+from lambdahat.operators import identity, operator
+from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import ggn
 from lambdahat.operators.kernels import kernel_matrix
 from lambdahat.results import Status

@@ -26,6 +26,7 @@ from lambdahat.krylov import BREAKDOWN, require_symmetric
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.maxent.bases import to_unit
 from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.matrix import OperatorLike
 from lambdahat.results import Array, Estimate, Moments, Spectrum, Status
 
 METHODS = ("slq", "maxent", "chebyshev", "exact")
@@ -33,7 +34,7 @@ MOMENT_DEPTH = 25
 
 
 def logdet(
-    operator: LinearOperator,
+    operator: OperatorLike,
     method: str = "slq",
     depth: int | None = None,
     probes: int = 10,
@@ -59,7 +60,7 @@ def logdet(
     0 either. An eigenvalue that is not positive is an error that names it.
     """
     require_choice(method, "method", METHODS)
-    require_symmetric(operator, "logdet")
+    operator = require_symmetric(operator, "logdet")
     depth = None if depth is None else require_count(depth, "depth")
     require_count(probes, "probes", 2 if method in ("maxent", "chebyshev") else 1)
     require_precondition(precondition, rank, operator.dim)

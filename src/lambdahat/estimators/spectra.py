@@ -28,6 +28,7 @@ from lambdahat.krylov import (
 from lambdahat.krylov.basis import CHUNK
 from lambdahat.maxent.bases import BASES, legendre_in_chebyshev
 from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.matrix import OperatorLike
 from lambdahat.results import Array, Estimate, Moments, Spectrum, Status
 
 DEFAULT_DEPTH = 100
@@ -38,7 +39,7 @@ WORKING = 2  # vectors beside a basis: a product and room to work in
 
 
 def spectrum(
-    operator: LinearOperator, depth: int | None = None, probes: int = 1, seed: int = 0, *, basis: str = "auto"
+    operator: OperatorLike, depth: int | None = None, probes: int = 1, seed: int = 0, *, basis: str = "auto"
 ) -> Spectrum:
     """The spectral density by stochastic Lanczos quadrature (Golub and Meurant; Ubaru, Chen and Saad 2017).
 
@@ -49,12 +50,13 @@ def spectrum(
     ``basis`` says where the ``depth`` vectors of a run are kept: "device", "half" (as bfloat16 for float32, half the
     bytes), "host" (the memory of the host, streamed through the GPU), or "auto", the first of these that fits.
     """
+    operator = require_symmetric(operator, "spectrum")
     runs = lanczos_runs(operator, depth, probes, seed, "spectrum", basis)
     return quadrature(operator, runs)
 
 
 def trace_function(
-    operator: LinearOperator,
+    operator: OperatorLike,
     function: Callable[[Array], Array],
     depth: int | None = None,
     probes: int = 10,
@@ -64,12 +66,13 @@ def trace_function(
 
     The status is QUADRATURE when three quarters of the depth give a value that differs by more than the standard error.
     """
+    operator = require_symmetric(operator, "trace_function")
     runs = lanczos_runs(operator, depth, probes, seed, "trace_function")
     return _trace_of(operator, runs, function)
 
 
 def moments(
-    operator: LinearOperator,
+    operator: OperatorLike,
     count: int,
     basis: str = "power",
     probes: int | None = None,
@@ -91,7 +94,7 @@ def moments(
     as many as bound the standard error of every moment by ``tol`` (Lemma 1, spectral thesis), and of powers of A itself
     by the share ``tol`` of the moment, where A is positive semi-definite (Eq. 2.34).
     """
-    require_symmetric(operator, "moments")
+    operator = require_symmetric(operator, "moments")
     require_count(count, "count", least=1)
     require_choice(basis, "basis", BASES)
     require_choice(probe, "probe", tuple(FOURTH_MOMENTS))

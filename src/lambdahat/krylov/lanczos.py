@@ -19,17 +19,19 @@ from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.krylov.basis import CHUNK, GEMV_RUN, Basis
 from lambdahat.krylov.recorded_steps import RecordedSteps
-from lambdahat.operators.base import LinearOperator, require_operator
+from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.matrix import OperatorLike, as_operator
 
 BREAKDOWN = 10.0  # β below this many roundings of the spectral scale ends a Krylov space
 FALL = 0.01  # of β in one step: the end of a Krylov space seen through amplified rounding
 
 
-def require_symmetric(operator: LinearOperator, name: str) -> None:
-    """Refuse what is no operator, or no symmetric one, by the name of the caller."""
-    require_operator(operator)
+def require_symmetric(given: OperatorLike, name: str) -> LinearOperator:
+    """The operator that a caller of this ``name`` was given, or the matrix as one, which must be symmetric."""
+    operator = as_operator(given)
     require(operator.symmetric, f"the operator of {name}", "be symmetric", repr(operator),
             "pass its symmetric part, lh.operator((M + M.T) / 2)")  # fmt: skip
+    return operator
 
 
 def require_finite(products: Tensor) -> None:
@@ -301,7 +303,7 @@ class Lanczos:
 
 
 def lanczos(
-    operator: LinearOperator,
+    operator: OperatorLike,
     start: Tensor,
     depth: int,
     task: str = "lanczos",
@@ -315,7 +317,7 @@ def lanczos(
     Progress is reported for ``task``, as part of ``progress`` = (products done before, total). ``place`` says where
     the basis is kept.
     """
-    require_symmetric(operator, task)
+    operator = require_symmetric(operator, task)
     require_count(depth, "depth", 1, operator.dim, "at this size op.dense() is exact")
     require(start.shape == (operator.dim,), "start", f"have shape ({operator.dim},)", start)
     before, total = progress or (0, depth)

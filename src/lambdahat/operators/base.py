@@ -256,12 +256,6 @@ class Identity(LinearOperator):
         return 1.0, 1.0
 
 
-def identity(like: LinearOperator) -> Identity:
-    """The identity with the order, dtype, device and names of another operator: ``H + 1e-3 * identity(H)``."""
-    require_operator(like)
-    return Identity(like.dim, like.dtype, like.device, like.space)
-
-
 class Sum(LinearOperator):
     """A + B."""
 
@@ -438,12 +432,6 @@ class BlockDiagonal(LinearOperator):
                 return None
             out[self._indices[label]] = part.to(out)
         return out
-
-
-def require_operator(operator: Any) -> None:
-    """Raise unless it is an operator; a matrix or a problem is one call away from one."""
-    require(isinstance(operator, LinearOperator), "operator", "be a LinearOperator", operator,
-            "wrap a matrix with lh.operator(matrix), a problem with lh.hessian(problem)", TypeError)  # fmt: skip
 
 
 def _multiple(operator: LinearOperator) -> float | None:
