@@ -132,6 +132,8 @@ class Ends:
     low_residual: float
     high_residual: float
     cost: int
+    run: Lanczos
+    whole: bool  # the Krylov space came to its end: the spectrum has no values but those of the run
 
 
 def spectral_ends(operator: LinearOperator, seed: int = 0) -> Ends:
@@ -142,7 +144,8 @@ def spectral_ends(operator: LinearOperator, seed: int = 0) -> Ends:
         steps = max(1, min(steps, int(_beside_work(operator, operator.room(1.0)) // vector) - 1))
     run = lanczos(operator, random_vector(operator, seed, "bounds"), steps, "bounds")
     nodes, _, residuals = run.ritz()
-    return Ends(float(nodes[0]), float(nodes[-1]), float(residuals[0]), float(residuals[-1]), run.products)
+    ends = float(nodes[0]), float(nodes[-1]), float(residuals[0]), float(residuals[-1])
+    return Ends(*ends, run.products, run, whole=len(run.alpha) < steps)
 
 
 def spectral_bounds(operator: LinearOperator, seed: int = 0) -> tuple[tuple[float, float], int]:
@@ -154,23 +157,29 @@ def spectral_bounds(operator: LinearOperator, seed: int = 0) -> tuple[tuple[floa
 
 
 def lanczos_runs(
-    operator: LinearOperator, depth: int | None, probes: int, seed: int, task: str, basis: str = "auto"
+    operator: LinearOperator,
+    depth: int | None,
+    probes: int,
+    seed: int,
+    task: str,
+    basis: str = "auto",
+    first: int = 0,
 ) -> list[Lanczos]:
-    """One Lanczos run a probe; their bases, kept at ``basis`` meanwhile, are dropped."""
+    """One Lanczos run a probe, from the ``first`` on; their bases, kept at ``basis`` meanwhile, are dropped."""
     require_symmetric(operator, task)
     require_count(probes, "probes")
     steps = min(DEFAULT_DEPTH, operator.dim) if depth is None else depth
     require_count(steps, "depth", 1, operator.dim, "at this size op.dense() is exact")
-    place = _place_for(operator, steps, basis)
+    place = place_for(operator, steps, basis)
     runs = []
     for probe in range(probes):
         done = probe * steps, probes * steps
-        run = lanczos(operator, random_vector(operator, seed, "sphere", probe), steps, task, done, place)
+        run = lanczos(operator, random_vector(operator, seed, "sphere", first + probe), steps, task, done, place)
         runs.append(dataclasses.replace(run, basis=run.basis[:, :0].clone()))
     return runs
 
 
-def _place_for(operator: LinearOperator, steps: int, basis: str) -> str:
+def place_for(operator: LinearOperator, steps: int, basis: str) -> str:
     """Where the vectors of ``steps`` steps are kept; an error where they do not fit."""
     dtype, free, budget = working_dtype(operator), operator.room(1.0), operator.budget()
     room = _beside_work(operator, free)

@@ -67,9 +67,9 @@ class Matrix(LinearOperator):
         return max(low, 0.0) if self.psd else low, high
 
     def columns(self, indices: Sequence[int]) -> Tensor:
+        """A[:, indices] (P, k), read off a dense matrix without a product."""
         if self.matrix.layout != torch.strided:
             return super().columns(indices)
-        self.matvecs += len(indices)
         return self.matrix[:, list(indices)].clone()
 
     def rescaled(self, scale: Tensor) -> Matrix:
@@ -250,7 +250,7 @@ def _from_torch_operator(matrix: Any, symmetric: bool | None, psd: bool) -> Line
 
 def _evaluate(product: Any) -> Tensor:
     """The entries of what ``linear_operator`` may have left to be computed."""
-    return product if isinstance(product, Tensor) else product.to_dense()  # type: ignore[no-any-return]
+    return product if isinstance(product, Tensor) else product.to_dense()
 
 
 def _diagonal_matrix(values: Tensor) -> Tensor:
