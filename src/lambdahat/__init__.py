@@ -31,11 +31,11 @@ from lambdahat.estimators.variances import variance
 from lambdahat.krylov import inverse
 from lambdahat.measurements import Measurement
 from lambdahat.measuring import measure
-from lambdahat.operators.base import LinearOperator, identity
+from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
 from lambdahat.operators.kernels import kernel_matrix
 from lambdahat.operators.kronecker import KFAC, ekfac, kfac
-from lambdahat.operators.matrix import operator
+from lambdahat.operators.matrix import identity, operator
 from lambdahat.problem import Problem
 from lambdahat.results import (
     Chains,

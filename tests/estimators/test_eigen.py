@@ -246,5 +246,7 @@ def test_misuse_is_named(arguments, error, text):
 def test_asymmetric_operators_are_refused(call):
     with pytest.raises(ValueError, match="must be symmetric"):
         call(operator(torch.triu(torch.ones(4, 4))))
-    with pytest.raises(TypeError, match="LinearOperator"):
-        call(torch.eye(4))
+    with pytest.raises(ValueError, match="must be symmetric"):
+        call(torch.triu(torch.ones(4, 4)))
+    with pytest.raises(TypeError, match="operator must be an operator or a matrix"):
+        call("eye")

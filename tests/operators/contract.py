@@ -138,7 +138,7 @@ class OperatorContract:
     def test_columns(self, operator: LinearOperator, dense: Tensor) -> None:
         before, chosen = operator.matvecs, [operator.dim - 1, 0]
         assert relative(operator.columns(chosen).double(), dense[:, chosen]) <= self.tolerance
-        assert operator.matvecs - before == 2
+        assert operator.matvecs - before in (0, 2)  # those that are read are no products
 
     def test_scipy(self, operator: LinearOperator, dense: Tensor) -> None:
         v = self.block(operator, 2)

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import linear_operator
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from linear_operator import operators as lazy
 from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from scipy.sparse.linalg import aslinearoperator
 from torch import Tensor
 
-from lambdahat.operators import LinearOperator, operator
-from lambdahat.operators.matrix import FromScipy
+import lambdahat as lh
+from lambdahat._rng import generator
+from lambdahat.operators import LinearOperator, identity, operator
+from lambdahat.operators.matrix import FromScipy, FromTorchOperator
 from tests.cases import with_eigenvalues
 from tests.operators.contract import OperatorContract, relative
 
@@ -57,6 +61,11 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
     "scipy COO with duplicates": duplicates,
     "scipy DIA": lambda m: scipy.sparse.dia_array(m.numpy()),
     "scipy operator": lambda m: aslinearoperator(m.numpy()),
+    "linear_operator, dense": lambda m: linear_operator.to_linear_operator(m),
+    "linear_operator, sum": lambda m: (
+        lazy.DenseLinearOperator(m - torch.eye(len(m), dtype=m.dtype)) + lazy.DiagLinearOperator(m.new_ones(len(m)))
+    ),
+    "linear_operator, by blocks": lambda m: lazy.InterpolatedLinearOperator(m),
     "scipy operator without matmat": lambda m: ScipyOperator(m.shape, matvec=lambda v: m.numpy() @ v, dtype=np.float64),
 }
 
@@ -80,6 +89,7 @@ class TestForms(OperatorContract):
         assert operator.matvecs == 0
         assert operator.dtype == torch.float64
         assert (operator.known_trace() is None) == isinstance(operator, FromScipy)
+        assert operator.known_trace() in (None, pytest.approx(float(banded().trace())))
 
 
 class TestGeneral(OperatorContract):
@@ -98,7 +108,7 @@ class TestGeneral(OperatorContract):
         return banded().triu()
 
 
-@pytest.mark.parametrize("form", [name for name in FORMS if "operator" not in name])
+@pytest.mark.parametrize("form", [name for name in FORMS if "operator" not in name])  # those are refused
 def test_asymmetry_is_found(form: str) -> None:
     assert not operator(FORMS[form](banded().triu())).symmetric
     with pytest.raises(ValueError, match="matrix must be symmetric as declared"):
@@ -218,3 +228,111 @@ def test_products_of_a_scipy_operator_are_the_callers_own() -> None:
     )
     (A @ torch.ones(3, dtype=torch.float64)).zero_()
     assert (kept == 1).all()
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "trace": lambda a: lh.trace(a),
+    "diagonal": lambda a: lh.diagonal(a).value,
+    "frobenius_norm": lambda a: lh.frobenius_norm(a),
+    "spectral_norm": lambda a: lh.spectral_norm(a),
+    "eigenpairs": lambda a: lh.eigenpairs(a, k=3).values,
+    "power_iteration": lambda a: lh.power_iteration(a, k=1).values,
+    "spectrum": lambda a: lh.spectrum(a, depth=8).nodes,
+    "moments": lambda a: lh.moments(a, 4, bounds=(-10.0, 10.0)).values,
+    "trace_function": lambda a: lh.trace_function(a, np.exp, depth=10),
+    "logdet": lambda a: lh.logdet(a),
+    "inverse": lambda a: lh.inverse(a) @ torch.ones(23, dtype=torch.float64),
+    "identity": lambda a: lh.identity(a).dense(),
+    "effective_dimensions": lambda a: lh.singular.effective_dimensions(a, z=0.1).n_eff,
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("form", FORMS)
+def test_functions_of_an_operator_take_matrices(call: str, form: str) -> None:
+    """The same number from the matrix as from the operator made of its dense form."""
+    matrix = banded() + 6 * torch.eye(23, dtype=torch.float64)
+    found, wanted = (CALLS[call](a) for a in (FORMS[form](matrix), operator(matrix)))
+    assert np.asarray(found, dtype=float) == pytest.approx(np.asarray(wanted, dtype=float), rel=1e-8, abs=1e-8)
+
+
+def test_what_is_no_matrix_is_named() -> None:
+    for call in CALLS.values():
+        with pytest.raises(TypeError, match=r"must be .*operator.* matrix.*, got"):
+            call("words")
+        with pytest.raises(ValueError, match="be square and not empty"):
+            call(np.ones((3, 4)))
+
+
+def gaussians(size: int = 300) -> Tensor:
+    draw = torch.randn(size, size, generator=generator(0, "entries"), dtype=torch.float64)
+    return (draw + draw.T) / 2
+
+
+SYMMETRIC: dict[str, Tensor] = {
+    "random entries": gaussians(),
+    "eigenvalues 1 to 300": with_eigenvalues(torch.linspace(1, 300, 300)),
+    "the identity": torch.eye(300, dtype=torch.float64),
+    "rounded to float32": gaussians().float().double().triu() + gaussians().double().tril(-1),
+}
+
+
+@pytest.mark.parametrize("name", SYMMETRIC)
+@pytest.mark.parametrize("place", [(7, 250), (299, 0), (100, 101)])
+def test_one_asymmetric_entry_of_many_is_found(name: str, place: tuple[int, int]) -> None:
+    matrix = SYMMETRIC[name].clone()
+    assert operator(aslinearoperator(matrix.numpy())).symmetric
+    assert operator(lazy.InterpolatedLinearOperator(matrix)).symmetric
+    matrix[place] += 1e-3
+    for form in ("scipy operator", "scipy operator without matmat", "linear_operator, by blocks"):
+        with pytest.raises(ValueError, match=r"matrix must be symmetric, got uᵀAv and vᵀAu.*symmetric=False"):
+            operator(FORMS[form](matrix))
+
+
+def test_symmetry_is_judged_by_the_rounding_of_the_products() -> None:
+    """A solver that stops early, and products in float32, are symmetric as far as they tell."""
+    matrix = with_eigenvalues(torch.logspace(0, 3, 120)).numpy()
+    factor = np.linalg.inv(matrix)
+
+    def solve(b: np.ndarray) -> np.ndarray:
+        x = factor @ b
+        return x * (1 + 1e-6 * np.sin(1e9 * x / np.abs(x).max()))
+
+    assert operator(ScipyOperator((120, 120), matvec=solve, dtype=np.float64)).symmetric
+    rough = ScipyOperator((120, 120), matvec=lambda b: matrix.astype(np.float32) @ b.astype(np.float32), dtype=float)
+    assert operator(rough).symmetric
+    assert operator(aslinearoperator(gaussians(1000).float().numpy())).symmetric
+
+
+def test_structures_of_linear_operator_stay_known() -> None:
+    values = torch.linspace(1, 3, 40, dtype=torch.float64)
+    matrix = with_eigenvalues(values)
+    noisy = lazy.AddedDiagLinearOperator(
+        lazy.DenseLinearOperator(matrix), lazy.ConstantDiagLinearOperator(torch.tensor([0.5], dtype=torch.float64), 40)
+    )
+    found = operator(noisy)
+    assert found.known_squares() == pytest.approx(float((values + 0.5).square().sum()))
+    assert float(lh.logdet(noisy)) == pytest.approx(float((values + 0.5).log().sum()))
+    doubled = operator(2.0 * lazy.DenseLinearOperator(matrix))
+    assert relative(doubled.dense(), 2 * matrix) < 1e-14
+    root = operator(lazy.RootLinearOperator(matrix))
+    assert root.psd
+    assert relative(root.dense(), matrix @ matrix) < 1e-13
+    toeplitz = operator(lazy.ToeplitzLinearOperator(torch.tensor([2.0, -1.0, 0.0, 0.0])))
+    assert isinstance(toeplitz, FromTorchOperator)
+    assert toeplitz.dense().trace() == 8
+    with pytest.raises(ValueError, match="be square and not empty"):
+        operator(lazy.DenseLinearOperator(torch.ones(5, 3, 3)))
+    with pytest.raises(ValueError, match="be symmetric"):
+        operator(lazy.TriangularLinearOperator(matrix.tril()))
+
+
+def test_products_of_linear_operator_track_no_gradient() -> None:
+    matrix = banded().requires_grad_()
+    found = operator(lazy.InterpolatedLinearOperator(matrix))
+    assert not (found @ torch.ones(23, dtype=torch.float64)).requires_grad
+    assert not found.known_diagonal().requires_grad
+
+
+def test_the_identity_of_a_matrix() -> None:
+    assert torch.equal(identity(np.eye(3)).dense(), torch.eye(3, dtype=torch.float64))

@@ -11,13 +11,14 @@ from lambdahat._check import require, require_count, require_positive
 from lambdahat.estimators.control import plain_pilot, with_control
 from lambdahat.estimators.probes import COLUMN, Probes, block_columns, crowded, unit_blocks
 from lambdahat.estimators.sequential import MINIMUM, SMALL, Meter
-from lambdahat.operators.base import LinearOperator, require_operator
+from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.matrix import OperatorLike, as_operator
 from lambdahat.results import Estimate, Status
 
 MOMENTS = 4  # vectors of float64: running sums, and what they are made of
 
 
-def diagonal(operator: LinearOperator, tol: float = 0.1, probes: int | None = None, seed: int = 0) -> Estimate:
+def diagonal(operator: OperatorLike, tol: float = 0.1, probes: int | None = None, seed: int = 0) -> Estimate:
     """The diagonal of A (P,), with the standard error of each element.
 
     Exact where the operator knows it. Otherwise the mean of z⊙Az over Rademacher probes (Bekas, Kokiopoulou & Saad
@@ -32,7 +33,7 @@ def diagonal(operator: LinearOperator, tol: float = 0.1, probes: int | None = No
     >>> diagonal(operator([[2.0, 1.0], [1.0, 3.0]])).value
     tensor([2., 3.], dtype=torch.float64)
     """
-    require_operator(operator)
+    operator = as_operator(operator)
     require_positive(tol, "tol")
     if probes is not None:
         require_count(probes, "probes", least=2, cure="one probe shows no spread, so no standard error")

@@ -17,6 +17,7 @@ from lambdahat.krylov import (
     working_dtype,
 )
 from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.matrix import OperatorLike
 from lambdahat.results import Eigenpairs, Estimate, Status
 
 DENSE_BELOW = 100
@@ -27,7 +28,7 @@ WHICH = ("largest", "smallest", "magnitude", "both")
 
 
 def eigenpairs(
-    operator: LinearOperator,
+    operator: OperatorLike,
     k: int = 10,
     which: str = "largest",
     tol: float = 1e-6,
@@ -50,7 +51,7 @@ def eigenpairs(
     ``repeated=True`` searches again beside what was found, until that finds nothing better: about twice the products
     where nothing is repeated. When a Krylov space comes to its end this is done in any case.
     """
-    require_symmetric(operator, "eigenpairs")
+    operator = require_symmetric(operator, "eigenpairs")
     require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
     require_choice(which, "which", WHICH)
     require_positive(tol, "tol")
@@ -74,7 +75,7 @@ def eigenpairs(
 
 
 def power_iteration(
-    operator: LinearOperator, k: int = 10, tol: float = 1e-3, max_matvecs: int | None = None, seed: int = 0
+    operator: OperatorLike, k: int = 10, tol: float = 1e-3, max_matvecs: int | None = None, seed: int = 0
 ) -> Eigenpairs:
     """The k eigenpairs of largest magnitude, in descending |λ|, by simultaneous power iteration.
 
@@ -82,7 +83,7 @@ def power_iteration(
     or after ``max_matvecs`` products (default: 500 a pair). Its vectors converge as slowly as neighbouring |λ| are
     close; ``eigenpairs`` needs far fewer products.
     """
-    require_symmetric(operator, "power_iteration")
+    operator = require_symmetric(operator, "power_iteration")
     require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
     require_positive(tol, "tol")
     budget = 500 * k if max_matvecs is None else require_count(max_matvecs, "max_matvecs", least=k)
@@ -94,7 +95,7 @@ def power_iteration(
 
 
 def spectral_norm(
-    operator: LinearOperator,
+    operator: OperatorLike,
     tol: float = 1e-3,
     max_matvecs: int | None = None,
     max_memory: float | None = None,

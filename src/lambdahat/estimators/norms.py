@@ -13,12 +13,13 @@ from lambdahat.estimators.control import plain_pilot
 from lambdahat.estimators.deflation import SKETCHED, Quantity, Sketch, deflated_mean
 from lambdahat.estimators.probes import Probes, block_sizes, column_dots, crowded, unit_blocks
 from lambdahat.estimators.sequential import MINIMUM, Goal, Meter, mean_until
-from lambdahat.operators.base import LinearOperator, require_operator
+from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.matrix import OperatorLike, as_operator
 from lambdahat.results import Estimate
 
 
 def frobenius_norm(
-    operator: LinearOperator, tol: float = 0.01, max_matvecs: int | None = None, seed: int = 0
+    operator: OperatorLike, tol: float = 0.01, max_matvecs: int | None = None, seed: int = 0
 ) -> Estimate:
     """‖A‖_F, within ``tol`` relative at 95 % confidence.
 
@@ -35,7 +36,7 @@ def frobenius_norm(
     >>> frobenius_norm(operator([[3.0, 0.0], [0.0, 4.0]])).value
     5.0
     """
-    require_operator(operator)
+    operator = as_operator(operator)
     require_positive(tol, "tol")
     meter = Meter("Frobenius norm", max_matvecs, operator)
     if operator.dim <= min(MINIMUM, meter.limit):

@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count
 from lambdahat._progress import report
-from lambdahat.krylov import working_dtype
-from lambdahat.operators.base import LinearOperator, Scaled, Sum
+from lambdahat.krylov import Lanczos, working_dtype
+from lambdahat.operators.base import LinearOperator, Scaled, Sum, multiple_of_identity
 from lambdahat.operators.kernels import KernelMatrix
-from lambdahat.operators.matrix import Matrix
+from lambdahat.operators.matrix import FromTorchOperator, Matrix
 
 KINDS = ("auto", "none", "jacobi", "cholesky")
 UNEVEN = 4.0  # a diagonal that varies by less is left alone
 DEFAULT_RANK = 200
+RESOLVED = 1e3  # roundings of the largest eigenvalue above which one is known well enough to divide by
+STANDS_OUT, GAIN = 0.05, 0.3  # shares of the variance: of one eigenvalue to be deflated, and of all of them together
+ISOLATED = 0.01  # the residual of a pair that is one eigenvalue, over the distance to the next
+WEIGHT = 20.0  # P times the weight of one eigenvalue, χ² with one degree of freedom, at most
+MOST_DEFLATED, LARGE = 20, 1e4
 
 
 @dataclass(frozen=True)
 class Preconditioned:
-    """``operator`` is P^{−½} A P^{−½}, ``logdet`` log det P, ``cost`` the products spent; ``name`` says what P is."""
+    """``operator`` is P^{−½} A P^{−½}, ``logdet`` log det P, ``cost`` the products spent; ``name`` says what P is.
+
+    The eigenvalues of P lie in [``least``, ``largest``].
+    """
 
     original: LinearOperator
     operator: LinearOperator
     logdet: float = 0.0
     cost: int = 0
     name: str = ""
+    least: float = 1.0
+    largest: float = 1.0
+
+    def inside(self, bounds: tuple[float, float]) -> tuple[float, float]:
+        """Bounds of the spectrum of P^{−½} A P^{−½} from those of A: a ≤ A ≤ b makes aP⁻¹ ≤ P^{−½} A P^{−½} ≤ bP⁻¹."""
+        low, high = self.operator.known_bounds()
+        return max(bounds[0] / self.largest, low), min(bounds[1] / self.least, high)
 
 
 def preconditioned(operator: LinearOperator, kind: str, rank: int | None) -> Preconditioned:
@@ -36,16 +51,23 @@ def preconditioned(operator: LinearOperator, kind: str, rank: int | None) -> Pre
 
     "jacobi" divides by the square roots of the diagonal. "cholesky" is a partial Cholesky factorisation with the
     largest pivots, P = LLᵀ + δI of rank ``rank``, one column a rank; δ is the lower bound of the spectrum where one is
-    known. "auto" is Jacobi where the diagonal is known and uneven; Cholesky for a kernel matrix, dropped where its
-    columns leave more than half of what as many of a diagonal matrix would; else none.
+    known. "auto" is Cholesky where columns are cheap, for kernel matrices and dense ones, dropped where they leave more
+    than half of what as many of a diagonal matrix would; else Jacobi where the diagonal is known and uneven; else none.
     """
     require_precondition(kind, rank, operator.dim)
-    chosen = _chosen(operator) if kind == "auto" else kind
-    if chosen == "none":
+    if kind == "none":
         return Preconditioned(operator, operator)
-    if chosen == "jacobi":
+    if kind == "jacobi":
         return _jacobi(operator)
-    return _cholesky(operator, rank, sure=kind == "cholesky")
+    if kind == "cholesky":
+        return _cholesky(operator, rank, sure=True)
+    diagonal = operator.known_diagonal()
+    if diagonal is None or not bool((diagonal > 0).all()):
+        return Preconditioned(operator, operator)
+    factor = _cholesky(operator, rank, sure=False) if _has_columns(operator) else Preconditioned(operator, operator)
+    if not factor.name and float(diagonal.max()) > UNEVEN * float(diagonal.min()):
+        return replace(_jacobi(operator), cost=factor.cost)
+    return factor
 
 
 def require_precondition(kind: str, rank: int | None, dim: int) -> None:
@@ -57,20 +79,15 @@ def require_precondition(kind: str, rank: int | None, dim: int) -> None:
         require_count(rank, "rank", 1, dim)
 
 
-def _chosen(operator: LinearOperator) -> str:
-    if _has_kernel(operator):
-        return "cholesky"
-    diagonal = operator.known_diagonal()
-    if diagonal is None or not bool((diagonal > 0).all()):
-        return "none"
-    return "jacobi" if float(diagonal.max()) > UNEVEN * float(diagonal.min()) else "none"
-
-
-def _has_kernel(operator: LinearOperator) -> bool:
-    """Whether it is a kernel matrix, a multiple of one, or a sum with one."""
+def _has_columns(operator: LinearOperator) -> bool:
+    """Whether its columns cost little: a kernel, a dense matrix, or a multiple or a sum of such and the identity."""
     if isinstance(operator, Sum):
-        return _has_kernel(operator.first) or _has_kernel(operator.second)
-    return _has_kernel(operator.inner) if isinstance(operator, Scaled) else isinstance(operator, KernelMatrix)
+        parts = operator.first, operator.second
+        return any(map(_has_columns, parts)) and all(_has_columns(p) or multiple_of_identity(p) for p in parts)
+    if isinstance(operator, Scaled):
+        return _has_columns(operator.inner)
+    dense = isinstance(operator, Matrix) and operator.matrix.layout == torch.strided
+    return dense or isinstance(operator, KernelMatrix | FromTorchOperator)
 
 
 def _diagonal(operator: LinearOperator, kind: str) -> Tensor:
@@ -103,16 +120,30 @@ def _jacobi(operator: LinearOperator) -> Preconditioned:
     diagonal = _diagonal(operator, "jacobi")
     scale = diagonal.rsqrt()
     scaled = operator.rescaled(scale) if isinstance(operator, Matrix) else Rescaled(operator, scale)
-    return Preconditioned(operator, scaled, float(diagonal.double().log().sum()), 0, "Jacobi scaling")
+    logdet, ends = float(diagonal.double().log().sum()), (float(diagonal.min()), float(diagonal.max()))
+    return Preconditioned(operator, scaled, logdet, 0, "Jacobi scaling", *ends)
 
 
 class Whitened(LinearOperator):
-    """P^{−½} A P^{−½} for P = U diag(s) Uᵀ + δI with orthonormal U (n, r): one product with A a product."""
+    """P^{−½} A P^{−½} for P = U diag(s) Uᵀ + δ(I − UUᵀ) with orthonormal U (n, r): one product with A a product.
 
-    def __init__(self, inner: LinearOperator, basis: Tensor, values: Tensor, shift: float, low: float) -> None:
+    ``trace`` and ``squares`` are its trace and that of its square, where they are known.
+    """
+
+    def __init__(
+        self,
+        inner: LinearOperator,
+        basis: Tensor,
+        values: Tensor,
+        shift: float,
+        low: float,
+        trace: float | None = None,
+        squares: float | None = None,
+    ) -> None:
         super().__init__(inner.dim, inner.dtype, inner.device, psd=inner.psd)
         self.inner, self.basis, self.shift, self.low = inner, basis, shift, low
-        self.factors = ((shift + values).rsqrt() - shift**-0.5)[:, None]
+        self.factors = (values.double().rsqrt() - shift**-0.5).to(basis.dtype)[:, None]
+        self.trace, self.squares = trace, squares
 
     def _half(self, block: Tensor) -> Tensor:
         """P^{−½} block."""
@@ -122,9 +153,86 @@ class Whitened(LinearOperator):
     def _apply(self, block: Tensor) -> Tensor:
         return self._half(self.inner._multiply(self._half(block)))
 
+    def known_trace(self) -> float | None:
+        return self.trace
+
+    def known_squares(self) -> float | None:
+        return self.squares
+
     def known_bounds(self) -> tuple[float, float]:
         low, high = super().known_bounds()
         return max(self.low, low), high
+
+
+@dataclass(frozen=True)
+class Outliers:
+    """Ritz pairs of one run that stand out: ``values`` (k,), ``residuals`` (k,) and their vectors in its basis (m, k).
+
+    ``middle`` is the geometric mean of the other eigenvalues.
+    """
+
+    values: Tensor
+    residuals: Tensor
+    vectors: Tensor
+    middle: float
+
+    def change(self) -> float:
+        """Σ |log(θ/c)|: what log det would change by if they were in the middle."""
+        return float((self.values.log() - math.log(self.middle)).abs().sum())
+
+    def squares(self) -> float:
+        """Σ log²(θ/c): half the variance that they give to the log det of one probe."""
+        return float((self.values.log() - math.log(self.middle)).square().sum())
+
+
+def outliers(operator: LinearOperator, run: Lanczos) -> Outliers | None:
+    """The eigenvalues far from all others that make much of the variance of a probe's log det; None where none do."""
+    nodes, vectors = torch.linalg.eigh(torch.diag(run.alpha) + torch.diag(run.beta, 1) + torch.diag(run.beta, -1))
+    residuals, weights = (run.residual * vectors[-1]).abs(), vectors[0].square()
+    if float(nodes[0]) <= 0:
+        return None
+    logs, noise = nodes.log(), RESOLVED * float(torch.finfo(operator.dtype).eps) * float(nodes[-1])
+    middle = float(weights @ logs)
+    infinite = nodes.new_full((1,), math.inf)
+    gaps = torch.minimum(torch.cat([infinite, nodes.diff()]), torch.cat([nodes.diff(), infinite]))
+    close = (residuals <= ISOLATED * gaps) & (residuals.square() <= ISOLATED * nodes * math.exp(middle))
+    settled = close & (nodes > max(noise, run.noise)) & (operator.dim * weights <= WEIGHT)
+    apart = (logs - middle).square()
+    # a settled pair is one eigenvalue of P, whatever weight this probe gives it
+    share = torch.where(settled, apart, operator.dim * weights * apart)
+    chosen = (settled & (share >= STANDS_OUT * float(share.sum()))).nonzero().flatten()
+    chosen = chosen[share[chosen].argsort(descending=True)[:MOST_DEFLATED]]
+    if not 0 < len(chosen) < len(nodes) or float(share[chosen].sum()) < GAIN * float(share.sum()):
+        return None
+    rest = torch.ones(len(nodes), dtype=torch.bool).index_fill_(0, chosen, False)
+    centre = math.exp(float((weights * logs)[rest].sum() / weights[rest].sum()))
+    return Outliers(nodes[chosen], residuals[chosen], vectors[:, chosen], centre)
+
+
+def deflated(ready: Preconditioned, run: Lanczos, found: Outliers) -> Preconditioned:
+    """The operator with the outliers of ``run`` moved to its middle.
+
+    A probe sees an eigenvalue with a random weight, so that one far from all others makes log det vary by |log(θ/c)|,
+    and a polynomial of low degree does not follow the logarithm down to a small one. P = c(I − UUᵀ) + U diag(θ) Uᵀ,
+    with the pairs (θ, u) found and c the middle, has an exact determinant for any orthonormal U, and P^{−½} A P^{−½}
+    the eigenvalue 1 in the place of θ.
+    """
+    inner, values, shift = ready.operator, found.values, found.middle
+    basis = torch.linalg.qr(run.basis @ found.vectors.to(run.basis)).Q
+    inverse, trace, squares = 1 / values - 1 / shift, inner.known_trace(), inner.known_squares()
+    if float(values.max()) > LARGE * shift:  # the sums below would cancel
+        trace = squares = None
+    trace = None if trace is None else trace / shift + float(inverse @ values)
+    if squares is not None:
+        mixed = 2 / shift * (inverse @ (values.square() + found.residuals.square()))
+        squares = squares / shift**2 + float(mixed + inverse.square() @ values.square())
+    least, largest = min(shift, float(values.min())), max(shift, float(values.max()))
+    low = max(inner.known_bounds()[0], 0.0) / largest
+    whitened = Whitened(inner, basis, values.to(basis.device), shift, low, trace, squares)
+    logdet = float(values.log().sum()) + (inner.dim - len(values)) * math.log(shift)
+    name = " and ".join(part for part in (ready.name, f"deflation of {len(values)} eigenvalues") if part)
+    ends, spent = (ready.least * least, ready.largest * largest), ready.cost + run.products
+    return Preconditioned(ready.original, whitened, ready.logdet + logdet, spent, name, *ends)
 
 
 def _cholesky(operator: LinearOperator, rank: int | None, sure: bool) -> Preconditioned:
@@ -138,16 +246,16 @@ def _cholesky(operator: LinearOperator, rank: int | None, sure: bool) -> Precond
     before = operator.matvecs
     diagonal = _diagonal(operator, "cholesky").double() - floor
     left, rest = _pivoted(operator, diagonal, floor, most)
-    if not sure and float(rest.mean()) > 0.5 * (1 - left.shape[1] / operator.dim) * float(diagonal.mean()):
+    others = diagonal.sort().values[: operator.dim - left.shape[1]]  # what a diagonal matrix would leave
+    if not sure and float(rest.sum()) > 0.5 * float(others.sum()):
         return Preconditioned(operator, operator, cost=operator.matvecs - before)
     shift = floor + float(rest.clamp_min(0.0).mean()) or float(torch.finfo(operator.dtype).eps)
     basis, singular, _ = torch.linalg.svd(left, full_matrices=False)
-    values = singular.square()
-    logdet = float((values + shift).log().sum()) + (operator.dim - len(values)) * math.log(shift)
-    dtype = working_dtype(operator)
-    whitened = Whitened(operator, basis.to(dtype), values.to(dtype), shift, min(1.0, floor / shift))
+    values = singular.square() + shift
+    logdet = float(values.log().sum()) + (operator.dim - len(values)) * math.log(shift)
+    whitened = Whitened(operator, basis.to(working_dtype(operator)), values, shift, min(1.0, floor / shift))
     spent, name = operator.matvecs - before, f"a Cholesky factor of rank {len(values)}"
-    return Preconditioned(operator, whitened, logdet, spent, name)
+    return Preconditioned(operator, whitened, logdet, spent, name, shift, float(values.max()))
 
 
 def _pivoted(operator: LinearOperator, diagonal: Tensor, floor: float, rank: int) -> tuple[Tensor, Tensor]:

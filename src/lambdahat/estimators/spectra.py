@@ -28,6 +28,7 @@ from lambdahat.krylov import (
 from lambdahat.krylov.basis import CHUNK
 from lambdahat.maxent.bases import BASES, legendre_in_chebyshev
 from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.matrix import OperatorLike
 from lambdahat.results import Array, Estimate, Moments, Spectrum, Status
 
 DEFAULT_DEPTH = 100
@@ -38,7 +39,7 @@ WORKING = 2  # vectors beside a basis: a product and room to work in
 
 
 def spectrum(
-    operator: LinearOperator, depth: int | None = None, probes: int = 1, seed: int = 0, *, basis: str = "auto"
+    operator: OperatorLike, depth: int | None = None, probes: int = 1, seed: int = 0, *, basis: str = "auto"
 ) -> Spectrum:
     """The spectral density by stochastic Lanczos quadrature (Golub and Meurant; Ubaru, Chen and Saad 2017).
 
@@ -49,12 +50,13 @@ def spectrum(
     ``basis`` says where the ``depth`` vectors of a run are kept: "device", "half" (as bfloat16 for float32, half the
     bytes), "host" (the memory of the host, streamed through the GPU), or "auto", the first of these that fits.
     """
+    operator = require_symmetric(operator, "spectrum")
     runs = lanczos_runs(operator, depth, probes, seed, "spectrum", basis)
     return quadrature(operator, runs)
 
 
 def trace_function(
-    operator: LinearOperator,
+    operator: OperatorLike,
     function: Callable[[Array], Array],
     depth: int | None = None,
     probes: int = 10,
@@ -64,12 +66,13 @@ def trace_function(
 
     The status is QUADRATURE when three quarters of the depth give a value that differs by more than the standard error.
     """
+    operator = require_symmetric(operator, "trace_function")
     runs = lanczos_runs(operator, depth, probes, seed, "trace_function")
     return _trace_of(operator, runs, function)
 
 
 def moments(
-    operator: LinearOperator,
+    operator: OperatorLike,
     count: int,
     basis: str = "power",
     probes: int | None = None,
@@ -91,7 +94,7 @@ def moments(
     as many as bound the standard error of every moment by ``tol`` (Lemma 1, spectral thesis), and of powers of A itself
     by the share ``tol`` of the moment, where A is positive semi-definite (Eq. 2.34).
     """
-    require_symmetric(operator, "moments")
+    operator = require_symmetric(operator, "moments")
     require_count(count, "count", least=1)
     require_choice(basis, "basis", BASES)
     require_choice(probe, "probe", tuple(FOURTH_MOMENTS))
@@ -129,6 +132,8 @@ class Ends:
     low_residual: float
     high_residual: float
     cost: int
+    run: Lanczos
+    whole: bool  # the Krylov space came to its end: the spectrum has no values but those of the run
 
 
 def spectral_ends(operator: LinearOperator, seed: int = 0) -> Ends:
@@ -139,7 +144,8 @@ def spectral_ends(operator: LinearOperator, seed: int = 0) -> Ends:
         steps = max(1, min(steps, int(_beside_work(operator, operator.room(1.0)) // vector) - 1))
     run = lanczos(operator, random_vector(operator, seed, "bounds"), steps, "bounds")
     nodes, _, residuals = run.ritz()
-    return Ends(float(nodes[0]), float(nodes[-1]), float(residuals[0]), float(residuals[-1]), run.products)
+    ends = float(nodes[0]), float(nodes[-1]), float(residuals[0]), float(residuals[-1])
+    return Ends(*ends, run.products, run, whole=len(run.alpha) < steps)
 
 
 def spectral_bounds(operator: LinearOperator, seed: int = 0) -> tuple[tuple[float, float], int]:
@@ -151,23 +157,29 @@ def spectral_bounds(operator: LinearOperator, seed: int = 0) -> tuple[tuple[floa
 
 
 def lanczos_runs(
-    operator: LinearOperator, depth: int | None, probes: int, seed: int, task: str, basis: str = "auto"
+    operator: LinearOperator,
+    depth: int | None,
+    probes: int,
+    seed: int,
+    task: str,
+    basis: str = "auto",
+    first: int = 0,
 ) -> list[Lanczos]:
-    """One Lanczos run a probe; their bases, kept at ``basis`` meanwhile, are dropped."""
+    """One Lanczos run a probe, from the ``first`` on; their bases, kept at ``basis`` meanwhile, are dropped."""
     require_symmetric(operator, task)
     require_count(probes, "probes")
     steps = min(DEFAULT_DEPTH, operator.dim) if depth is None else depth
     require_count(steps, "depth", 1, operator.dim, "at this size op.dense() is exact")
-    place = _place_for(operator, steps, basis)
+    place = place_for(operator, steps, basis)
     runs = []
     for probe in range(probes):
         done = probe * steps, probes * steps
-        run = lanczos(operator, random_vector(operator, seed, "sphere", probe), steps, task, done, place)
+        run = lanczos(operator, random_vector(operator, seed, "sphere", first + probe), steps, task, done, place)
         runs.append(dataclasses.replace(run, basis=run.basis[:, :0].clone()))
     return runs
 
 
-def _place_for(operator: LinearOperator, steps: int, basis: str) -> str:
+def place_for(operator: LinearOperator, steps: int, basis: str) -> str:
     """Where the vectors of ``steps`` steps are kept; an error where they do not fit."""
     dtype, free, budget = working_dtype(operator), operator.room(1.0), operator.budget()
     room = _beside_work(operator, free)

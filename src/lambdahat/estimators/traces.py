@@ -16,7 +16,8 @@ from lambdahat.estimators.diagonals import dense_diagonal
 from lambdahat.estimators.exchangeable import ExchangeableTrace
 from lambdahat.estimators.probes import Probes, block_sizes, column_dots, crowded
 from lambdahat.estimators.sequential import MINIMUM, SMALL, Goal, Mean, Meter, mean_until
-from lambdahat.operators.base import LinearOperator, require_operator
+from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.matrix import OperatorLike, as_operator
 from lambdahat.results import Estimate, Status
 
 METHODS = ("auto", "exact", "hutchinson", "hutch++", "xtrace")
@@ -25,7 +26,7 @@ EXCHANGED = 4.0  # vectors that XTrace has for each probe: itself, its direction
 
 
 def trace(
-    operator: LinearOperator,
+    operator: OperatorLike,
     tol: float = 0.01,
     method: str = "auto",
     max_matvecs: int | None = None,
@@ -58,7 +59,7 @@ def trace(
     >>> trace(operator([[2.0, 1.0], [1.0, 3.0]]))
     Estimate(value=5, stderr=0, cost=0, status=CONVERGED, dof=inf)
     """
-    require_operator(operator)
+    operator = as_operator(operator)
     require_positive(tol, "tol")
     require_choice(method, "method", METHODS)
     fits = operator.symmetric or method not in ("hutch++", "xtrace")
@@ -87,14 +88,14 @@ def trace(
 
 
 def trace_per_layer(
-    operator: LinearOperator, tol: float = 0.05, max_matvecs: int | None = None, seed: int = 0
+    operator: OperatorLike, tol: float = 0.05, max_matvecs: int | None = None, seed: int = 0
 ) -> dict[str, Estimate]:
     """The trace of each layer's diagonal block A_ll, by one set of probes for all.
 
     For Rademacher z, z_lᵀ(Az)_l has mean tr A_ll. Every layer is taken to ``tol`` relative to the larger of |tr A_ll|
     and ‖A_l‖_F, A_l the rows of the layer. The cost of each estimate is that of all together.
     """
-    require_operator(operator)
+    operator = as_operator(operator)
     require_positive(tol, "tol")
     space = operator.space
     require(space is not None, "operator", "have named parameters", repr(operator), "call trace for the whole")

@@ -11,7 +11,8 @@ from torch import Tensor
 from lambdahat._check import require, require_count, require_positive
 from lambdahat._progress import report
 from lambdahat.krylov.lanczos import dot, require_finite, require_symmetric, working_dtype
-from lambdahat.operators.base import LinearOperator, identity
+from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.matrix import OperatorLike, identity
 
 ROUNDING = 10.0  # how far rounding may leave the true residual above the tolerance
 
@@ -33,7 +34,7 @@ class Solution:
 
 
 def conjugate_gradients(
-    operator: LinearOperator, rhs: Tensor, tol: float | None = None, max_matvecs: int | None = None,
+    operator: OperatorLike, rhs: Tensor, tol: float | None = None, max_matvecs: int | None = None,
     preconditioner: LinearOperator | None = None,
 ) -> Solution:  # fmt: skip
     """Solve A X = B for a positive definite A, each column on its own, all products in blocks.
@@ -43,7 +44,7 @@ def conjugate_gradients(
     non-positive curvature shows that A is not positive definite. One more product for each column, beyond
     ``max_matvecs``, measures the true residual. ``preconditioner`` is an operator near A⁻¹.
     """
-    require_symmetric(operator, "conjugate_gradients")
+    operator = require_symmetric(operator, "conjugate_gradients")
     tol = default_tolerance(operator) if tol is None else require_positive(tol, "tol")
     limit = min(10 * operator.dim + 10, 10_000) if max_matvecs is None else require_count(max_matvecs, "max_matvecs")
     fits = rhs.ndim in (1, 2) and rhs.shape[0] == operator.dim
@@ -102,7 +103,7 @@ class Inverse(LinearOperator):
 
 
 def inverse(
-    operator: LinearOperator, damping: float = 0.0, tol: float | None = None, max_matvecs: int | None = None
+    operator: OperatorLike, damping: float = 0.0, tol: float | None = None, max_matvecs: int | None = None
 ) -> Inverse:
     """(A + damping·I)⁻¹ as an operator, by conjugate gradients to relative residual ``tol``.
 
@@ -110,7 +111,7 @@ def inverse(
     positive definite, when ``max_matvecs`` products a right-hand side do not reach ``tol``, or when one more shows that
     rounding has left the true residual above ten times that.
     """
-    require_symmetric(operator, "inverse")
+    operator = require_symmetric(operator, "inverse")
     require(math.isfinite(damping) and damping >= 0, "damping", "be a finite number of at least 0", repr(damping))
     tol = default_tolerance(operator) if tol is None else require_positive(tol, "tol")
     return Inverse(operator, float(damping), tol, max_matvecs)

@@ -8,6 +8,7 @@ says where else it may be.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -19,17 +20,20 @@ from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.krylov.basis import CHUNK, GEMV_RUN, Basis
 from lambdahat.krylov.recorded_steps import RecordedSteps
-from lambdahat.operators.base import LinearOperator, require_operator
+from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.matrix import OperatorLike, as_operator
 
 BREAKDOWN = 10.0  # β below this many roundings of the spectral scale ends a Krylov space
+FIRST_LOOK = 8  # steps before a run is asked whether it is long enough
 FALL = 0.01  # of β in one step: the end of a Krylov space seen through amplified rounding
 
 
-def require_symmetric(operator: LinearOperator, name: str) -> None:
-    """Refuse what is no operator, or no symmetric one, by the name of the caller."""
-    require_operator(operator)
+def require_symmetric(given: OperatorLike, name: str) -> LinearOperator:
+    """The operator that a caller of this ``name`` was given, or the matrix as one, which must be symmetric."""
+    operator = as_operator(given)
     require(operator.symmetric, f"the operator of {name}", "be symmetric", repr(operator),
             "pass its symmetric part, lh.operator((M + M.T) / 2)")  # fmt: skip
+    return operator
 
 
 def require_finite(products: Tensor) -> None:
@@ -188,14 +192,16 @@ class Krylov:
                 values[part], vectors[part, part] = torch.linalg.eigh(matrix[part, part])
         return values, vectors, vectors[-1] * float(self.beta[m - 1])
 
-    def noise(self) -> float:
+    def noise(self, steps: Tensor | None = None) -> float:
         """How far the products are from those of one symmetric matrix: max_j ‖Qᵀ(Aq_j − Tq_j)‖, free by-product.
 
-        Over the steps whose own vector was made orthogonal, for the others show what their vector lacks as well.
+        Over the steps, or those of ``steps``, whose own vector was made orthogonal, for the others show what their
+        vector lacks as well.
         """
         drift = self.drift[: self.size]
         made = torch.cat([torch.ones_like(drift[:1]), drift[:-1]]) > 0
-        return float((drift * made).max())
+        shown = drift * made
+        return float((shown if steps is None else shown[steps.to(shown.device)]).max())
 
     @full_precision()
     def combine(self, weights: Tensor) -> Tensor:
@@ -277,6 +283,13 @@ class Lanczos:
             self._rules[m] = self._rule(m)
         return self._rules[m]
 
+    def leading(self, depth: int) -> Lanczos:
+        """The run as it was after ``depth`` steps."""
+        if depth >= len(self.alpha):
+            return self
+        alpha, beta, residual = self.alpha[:depth], self.beta[: depth - 1], float(self.beta[depth - 1])
+        return Lanczos(self.basis[:, :depth], alpha, beta, residual, self.noise, depth)
+
     def _rule(self, m: int) -> tuple[Tensor, Tensor, Tensor]:
         off = self.beta[: m - 1]
         values, vectors = torch.linalg.eigh(torch.diag(self.alpha[:m]) + torch.diag(off, 1) + torch.diag(off, -1))
@@ -301,34 +314,45 @@ class Lanczos:
 
 
 def lanczos(
-    operator: LinearOperator,
+    operator: OperatorLike,
     start: Tensor,
     depth: int,
     task: str = "lanczos",
     progress: tuple[int, int] | None = None,
     place: str = "device",
+    enough: Callable[[Lanczos], bool] | None = None,
 ) -> Lanczos:
     """``depth`` steps from ``start`` (P,), semi-orthogonal; fewer when an invariant subspace is met.
 
     One product a step. Golub and Van Loan, Algorithm 10.3.1, with classical Gram–Schmidt against all of Q at every
     step, or where the basis is not on a GPU at every other step while the overlaps measured stay below a tenth of √ε.
     Progress is reported for ``task``, as part of ``progress`` = (products done before, total). ``place`` says where
-    the basis is kept.
+    the basis is kept. ``enough`` looks at the run so far, from 8 steps on and after each quarter more, and ends it.
     """
-    require_symmetric(operator, task)
+    operator = require_symmetric(operator, task)
     require_count(depth, "depth", 1, operator.dim, "at this size op.dense() is exact")
     require(start.shape == (operator.dim,), "start", f"have shape ({operator.dim},)", start)
     before, total = progress or (0, depth)
-    state = Krylov(operator, start, depth, place)
+    state, look = Krylov(operator, start, depth, place), FIRST_LOOK
     del start  # a vector less, where the caller does not hold it either
     for step in range(1, depth + 1):
         state.extend(orthogonalise=not state.nearly_orthogonal())
         report(task, before + step, total)
         if (step % _look_every(operator) == 0 or step == depth) and state.broke_down():
             break
+        if enough is not None and step == look and step < depth:
+            look += max(1, step // 4)
+            if state.broke_down() or enough(_result(state)):
+                break
+    return _result(state)
+
+
+def _result(state: Krylov) -> Lanczos:
     m = state.size
     alpha, beta = state.alpha[:m].cpu(), state.beta[:m].cpu()
-    return Lanczos(state.rows[:m].T, alpha, beta[:-1], float(beta[-1]), state.noise(), state.products)
+    # noise is everywhere; overlaps of vectors that were left alone, blown up by a small β, look like it in some steps
+    noise = min(state.noise(part) for part in torch.arange(m).chunk(4 if m >= 8 else 1))
+    return Lanczos(state.rows[:m].T, alpha, beta[:-1], float(beta[-1]), noise, state.products)
 
 
 def _look_every(operator: LinearOperator) -> int:

@@ -189,7 +189,7 @@ class LinearOperator(ABC):
         return None
 
     def columns(self, indices: Sequence[int]) -> Tensor:
-        """The columns A[:, indices] (P, k), each counted as a product."""
+        """The columns A[:, indices] (P, k), each counted as a product unless the entries are there."""
         units = torch.zeros(self.dim, len(indices), dtype=self.dtype, device=self.device)
         units[list(indices), range(len(indices))] = 1.0
         return self._multiply(units)
@@ -313,11 +313,10 @@ class Identity(LinearOperator):
     def known_bounds(self) -> tuple[float, float]:
         return 1.0, 1.0
 
-
-def identity(like: LinearOperator) -> Identity:
-    """The identity with the order, dtype, device and names of another operator: ``H + 1e-3 * identity(H)``."""
-    require_operator(like)
-    return Identity(like.dim, like.dtype, like.device, like.space)
+    def columns(self, indices: Sequence[int]) -> Tensor:
+        found = torch.zeros(self.dim, len(indices), dtype=self.dtype, device=self.device)
+        found[list(indices), range(len(indices))] = 1.0
+        return found
 
 
 class Sum(LinearOperator):
@@ -350,7 +349,7 @@ class Sum(LinearOperator):
     def known_squares(self) -> float | None:
         """tr (A + B)² where one of the two is a multiple of the identity."""
         for plain, shift in ((self.first, self.second), (self.second, self.first)):
-            c, squares, trace = _multiple(shift), plain.known_squares(), plain.known_trace()
+            c, squares, trace = multiple_of_identity(shift), plain.known_squares(), plain.known_trace()
             if c is not None and squares is not None and trace is not None:
                 return squares + 2 * c * trace + c**2 * self.dim
         return None
@@ -361,8 +360,10 @@ class Sum(LinearOperator):
         return a + c, b + d
 
     def columns(self, indices: Sequence[int]) -> Tensor:
-        self.matvecs += len(indices)
-        return (self.first.columns(indices) + self.second.columns(indices)).to(self.dtype)
+        before = self.first.matvecs, self.second.matvecs
+        found = (self.first.columns(indices) + self.second.columns(indices)).to(self.dtype)
+        self.matvecs += max(self.first.matvecs - before[0], self.second.matvecs - before[1])
+        return found
 
     def why_no_trace(self) -> str:
         return self.first.why_no_trace() or self.second.why_no_trace()
@@ -413,8 +414,10 @@ class Scaled(LinearOperator):
         return low, high
 
     def columns(self, indices: Sequence[int]) -> Tensor:
-        self.matvecs += len(indices)
-        return self.factor * self.inner.columns(indices)
+        before = self.inner.matvecs
+        found = self.factor * self.inner.columns(indices)
+        self.matvecs += self.inner.matvecs - before
+        return found
 
     def sampled_trace(self, tol: float, seed: int) -> Estimate | None:
         found = self.inner.sampled_trace(tol, seed)
@@ -536,19 +539,13 @@ def _like(given: Any, space: Space, rows: Tensor, leading: bool = False) -> Any:
     return tuple(parts) if isinstance(given, tuple) else parts
 
 
-def require_operator(operator: Any) -> None:
-    """Raise unless it is an operator; a matrix or a problem is one call away from one."""
-    require(isinstance(operator, LinearOperator), "operator", "be a LinearOperator", operator,
-            "wrap a matrix with lh.operator(matrix), a problem with lh.hessian(problem)", TypeError)  # fmt: skip
-
-
-def _multiple(operator: LinearOperator) -> float | None:
+def multiple_of_identity(operator: LinearOperator) -> float | None:
     """c where an operator is c·I, else None."""
     if isinstance(operator, Identity):
         return 1.0
     if not isinstance(operator, Scaled):
         return None
-    inner = _multiple(operator.inner)
+    inner = multiple_of_identity(operator.inner)
     return None if inner is None else operator.factor * inner
 
 

@@ -12,8 +12,9 @@ from lambdahat._check import require, require_choice, require_count, require_pos
 from lambdahat._rng import derived_seed
 from lambdahat.estimators.traces import trace
 from lambdahat.krylov import conjugate_gradients
-from lambdahat.operators.base import LinearOperator, identity
+from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher as fisher_of
+from lambdahat.operators.matrix import identity
 from lambdahat.optim.descent import Descent, Directions, require_nonnegative
 from lambdahat.problem import Problem
 

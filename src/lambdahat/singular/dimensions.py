@@ -11,6 +11,7 @@ import numpy as np
 from lambdahat._check import require, require_positive
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import hessian
+from lambdahat.operators.matrix import OperatorLike, as_operator
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Result, Spectrum, Status
 from lambdahat.singular.eigenvalues import DEFAULT_PROBES, Sampled, Whole, eigenvalues
@@ -39,7 +40,7 @@ class EffectiveDimensions(Result):
 
 
 def effective_dimensions(
-    source: Source,
+    source: Source | OperatorLike,
     z: float | None = None,
     threshold: float | None = None,
     depth: int | None = None,
@@ -57,7 +58,7 @@ def effective_dimensions(
     stochastic Lanczos quadrature of that many products, or off the spectrum given. PRECISION_LIMIT says that z is
     below rounding.
     """
-    _require_source(source)
+    source = _read_source(source)
     curvature = _prior_curvature(source, z)
     asked = None if threshold is None else require_positive(threshold, "threshold")
     found = _eigenvalues(source, depth, probes, seed)
@@ -70,7 +71,7 @@ def effective_dimensions(
 
 
 def effective_dimension(
-    source: Source, z: float, depth: int | None = None, probes: int = DEFAULT_PROBES, seed: int = 0
+    source: Source | OperatorLike, z: float, depth: int | None = None, probes: int = DEFAULT_PROBES, seed: int = 0
 ) -> Estimate:
     """N_eff(z) = Σ_i λ_i/(λ_i + z), the directions whose curvature exceeds z, with a negative λ_i as 0.
 
@@ -79,7 +80,7 @@ def effective_dimension(
     over n samples, it belongs to the Gaussian prior of precision γ. ``depth`` and ``probes`` are those of
     ``effective_dimensions``.
     """
-    _require_source(source)
+    source = _read_source(source)
     return _n_eff(_eigenvalues(source, depth, probes, seed), require_positive(z, "z"))
 
 
@@ -118,8 +119,12 @@ def _prior_curvature(source: Source, z: float | None) -> float:
     return 1.0 / source.num_terms
 
 
-def _require_source(source: object) -> None:
-    known = isinstance(source, Problem | LinearOperator | Spectrum)
-    require(known, "source", "be a Problem, a LinearOperator or a Spectrum", source,
-            "wrap a matrix with lh.operator(matrix), a model with lh.Problem(model, loss, data)",
-            TypeError)  # fmt: skip
+def _read_source(source: Source | OperatorLike) -> Source:
+    """The problem, the spectrum or the operator; a matrix as an operator."""
+    if isinstance(source, Problem | LinearOperator | Spectrum):
+        return source
+    expected, cure = (
+        "be a Problem, an operator, a matrix or a Spectrum",
+        "wrap a model with lh.Problem(model, loss, data)",
+    )
+    return as_operator(source, "source", expected, cure)

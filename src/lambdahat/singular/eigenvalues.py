@@ -177,7 +177,7 @@ class Sampled:
 
 def eigenvalues(operator: LinearOperator, depth: int | None, probes: int, seed: int) -> Whole | Sampled:
     """Every eigenvalue where P ≤ probes·depth, which takes no more products; else a quadrature of that cost."""
-    require_symmetric(operator, "the effective dimension")
+    operator = require_symmetric(operator, "the effective dimension")
     require_count(probes, "probes")
     steps = DEFAULT_DEPTH if depth is None else require_count(depth, "depth")
     if operator.dim <= probes * steps:

@@ -34,7 +34,7 @@ def leading_pairs(
     The basis holds 4k or 48 vectors, whichever is more, and is restarted from the wanted half of its Ritz vectors (Wu
     and Simon 2000). An eigenvalue that is repeated exactly may be found fewer times than it is there.
     """
-    require_symmetric(operator, "leading_pairs")
+    operator = require_symmetric(operator, "leading_pairs")
     require_choice(which, "which", ("largest", "smallest", "magnitude", "both"))
     require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
     require_positive(tol, "tol")
