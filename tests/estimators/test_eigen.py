@@ -142,16 +142,6 @@ def test_restart_finds_repeated_values(which):
     assert torch.allclose(found.values, wanted(values, which, k), atol=1e-8)
 
 
-def test_a_second_search_finds_the_copies_that_one_start_cannot_see():
-    matrix = with_eigenvalues(torch.cat([torch.tensor([5.0, 5, 5, 4, 4, 3], dtype=D), 0.05 * uniform(300)]))
-    once, twice = (eigenpairs(operator(matrix), 5, repeated=repeated) for repeated in (False, True))
-    assert once.cost < twice.cost < 100
-    assert torch.allclose(twice.values, torch.tensor([5.0, 5, 5, 4, 4], dtype=D), atol=1e-5)
-    assert twice.status is Status.CONVERGED
-    true = (matrix @ twice.vectors - twice.vectors * twice.values).norm(dim=0)
-    assert bool((true <= 1.5 * twice.residuals).all())
-
-
 def test_budget_spent_says_which_pairs_are_good():
     A = operator(with_eigenvalues(SPECTRA["network"]))
     found = eigenpairs(A, 10, tol=1e-10, max_matvecs=14)
