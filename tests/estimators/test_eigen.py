@@ -191,6 +191,25 @@ def test_power_iteration_agrees_with_lanczos():
     assert fast.cost < slow.cost
 
 
+def test_the_tolerance_of_power_iteration_is_on_the_eigenvalues():
+    """Neighbouring |λ| make the basis turn slowly, so that successive bases differ little far from the eigenvalues."""
+    rng = torch.Generator().manual_seed(3)
+    for gap in (0.1, 0.03, 0.01):
+        values = torch.cat([1 - gap * torch.arange(9, dtype=D), 0.1 * torch.randn(290, generator=rng, dtype=D)])
+        matrix = with_eigenvalues(values)
+        for tol, seed in ((1e-1, 0), (1e-2, 1), (1e-3, 2)):
+            found = power_iteration(operator(matrix), 5, tol=tol, seed=seed, max_matvecs=20_000)
+            true = (matrix @ found.vectors - found.vectors * found.values).norm(dim=0)
+            assert torch.allclose(true, found.residuals, rtol=1e-6, atol=1e-12)
+            distance = (found.values[:, None] - values[None]).abs().amin(dim=1)
+            assert bool((distance <= found.residuals).all())
+            assert found.status is Status.CONVERGED
+            assert float(true.max()) <= tol
+            exact = values.sort(descending=True).values[:5]
+            assert float((found.values - exact).abs().max()) <= tol
+            assert torch.equal(found.converged, found.residuals <= tol * float(found.values.abs().max()))
+
+
 def test_power_iteration_that_runs_out_says_so():
     A = operator(with_eigenvalues([5.0, 4.999, 1.0] + [0.5] * 30))
     found = power_iteration(A, 2, tol=1e-12, max_matvecs=20)

@@ -25,7 +25,8 @@ from lambdahat.estimators.spectra import (
 from lambdahat.krylov import BREAKDOWN, require_symmetric
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.maxent.bases import to_unit
-from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.base import LinearOperator, Normalised
+from lambdahat.operators.matrix import Matrix
 from lambdahat.results import Array, Estimate, Moments, Spectrum, Status
 
 METHODS = ("slq", "maxent", "chebyshev", "exact")
@@ -66,9 +67,22 @@ def logdet(
     bounds = None if bounds is None else require_interval(bounds, "bounds", least=0.0)
     if method == "exact" or (depth is None and operator.dim <= DEFAULT_DEPTH):
         return exact_logdet(operator)
+    unit = Normalised(operator)
+    unit.settle()
+    if unit.exponent:  # squares of such entries leave the dtype
+        half = unit.exponent // 2
+        factor = 2.0 ** (-2 * half)
+        root = torch.full((operator.dim,), 2.0**-half, dtype=operator.dtype, device=operator.device)
+        scaled = operator.rescaled(root) if isinstance(operator, Matrix) else factor * operator
+        within = None if bounds is None else (bounds[0] * factor, bounds[1] * factor)
+        found = logdet(scaled, method, depth, probes, seed, precondition, rank, within)
+        value = float(found) + operator.dim * 2 * half * math.log(2.0)
+        return dataclasses.replace(found, value=value, cost=found.cost + unit.matvecs + unit.repeated)
     ready = preconditioned(operator, precondition, rank)
     found = _ESTIMATES[method](ready, bounds, depth, probes, seed)
-    return dataclasses.replace(found, value=float(found) + ready.logdet, cost=found.cost + ready.cost)
+    return dataclasses.replace(
+        found, value=float(found) + ready.logdet, cost=found.cost + ready.cost + unit.matvecs + unit.repeated
+    )
 
 
 def _slq(

@@ -11,7 +11,7 @@ from lambdahat._check import require, require_count, require_positive
 from lambdahat.estimators.control import plain_pilot, with_control
 from lambdahat.estimators.probes import COLUMN, Probes, block_columns, crowded, unit_blocks
 from lambdahat.estimators.sequential import MINIMUM, SMALL, Meter
-from lambdahat.operators.base import LinearOperator, require_operator
+from lambdahat.operators.base import LinearOperator, Normalised, require_operator
 from lambdahat.results import Estimate, Status
 
 MOMENTS = 4  # vectors of float64: running sums, and what they are made of
@@ -44,8 +44,9 @@ def diagonal(operator: LinearOperator, tol: float = 0.1, probes: int | None = No
     meter = Meter("diagonal", None, operator, *([] if near is None else [near]))
     if probes is None and operator.dim <= SMALL:
         return _dense(operator, None, meter)
-    found = _sampled(operator, near, meter, tol, probes, seed)
-    return _dense(operator, near, meter) if found is None else found
+    unit = Normalised(operator)
+    found = _sampled(unit, None if near is None else Normalised(near, unit), meter, tol, probes, seed)
+    return _dense(operator, near, meter) if found is None else unit.restored(found)
 
 
 def dense_diagonal(operator: LinearOperator, near: LinearOperator | None = None) -> Tensor:
@@ -89,9 +90,9 @@ def _sampled(
     """By probes, or None where P products are fewer; without control where a budget of memory does not hold a pilot."""
     stream = Probes(operator, "rademacher", seed, "diagonal")
     moments, first = _Moments(stream), MINIMUM if probes is None else min(MINIMUM, probes)
-    target, base = operator, None if near is None else near.known_diagonal()
+    target = operator
     work = COLUMN, MOMENTS * torch.float64.itemsize / stream.dtype.itemsize
-    if base is None or crowded(operator, first, *work):
+    if near is None or near.known_diagonal() is None or crowded(operator, first, *work):
         near = None
     both = operator if near is None else operator - near
     if crowded(both, first, COLUMN + work[0], work[1]):
@@ -105,6 +106,7 @@ def _sampled(
         moments.add(pilot.block * pilot.image)
         target = pilot.target
         del pilot
+    base = None if near is None else near.known_diagonal()  # the scale is known only now
     columns, price = block_columns(both, *work), 1 if target is operator else 2
     while True:
         value, stderr = moments.mean, moments.stderr()

@@ -13,7 +13,7 @@ from lambdahat.estimators.control import plain_pilot
 from lambdahat.estimators.deflation import SKETCHED, Quantity, Sketch, deflated_mean
 from lambdahat.estimators.probes import Probes, block_sizes, column_dots, crowded, unit_blocks
 from lambdahat.estimators.sequential import MINIMUM, Goal, Meter, mean_until
-from lambdahat.operators.base import LinearOperator, require_operator
+from lambdahat.operators.base import LinearOperator, Normalised, require_operator
 from lambdahat.results import Estimate
 
 
@@ -40,23 +40,24 @@ def frobenius_norm(
     meter = Meter("Frobenius norm", max_matvecs, operator)
     if operator.dim <= min(MINIMUM, meter.limit):
         return _dense(operator, meter)
+    unit = Normalised(operator)
     probes = Probes(operator, "sphere", seed, "frobenius norm")
     nothing = torch.zeros(1, dtype=torch.float64)
     goal, first = Goal(2 * tol, nothing, nothing), min(MINIMUM, meter.limit)
 
     def draw(count: int) -> Tensor:
         blocks = (probes.draw(size) for size in block_sizes(count, operator))
-        return torch.cat([column_dots(image, image) for image in (operator @ block for block in blocks)])[:, None]
+        return torch.cat([column_dots(image, image) for image in (unit @ block for block in blocks)])[:, None]
 
     if crowded(operator, first, SKETCHED):
         squared = mean_until(draw, draw(first), goal, meter)
     else:
-        squared = deflated_mean(_SQUARED, plain_pilot(operator, probes, first), probes, goal, meter)
+        squared = deflated_mean(_SQUARED, plain_pilot(unit, probes, first), probes, goal, meter)
     if not squared.reached and operator.dim <= meter.left:
         return _dense(operator, meter)
     value = math.sqrt(float(squared.value))
     stderr = float(squared.stderr) / (2 * value) if value > 0 else 0.0
-    return dataclasses.replace(squared.estimate(meter), value=value, stderr=stderr)
+    return unit.restored(dataclasses.replace(squared.estimate(meter), value=value, stderr=stderr))
 
 
 def _removed(sketch: Sketch, squared: float) -> float:
@@ -75,8 +76,9 @@ _SQUARED = Quantity(lambda sketch: sketch.gram().trace(), lambda _, image: colum
 
 def _dense(operator: LinearOperator, meter: Meter) -> Estimate:
     """From all columns of A, by P products."""
-    squares = 0.0
+    norm = 0.0
     for _, block in unit_blocks(operator):
-        image = operator @ block
-        squares += float(column_dots(image, image).sum())
-    return Estimate(math.sqrt(squares), cost=meter.spent)
+        image = (operator @ block).double()
+        size = float(image.abs().max())
+        norm = math.hypot(norm, size * float(torch.linalg.vector_norm(image / size)) if size > 0 else 0.0)
+    return Estimate(norm, cost=meter.spent)
