@@ -11,6 +11,7 @@ import torch
 from numpy.polynomial import chebyshev
 
 from lambdahat._check import require_choice, require_count, require_interval
+from lambdahat._precision import no_autocast
 from lambdahat.estimators.factorisations import exact_logdet, require_positive_eigenvalue
 from lambdahat.estimators.gauss_limits import Limit, bounded_away, limit_of, rule_of
 from lambdahat.estimators.preconditioning import Preconditioned, preconditioned, require_precondition
@@ -33,6 +34,7 @@ METHODS = ("slq", "maxent", "chebyshev", "exact")
 MOMENT_DEPTH = 25
 
 
+@no_autocast()
 def logdet(
     operator: LinearOperator,
     method: str = "slq",

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat._precision import no_autocast
 from lambdahat.krylov import (
     ROUNDING,
     RitzPairs,
@@ -29,6 +30,7 @@ WORKING = 4  # vectors beside the basis: the newest product, what it is made fro
 WHICH = ("largest", "smallest", "magnitude", "both")
 
 
+@no_autocast()
 def eigenpairs(
     operator: LinearOperator,
     k: int = 10,
@@ -80,6 +82,7 @@ def eigenpairs(
     return _result(replace(found, products=found.products + unit.repeated), count, tol, unit.exponent)
 
 
+@no_autocast()
 def power_iteration(
     operator: LinearOperator, k: int = 10, tol: float = 1e-3, max_matvecs: int | None = None, seed: int = 0
 ) -> Eigenpairs:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_interval
+from lambdahat._precision import no_autocast
 from lambdahat._progress import report
 from lambdahat.estimators.probes import FOURTH_MOMENTS, Probes, block_sizes, crowded, probes_for
 from lambdahat.krylov import (
@@ -37,6 +38,7 @@ MOMENTS = 6  # vectors for each column of a block: three of the recurrence, and 
 WORKING = 2  # vectors beside a basis: a product and room to work in
 
 
+@no_autocast()
 def spectrum(
     operator: LinearOperator, depth: int | None = None, probes: int = 1, seed: int = 0, *, basis: str = "auto"
 ) -> Spectrum:
@@ -54,6 +56,7 @@ def spectrum(
     return restored(quadrature(unit, lanczos_runs(unit, depth, probes, seed, "spectrum", basis)), unit)
 
 
+@no_autocast()
 def trace_function(
     operator: LinearOperator,
     function: Callable[[Array], Array],
@@ -72,6 +75,7 @@ def trace_function(
     return dataclasses.replace(found, cost=found.cost + unit.repeated)
 
 
+@no_autocast()
 def moments(
     operator: LinearOperator,
     count: int,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat._precision import no_autocast
 from lambdahat.estimators.control import Pilot, plain_pilot, with_control
 from lambdahat.estimators.deflation import SKETCHED, Quantity, Sketch, deflated_mean
 from lambdahat.estimators.diagonals import dense_diagonal
@@ -24,6 +25,7 @@ BLOCKS, MEMORY_SHARE = 6, 0.25
 EXCHANGED = 4.0  # vectors that XTrace has for each probe: itself, its direction, that one's product, and a copy
 
 
+@no_autocast()
 def trace(
     operator: LinearOperator,
     tol: float = 0.01,
@@ -87,6 +89,7 @@ def trace(
     return estimate
 
 
+@no_autocast()
 def trace_per_layer(
     operator: LinearOperator, tol: float = 0.05, max_matvecs: int | None = None, seed: int = 0
 ) -> dict[str, Estimate]:

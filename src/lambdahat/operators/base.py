@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require
+from lambdahat._precision import no_autocast
 from lambdahat._rng import generator
 from lambdahat.batches import free_memory
 from lambdahat.memory import PASS
@@ -77,7 +78,8 @@ class LinearOperator(ABC):
         if columns.shape[1] == 0:
             return columns
         self.matvecs += columns.shape[1]
-        return self._apply(columns).reshape(block.shape)
+        with no_autocast():
+            return self._apply(columns).reshape(block.shape)
 
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, LinearOperator):
