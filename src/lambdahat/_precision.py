@@ -1,9 +1,9 @@
-"""Full float32 for our own linear algebra, whatever precision the user allows the model's products."""
+"""Full float32 for our own linear algebra, whatever precision the user allows the model's products or autocast sets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -22,3 +22,18 @@ def full_precision() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+@contextmanager
+def no_autocast() -> Iterator[None]:
+    """Leave ``torch.autocast`` inside: an operator is one matrix, whatever context its products are called from.
+
+    >>> with torch.autocast("cpu", torch.bfloat16), no_autocast():
+    ...     (torch.eye(2) @ torch.eye(2)).dtype
+    torch.float32
+    """
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield

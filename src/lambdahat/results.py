@@ -122,6 +122,9 @@ class Spectrum(Result):
     def expectation(self, function: Callable[[Array], Array], scale: float = 1.0) -> Estimate:
         """scale · tr f(A)/P for an element-wise ``function``, with its standard error."""
         readings = np.asarray(function(self.nodes), dtype=np.float64)
+        size = float(np.abs(readings).max()) or 1.0  # squares of very small or large readings leave the range
+        size = size if math.isfinite(size) else 1.0
+        readings, scale = readings / size, scale * size
         probes = len(self.nodes)
         mean = float((self.weights * readings).sum() / probes)
         squares = (readings - mean) ** 2
@@ -149,9 +152,11 @@ class Spectrum(Result):
     @property
     def frobenius(self) -> Estimate:
         """‖A‖_F = √(tr A²)."""
-        square = self.expectation(lambda nodes: nodes**2, self.dim)
+        size = float(np.abs(self.nodes).max()) or 1.0
+        square = self.expectation(lambda nodes: (nodes / size) ** 2, self.dim)
         root = math.sqrt(max(float(square), 0.0))
-        return dataclasses.replace(square, value=root, stderr=float(square.stderr) / (2 * root) if root else 0.0)
+        stderr = float(square.stderr) / (2 * root) if root else 0.0
+        return dataclasses.replace(square, value=size * root, stderr=size * stderr)
 
     @property
     def extremes(self) -> tuple[Estimate, Estimate]:
@@ -242,7 +247,7 @@ class Spectrum(Result):
             return self._maximum_entropy(moments)
         require(moments is None, "moments", "come with smoothing='maxent'", repr(moments))
         low, high = float(self.nodes.min()), float(self.nodes.max())
-        support = (high - low) or max(abs(high), 1.0)
+        support = (high - low) or abs(high) or 1.0
         width = 0.005 * support if width is None else require_positive(width, "width")
         points = np.linspace(low - 5 * width, high + 5 * width, 1000) if grid is None else np.asarray(grid, np.float64)
         require(points.ndim == 1 and points.size > 1, "grid", "be a 1-D array of at least two points", points)

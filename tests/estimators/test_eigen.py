@@ -142,16 +142,6 @@ def test_restart_finds_repeated_values(which):
     assert torch.allclose(found.values, wanted(values, which, k), atol=1e-8)
 
 
-def test_a_second_search_finds_the_copies_that_one_start_cannot_see():
-    matrix = with_eigenvalues(torch.cat([torch.tensor([5.0, 5, 5, 4, 4, 3], dtype=D), 0.05 * uniform(300)]))
-    once, twice = (eigenpairs(operator(matrix), 5, repeated=repeated) for repeated in (False, True))
-    assert once.cost < twice.cost < 100
-    assert torch.allclose(twice.values, torch.tensor([5.0, 5, 5, 4, 4], dtype=D), atol=1e-5)
-    assert twice.status is Status.CONVERGED
-    true = (matrix @ twice.vectors - twice.vectors * twice.values).norm(dim=0)
-    assert bool((true <= 1.5 * twice.residuals).all())
-
-
 def test_budget_spent_says_which_pairs_are_good():
     A = operator(with_eigenvalues(SPECTRA["network"]))
     found = eigenpairs(A, 10, tol=1e-10, max_matvecs=14)
@@ -199,6 +189,25 @@ def test_power_iteration_agrees_with_lanczos():
     assert torch.allclose(slow.values, fast.values, atol=1e-5)
     assert bool(((slow.values - fast.values).abs() <= slow.residuals + 1e-9).all())
     assert fast.cost < slow.cost
+
+
+def test_the_tolerance_of_power_iteration_is_on_the_eigenvalues():
+    """Neighbouring |λ| make the basis turn slowly, so that successive bases differ little far from the eigenvalues."""
+    rng = torch.Generator().manual_seed(3)
+    for gap in (0.1, 0.03, 0.01):
+        values = torch.cat([1 - gap * torch.arange(9, dtype=D), 0.1 * torch.randn(290, generator=rng, dtype=D)])
+        matrix = with_eigenvalues(values)
+        for tol, seed in ((1e-1, 0), (1e-2, 1), (1e-3, 2)):
+            found = power_iteration(operator(matrix), 5, tol=tol, seed=seed, max_matvecs=20_000)
+            true = (matrix @ found.vectors - found.vectors * found.values).norm(dim=0)
+            assert torch.allclose(true, found.residuals, rtol=1e-6, atol=1e-12)
+            distance = (found.values[:, None] - values[None]).abs().amin(dim=1)
+            assert bool((distance <= found.residuals).all())
+            assert found.status is Status.CONVERGED
+            assert float(true.max()) <= tol
+            exact = values.sort(descending=True).values[:5]
+            assert float((found.values - exact).abs().max()) <= tol
+            assert torch.equal(found.converged, found.residuals <= tol * float(found.values.abs().max()))
 
 
 def test_power_iteration_that_runs_out_says_so():

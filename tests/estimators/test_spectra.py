@@ -213,7 +213,7 @@ def test_automatic_bounds_hold_the_spectrum(values, basis):
     assert float(values.max()) < high
     found = moments(A, 20, basis, probes=4)
     assert found.bounds == (low, high)
-    assert found.cost == 4 * 10 + cost
+    assert found.cost == 4 * 10 + cost + (not values.any())  # a product of zeros is tried at another scale
     assert np.abs(found.values).max() <= 1 + 1e-9
 
 

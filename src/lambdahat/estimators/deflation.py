@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -72,13 +72,17 @@ def orthonormal_beside(basis: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, 
 class Quantity:
     """What is estimated: ``known(sketch)`` plus the mean of ``sample(U, AU)`` (k,) over residual probes U (P, k).
 
+    Samples (k, C) have further columns, which the goal's ``error`` reads.
+
     ``removed(sketch, mean)`` is how much less half the variance of a sample is than without the sketch, given the mean
-    of the samples without it.
+    of the samples without it. ``inflation`` multiplies the standard error of samples that were kept because they
+    looked as if no further deflation paid.
     """
 
     known: Callable[[Sketch], Tensor]
     sample: Callable[[Tensor, Tensor], Tensor]
     removed: Callable[[Sketch, float], float]
+    inflation: float = 1.0
 
 
 def deflated_mean(
@@ -94,12 +98,12 @@ def deflated_mean(
     whether or not it promises to pay.
     """
     target, price = pilot.target, pilot.price
-    sketch, images, samples = Sketch.empty(target), pilot.image, quantity.sample(pilot.block, pilot.image)
-    whole = float(samples.mean())
+    sketch, images, samples = Sketch.empty(target), pilot.image, _columns(quantity.sample(pilot.block, pilot.image))
+    whole = float(samples[:, 0].mean())
     allowed = goal.tol * max(abs(float(goal.offset) + whole), float(goal.floor))
     per_unit = 2 * (NORMAL_QUANTILE / allowed) ** 2 if allowed > 0 else 0.0
     now, saved, gained, cost = goal, 0.0, math.inf, 1.0
-    while always or (gained > cost and _promises(now.judge(samples[:, None]), cost / gained, meter, price)):
+    while always or (gained > cost and _promises(now.judge(samples), cost / gained, meter, price)):
         width = images.shape[1]
         if not always and crowded(target, width, SKETCHED, 2.0 * sketch.basis.shape[1]):
             break
@@ -108,17 +112,22 @@ def deflated_mean(
         if gained <= width and not always:
             break
         sketch, saved, always = wider, saved + gained, False
-        now = goal.beyond(quantity.known(sketch))
+        now = replace(goal.beyond(quantity.known(sketch)), inflation=quantity.inflation)
         block = sketch.residual_probes(probes, min(MINIMUM, meter.left // price))
         images = target @ block
-        samples = quantity.sample(block, images)
+        samples = _columns(quantity.sample(block, images))
 
     def draw(count: int) -> Tensor:
         held = 2.0 * (pilot.block.shape[1] + sketch.basis.shape[1])
         blocks = (sketch.residual_probes(probes, size) for size in block_sizes(count, target, held=held))
-        return torch.cat([quantity.sample(block, target @ block) for block in blocks])[:, None]
+        return torch.cat([_columns(quantity.sample(block, target @ block)) for block in blocks])
 
-    return mean_until(draw, samples[:, None], now, meter, price)
+    return mean_until(draw, samples, now, meter, price)
+
+
+def _columns(samples: Tensor) -> Tensor:
+    """Samples (k,) as (k, 1)."""
+    return samples[:, None] if samples.ndim == 1 else samples
 
 
 def _promises(mean: Mean, rate: float, meter: Meter, price: int) -> bool:

@@ -11,6 +11,7 @@ import torch
 from numpy.polynomial import chebyshev
 
 from lambdahat._check import require, require_choice, require_count, require_interval, require_positive
+from lambdahat._precision import no_autocast
 from lambdahat.estimators.factorisations import exact_logdet, require_positive_eigenvalue
 from lambdahat.estimators.gauss_limits import Limit, bounded_away, limit_of, rule_of
 from lambdahat.estimators.preconditioning import (
@@ -42,8 +43,8 @@ from lambdahat.krylov import (
 )
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.maxent.bases import to_unit
-from lambdahat.operators.base import LinearOperator
-from lambdahat.operators.matrix import OperatorLike
+from lambdahat.operators.base import LinearOperator, Normalised
+from lambdahat.operators.matrix import Matrix, OperatorLike
 from lambdahat.results import Array, Estimate, Moments, Spectrum, Status, student_quantile
 
 METHODS = ("slq", "maxent", "chebyshev", "exact")
@@ -55,6 +56,7 @@ PILOT = 27  # steps of the first run that ``tol`` takes at least
 DEFLATIONS = 4  # runs at most: each finds one copy of a repeated eigenvalue
 
 
+@no_autocast()
 def logdet(
     operator: OperatorLike,
     method: str = "slq",
@@ -115,7 +117,19 @@ def logdet(
     limit = _require_tolerance(tol, max_matvecs, depth, probes)
     if method == "exact" or (depth is None and operator.dim <= (SMALL if tol is not None else DEFAULT_DEPTH)):
         return _exact(operator, bounds, seed)
+    unit = Normalised(operator)
+    unit.settle()
+    if unit.exponent:  # squares of such entries leave the dtype
+        half = unit.exponent // 2
+        factor = 2.0 ** (-2 * half)
+        root = torch.full((operator.dim,), 2.0**-half, dtype=operator.dtype, device=operator.device)
+        scaled = operator.rescaled(root) if isinstance(operator, Matrix) else factor * operator
+        within = None if bounds is None else (bounds[0] * factor, bounds[1] * factor)
+        found = logdet(scaled, method, depth, probes, seed, precondition, rank, within, tol, max_matvecs)
+        value = float(found) + operator.dim * 2 * half * math.log(2.0)
+        return dataclasses.replace(found, value=value, cost=found.cost + unit.matvecs + unit.repeated)
     ready = preconditioned(operator, precondition, rank)
+    ready = dataclasses.replace(ready, cost=ready.cost + unit.matvecs + unit.repeated)
     if bounds is not None and ready.name:
         ready = dataclasses.replace(ready, cost=ready.cost + _check_bounds(operator, bounds, seed))
     task = _Task(ready, bounds, depth, probes, seed, precondition != "none")

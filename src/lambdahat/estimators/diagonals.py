@@ -8,16 +8,18 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_count, require_positive
+from lambdahat._precision import no_autocast
 from lambdahat.estimators.control import plain_pilot, with_control
 from lambdahat.estimators.probes import COLUMN, Probes, block_columns, crowded, unit_blocks
 from lambdahat.estimators.sequential import MINIMUM, SMALL, Meter
-from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike, as_operator
 from lambdahat.results import Estimate, Status
 
 MOMENTS = 4  # vectors of float64: running sums, and what they are made of
 
 
+@no_autocast()
 def diagonal(operator: OperatorLike, tol: float = 0.1, probes: int | None = None, seed: int = 0) -> Estimate:
     """The diagonal of A (P,), with the standard error of each element.
 
@@ -45,8 +47,9 @@ def diagonal(operator: OperatorLike, tol: float = 0.1, probes: int | None = None
     meter = Meter("diagonal", None, operator, *([] if near is None else [near]))
     if probes is None and operator.dim <= SMALL:
         return _dense(operator, None, meter)
-    found = _sampled(operator, near, meter, tol, probes, seed)
-    return _dense(operator, near, meter) if found is None else found
+    unit = Normalised(operator)
+    found = _sampled(unit, None if near is None else Normalised(near, unit), meter, tol, probes, seed)
+    return _dense(operator, near, meter) if found is None else unit.restored(found)
 
 
 def dense_diagonal(operator: LinearOperator, near: LinearOperator | None = None) -> Tensor:
@@ -90,9 +93,9 @@ def _sampled(
     """By probes, or None where P products are fewer; without control where a budget of memory does not hold a pilot."""
     stream = Probes(operator, "rademacher", seed, "diagonal")
     moments, first = _Moments(stream), MINIMUM if probes is None else min(MINIMUM, probes)
-    target, base = operator, None if near is None else near.known_diagonal()
+    target = operator
     work = COLUMN, MOMENTS * torch.float64.itemsize / stream.dtype.itemsize
-    if base is None or crowded(operator, first, *work):
+    if near is None or near.known_diagonal() is None or crowded(operator, first, *work):
         near = None
     both = operator if near is None else operator - near
     if crowded(both, first, COLUMN + work[0], work[1]):
@@ -106,6 +109,7 @@ def _sampled(
         moments.add(pilot.block * pilot.image)
         target = pilot.target
         del pilot
+    base = None if near is None else near.known_diagonal()  # the scale is known only now
     columns, price = block_columns(both, *work), 1 if target is operator else 2
     while True:
         value, stderr = moments.mean, moments.stderr()

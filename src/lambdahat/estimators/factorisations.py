@@ -39,7 +39,9 @@ def exact_logdet(operator: LinearOperator) -> Estimate:
     error = 0.0
     if not isinstance(operator, Matrix):
         size = float(torch.linalg.matrix_norm(matrix, math.inf)) * float(torch.finfo(operator.dtype).eps)
-        error = size * float(torch.linalg.matrix_norm(torch.cholesky_inverse(factor)))
+        inverse = torch.cholesky_inverse(factor)
+        largest = inverse.abs().max()  # squares of the entries may leave the range
+        error = size * float(largest * torch.linalg.matrix_norm(inverse / largest))
     return _of_pivots(factor.diagonal().square().cpu().numpy(), error, operator.matvecs - before)
 
 

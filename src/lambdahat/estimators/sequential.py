@@ -72,11 +72,17 @@ class Mean:
 
 @dataclass(frozen=True)
 class Goal:
-    """t·stderr ≤ tol·max(|offset + mean|, floor) at 95 %, for each of the L means."""
+    """t·stderr ≤ tol·max(|offset + mean|, floor) at 95 %, for each of the L means.
+
+    ``error`` gives the standard errors (L,) of the means from all samples; these may have further columns for it.
+    They are multiplied by ``inflation``.
+    """
 
     tol: float
     offset: Tensor
     floor: Tensor
+    error: Callable[[Tensor], Tensor] | None = None
+    inflation: float = 1.0
 
     def beyond(self, known: Tensor) -> Goal:
         """The same with ``known`` already computed."""
@@ -84,10 +90,12 @@ class Goal:
 
     def judge(self, samples: Tensor, inflation: float = 1.0) -> Mean:
         """The means of ``samples`` (n, L), n > 1, and how many samples the goal wants for their spread."""
-        finite = bool(torch.isfinite(samples).all())
+        finite = bool(torch.isfinite(samples[:, : self.offset.numel()]).all())
         require(finite, "the operator", "give finite products", "NaN or infinity", "look for a NaN loss or parameter")
-        count = len(samples)
-        value, stderr = self.offset + samples.mean(dim=0), inflation * standard_error(samples)
+        count, columns = len(samples), self.offset.numel()
+        value = self.offset + samples[:, :columns].mean(dim=0)
+        inflation *= self.inflation
+        stderr = inflation * (standard_error(samples) if self.error is None else self.error(samples))
         allowed = self.tol * torch.maximum(value.abs(), self.floor)
         ratio = torch.where(stderr > 0, student_quantile(LEVEL, count - 1) * stderr / allowed, 0.0)
         wanted = count * float(ratio.max()) ** 2

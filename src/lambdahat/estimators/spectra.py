@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_interval
+from lambdahat._precision import no_autocast
 from lambdahat._progress import report
 from lambdahat.estimators.probes import FOURTH_MOMENTS, Probes, block_sizes, crowded, probes_for
 from lambdahat.krylov import (
@@ -27,7 +28,7 @@ from lambdahat.krylov import (
 )
 from lambdahat.krylov.basis import CHUNK
 from lambdahat.maxent.bases import BASES, legendre_in_chebyshev
-from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike
 from lambdahat.results import Array, Estimate, Moments, Spectrum, Status
 
@@ -38,6 +39,7 @@ MOMENTS = 6  # vectors for each column of a block: three of the recurrence, and 
 WORKING = 2  # vectors beside a basis: a product and room to work in
 
 
+@no_autocast()
 def spectrum(
     operator: OperatorLike, depth: int | None = None, probes: int = 1, seed: int = 0, *, basis: str = "auto"
 ) -> Spectrum:
@@ -51,10 +53,11 @@ def spectrum(
     bytes), "host" (the memory of the host, streamed through the GPU), or "auto", the first of these that fits.
     """
     operator = require_symmetric(operator, "spectrum")
-    runs = lanczos_runs(operator, depth, probes, seed, "spectrum", basis)
-    return quadrature(operator, runs)
+    unit = Normalised(operator)
+    return restored(quadrature(unit, lanczos_runs(unit, depth, probes, seed, "spectrum", basis)), unit)
 
 
+@no_autocast()
 def trace_function(
     operator: OperatorLike,
     function: Callable[[Array], Array],
@@ -67,10 +70,13 @@ def trace_function(
     The status is QUADRATURE when three quarters of the depth give a value that differs by more than the standard error.
     """
     operator = require_symmetric(operator, "trace_function")
-    runs = lanczos_runs(operator, depth, probes, seed, "trace_function")
-    return _trace_of(operator, runs, function)
+    unit = Normalised(operator)
+    runs = lanczos_runs(unit, depth, probes, seed, "trace_function")
+    found = _trace_of(unit, runs, lambda nodes: function(np.ldexp(nodes, unit.exponent)))
+    return dataclasses.replace(found, cost=found.cost + unit.repeated)
 
 
+@no_autocast()
 def moments(
     operator: OperatorLike,
     count: int,
@@ -101,15 +107,22 @@ def moments(
     powers = count if basis == "power" and bounds is None else 0
     probes = _number_of_probes(operator, probes, probe, tol, powers)
     cost = probes * ((count + 1) // 2)
+    unit = Normalised(operator)
     if bounds is not None:
         bounds = require_interval(bounds, "bounds")
     elif basis == "power":
         bounds = (-1.0, 1.0)
     else:
-        bounds, used = spectral_bounds(operator, seed)
+        (low, high), used = spectral_bounds(unit, seed)
+        bounds = unit.restore(low), unit.restore(high)
         cost += used
     blocks = _starts(operator, probe, probes, seed)
-    readings = _probe_moments(operator, count, basis == "power", blocks, probes, bounds)
+    plain = powers > 0  # of A itself
+    readings = _probe_moments(unit, count, basis == "power", blocks, probes, None if plain else bounds)
+    if plain:
+        readings = np.ldexp(readings, unit.exponent * np.arange(count + 1))
+        cure = "lower count, or give bounds so that A is scaled to [-1, 1]"
+        require(bool(np.isfinite(readings).all()), "the moments", "be finite", "NaN or infinity", cure)
     if basis != "power":
         _require_bounds(readings, bounds, operator)
     if basis == "legendre":
@@ -120,7 +133,7 @@ def moments(
     if probe == "orthogonal":
         covariance *= (operator.dim - probes) / operator.dim
     stderr = np.sqrt(np.diag(covariance).clip(0.0))
-    return Moments(readings.mean(0), stderr, covariance, basis, bounds, probes, cost)
+    return Moments(readings.mean(0), stderr, covariance, basis, bounds, probes, cost + unit.repeated)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,6 +226,15 @@ def quadrature(operator: LinearOperator, runs: list[Lanczos], depth: int | None 
     return Spectrum(nodes, weights, np.hypot(residuals, noise), operator.dim, operator.psd, noise, cost)
 
 
+def restored(spectrum: Spectrum, unit: Normalised) -> Spectrum:
+    """The spectrum of the operator itself from that of the normalised one."""
+    if unit.exponent == 0 == unit.repeated:
+        return spectrum
+    nodes, residuals = (np.ldexp(part, unit.exponent) for part in (spectrum.nodes, spectrum.residuals))
+    resolution, cost = unit.restore(spectrum.resolution), spectrum.cost + unit.repeated
+    return dataclasses.replace(spectrum, nodes=nodes, residuals=residuals, resolution=resolution, cost=cost)
+
+
 def rounding(operator: LinearOperator, runs: list[Lanczos]) -> float:
     """The size below which a Ritz value is rounding: that of the dtype, or what the products showed."""
     scale = max(float(torch.cat([run.alpha.abs(), run.beta]).max()) for run in runs)
@@ -282,14 +304,17 @@ def _starts(operator: LinearOperator, probe: str, probes: int, seed: int) -> Ite
 
 
 def _probe_moments(
-    operator: LinearOperator,
+    operator: Normalised,
     count: int,
     power: bool,
     blocks: Iterator[Tensor],
     probes: int,
-    bounds: tuple[float, float],
+    bounds: tuple[float, float] | None,
 ) -> Array:
-    """zᵀφ_k(B)z/zᵀz (probes, count + 1) for each probe z, B the operator mapped from ``bounds`` to [−1, 1]."""
+    """zᵀφ_k(B)z/zᵀz (probes, count + 1) for each probe z, B the operator mapped from ``bounds`` to [−1, 1].
+
+    Without bounds B is the normalised operator itself.
+    """
     products, readings, done = (count + 1) // 2, [], 0
     for block in blocks:
         values: list[Tensor] = []
@@ -306,18 +331,19 @@ def _probe_moments(
 
 
 def _paired_moments(
-    operator: LinearOperator, start: Tensor, power: bool, bounds: tuple[float, float], products: int
+    operator: Normalised, start: Tensor, power: bool, bounds: tuple[float, float] | None, products: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The moments of orders (1, 2), (3, 4), … for a block (P, b), one product a pair.
 
     With v_i = φ_i(B)z: zᵀB^{i+j}z = v_i·v_j for powers, and zᵀT_{i+j}z = 2 v_i·v_j − zᵀT_{|i−j|}z for Chebyshev.
     """
-    centre, half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
     before, now = start, start
     zeroth, first = dot(start, start), torch.zeros(0)
     for step in range(1, products + 1):
         image = (operator @ now).to(now.dtype)
-        image = image if (centre, half) == (0.0, 1.0) else (image - centre * now) / half
+        if bounds is not None:
+            low, high = (math.ldexp(end, -operator.exponent) for end in bounds)
+            image = (image - (low + high) / 2 * now) / ((high - low) / 2)
         before, now = now, image if power or step == 1 else 2 * image - before
         odd, even = dot(before, now), dot(now, now)
         first = odd if step == 1 else first

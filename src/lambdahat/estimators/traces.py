@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat._precision import no_autocast
 from lambdahat.estimators.control import Pilot, plain_pilot, with_control
 from lambdahat.estimators.deflation import SKETCHED, Quantity, Sketch, deflated_mean
 from lambdahat.estimators.diagonals import dense_diagonal
 from lambdahat.estimators.exchangeable import ExchangeableTrace
 from lambdahat.estimators.probes import Probes, block_sizes, column_dots, crowded
 from lambdahat.estimators.sequential import MINIMUM, SMALL, Goal, Mean, Meter, mean_until
-from lambdahat.operators.base import LinearOperator
+from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike, as_operator
 from lambdahat.results import Estimate, Status
 
@@ -25,6 +26,7 @@ BLOCKS, MEMORY_SHARE = 6, 0.25
 EXCHANGED = 4.0  # vectors that XTrace has for each probe: itself, its direction, that one's product, and a copy
 
 
+@no_autocast()
 def trace(
     operator: OperatorLike,
     tol: float = 0.01,
@@ -78,15 +80,17 @@ def trace(
     meter = Meter("trace", max_matvecs, operator, *([] if near is None else [near]))
     if operator.dim <= min(SMALL, meter.limit):
         return _dense(operator, meter)
-    found = _ESTIMATORS[method](_Task(operator, near, probes, meter, tol))
+    unit = Normalised(operator)
+    found = _ESTIMATORS[method](_Task(unit, None if near is None else Normalised(near, unit), probes, meter, tol))
     if not found.reached and operator.dim <= meter.left:
         return _dense(operator, meter, near)
-    estimate = found.estimate(meter)
+    estimate = unit.restored(found.estimate(meter))
     if sampled is not None and not found.reached and sampled.stderr < estimate.stderr:
         return replace(sampled, cost=meter.spent)
     return estimate
 
 
+@no_autocast()
 def trace_per_layer(
     operator: OperatorLike, tol: float = 0.05, max_matvecs: int | None = None, seed: int = 0
 ) -> dict[str, Estimate]:
@@ -108,12 +112,13 @@ def trace_per_layer(
         return _summed(known, where, meter)
     if operator.dim <= min(SMALL, meter.limit):
         return _summed(dense_diagonal(operator), where, meter)
-    found = _sampled_layers(operator, near, where, Probes(operator, "rademacher", seed, "trace per layer"), meter, tol)
+    unit, stream = Normalised(operator), Probes(operator, "rademacher", seed, "trace per layer")
+    found = _sampled_layers(unit, None if near is None else Normalised(near, unit), where, stream, meter, tol)
     if not found.reached and operator.dim <= meter.left:
         return _summed(dense_diagonal(operator, near), where, meter)
     status = Status.CONVERGED if found.reached else Status.BUDGET_SPENT
     return {
-        layer: Estimate(float(value), float(stderr), meter.spent, status, found.dof)
+        layer: unit.restored(Estimate(float(value), float(stderr), meter.spent, status, found.dof))
         for layer, value, stderr in zip(where, found.value, found.stderr, strict=True)
     }
 

@@ -26,7 +26,7 @@ def cluster_labels(graph: Graph, count: int, seed: int = 0) -> NDArray[np.int64]
     if count == int(graph.components.max()) + 1:
         return graph.components.astype(np.int64)
     adjacency = Matrix(csr_tensor(graph.normalized(), torch.float64), symmetric=True, psd=False)
-    vectors = eigenpairs(adjacency, count, "largest", seed=seed, repeated=True).vectors.numpy()
+    vectors = eigenpairs(adjacency, count, "largest", seed=seed).vectors.numpy()
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     rows = vectors / np.where(lengths > 0, lengths, 1.0)
     best, least = np.zeros(len(graph), dtype=np.int64), np.inf

@@ -9,12 +9,54 @@ import torch
 from torch import Tensor
 
 from lambdahat._progress import report
-from lambdahat.krylov.lanczos import Krylov, random_vector
+from lambdahat.krylov.lanczos import BREAKDOWN, Krylov, dot, norm, random_vector, require_finite
 from lambdahat.operators.base import LinearOperator
 
 SURE = 1e-5  # a looser tolerance must hold for some more steps: a start that hardly sees φ₁ converges to λ₂ first
 CONFIRMING = 8
 ROUNDING = 8.0  # the residual that rounding leaves, in roundings of the spectral scale
+MISSED = 1e-3  # probability with which a search may overlook one missing copy of an eigenvalue
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where an eigenvalue that has not been found would change the answer.
+
+    An eigenvalue below ``low_cut`` or above ``high_cut`` would replace a wanted one. What a Krylov space leaves out are
+    further copies of the eigenvalues in it, so those beyond the cuts lie below ``low`` or above ``high``; infinite
+    where no copy matters.
+    """
+
+    low_cut: float = -math.inf
+    high_cut: float = math.inf
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def empty(self) -> bool:
+        """True when no copy of a wanted value would change the answer."""
+        return math.isinf(self.low) and math.isinf(self.high)
+
+    @classmethod
+    def above(cls, values: Tensor, cut: float, target: float) -> Limits:
+        """For values that are wanted because they are large: those clearly above ``cut`` may have copies."""
+        clear = values[values > cut + target]
+        return cls(high_cut=cut, high=float(clear.min()) - target) if len(clear) else cls()
+
+    @classmethod
+    def below(cls, values: Tensor, cut: float, target: float) -> Limits:
+        """The same for values that are wanted because they are small."""
+        mirrored = cls.above(-values, -cut, target)
+        return cls(low_cut=-mirrored.high_cut, low=-mirrored.high)
+
+    def joined(self, other: Limits) -> Limits:
+        """The limits at both ends."""
+        return Limits(
+            max(self.low_cut, other.low_cut),
+            min(self.high_cut, other.high_cut),
+            max(self.low, other.low),
+            min(self.high, other.high),
+        )
 
 
 @dataclass(frozen=True)
@@ -42,13 +84,30 @@ class Wanted:
         chosen = values[self.select(values, count)]
         return chosen.abs() if self.which == "magnitude" else chosen
 
+    def limits(self, values: Tensor, count: int, target: float) -> Limits:
+        """Where a missing eigenvalue would change the ``count`` most wanted values, known to within ``target``."""
+        chosen = values[self.select(values, count)]
+        if self.which == "magnitude":
+            cut = float(chosen.abs().min()) + target
+            return Limits.above(chosen, cut, target).joined(Limits.below(chosen, -cut, target))
+        half = (count + 1) // 2
+        top = chosen if self.which == "largest" else chosen[:half] if self.which == "both" else chosen[:0]
+        bottom = chosen if self.which == "smallest" else chosen[-half:] if self.which == "both" else chosen[:0]
+        found = Limits()
+        if len(top):
+            found = found.joined(Limits.above(top, float(top.min()) + target, target))
+        if len(bottom):
+            found = found.joined(Limits.below(bottom, float(bottom.max()) - target, target))
+        return found
+
 
 @dataclass(frozen=True)
 class RitzPairs:
     """Approximate eigenpairs: ``values`` (k,), ``vectors`` (P, k), ``residuals`` (k,), ``errors`` of the values (k,).
 
     ``errors`` estimates |θ − λ| by min(r, r²/gap); ``noise`` is the rounding of the values that no further product
-    removes; ``scale`` is the largest |Ritz value| seen.
+    removes; ``scale`` is the largest |Ritz value| seen; ``complete`` is False when the products ran out before missing
+    copies of the eigenvalues were ruled out.
     """
 
     values: Tensor
@@ -58,23 +117,34 @@ class RitzPairs:
     noise: float
     scale: float
     products: int
+    complete: bool = True
 
 
 def thick_restart_lanczos(
-    operator: LinearOperator, wanted: Wanted, k: int, *, tol: float, max_matvecs: int, capacity: int, seed: int,
-    repeated: bool = False, task: str = "eigenpairs", place: str = "device",
-) -> RitzPairs:  # fmt: skip
+    operator: LinearOperator,
+    wanted: Wanted,
+    k: int,
+    *,
+    tol: float,
+    max_matvecs: int,
+    capacity: int,
+    seed: int,
+    task: str = "eigenpairs",
+    place: str = "device",
+) -> RitzPairs:
     """The ``k`` most ``wanted`` eigenpairs, to a relative accuracy ``tol`` of the values.
 
     Thick-restart Lanczos (Wu and Simon 2000), which is Krylov–Schur for symmetric matrices: at most ``capacity`` + 1
-    vectors are stored. Stops when min(r, r²/gap) ≤ max(tol·max|θ|, rounding) for all wanted pairs, or when
-    ``max_matvecs`` products are spent; with ``tol`` above 1e-5 the values must then stay for eight more products, or a
-    third as many as they took, unless they reach 1e-5 before. After an invariant subspace it goes on from a random
-    vector, until one such start finds nothing better: this is how repeated eigenvalues are found. ``repeated`` asks for
-    such a start in any case.
+    vectors are stored. The wanted pairs have converged when min(r, r²/gap) ≤ max(tol·max|θ|, rounding) for all of them;
+    with ``tol`` above 1e-5 the values must then stay for eight more products, or a third as many as they took, unless
+    they reach 1e-5 before.
+
+    A Krylov space holds one vector of each eigenspace. So a few more products from a random vector in its orthogonal
+    complement look for further copies of the eigenvalues (see ``misses``). Only if there are some, or if the Krylov
+    space ends, does Lanczos go on from random vectors beside what was found, until one of them finds no more.
     """
     state = Krylov(operator, random_vector(operator, seed, task, 0), capacity, place)
-    starts, look, cuda = 0, 0, operator.device.type == "cuda"
+    starts, look, cuda, copies = 0, 0, operator.device.type == "cuda", False
     settled = _Settled(wanted, k, tol)
     while True:
         state.extend()
@@ -84,16 +154,92 @@ def thick_restart_lanczos(
         if not (must or broke):
             continue
         pairs = _Projection.of(state, wanted, k)
-        doubt = broke or repeated or state.origin > 0
-        if state.products >= max_matvecs or (pairs.finished(tol, doubt) and (doubt or settled.confirms(pairs))):
-            return pairs.extract()
-        again = broke or (doubt and pairs.exhausted(tol))
+        several = copies or broke or state.origin > 0
+        if pairs.resolved(tol) and (several or settled.confirms(pairs)):
+            if pairs.complete(tol):
+                return pairs.extract()
+            if not several:
+                copies = misses(state, pairs.limits(tol), random_vector(operator, seed, task, 1), max_matvecs)
+                if not copies:
+                    return pairs.extract()
+        if state.products >= max_matvecs:
+            return pairs.extract(complete=False)
+        again = broke or (several and pairs.exhausted(tol))
         if again or state.size == capacity:
             pairs.restart(lock=again and not broke, room=state.size < capacity)
         if again:
-            starts += 1
+            starts += 1  # the first sees the copies that the search has seen
             state.start_again(random_vector(operator, seed, task, starts))
         look = state.size + max(4 if cuda else 1, state.size // 16)
+
+
+def misses(state: Krylov, limits: Limits, start: Tensor, max_matvecs: int) -> bool:
+    """Whether the operator has eigenvalues beyond the cuts in the orthogonal complement of a decomposition.
+
+    Lanczos without reorthogonalisation, on the operator projected to the complement, from the component of ``start``
+    there. True when a Ritz value lies beyond a cut, or the products run out. False when an eigenvalue beyond ``limits``
+    would have gone unnoticed with a probability of at most ``MISSED``.
+    """
+    basis, operator, count = state.basis, state.operator, state.size
+    w = start.to(basis.device, basis.dtype)
+    for _ in range(2):
+        basis.orthogonalise(w, count)
+    vector, before = w / norm(w).to(basis.dtype), torch.zeros_like(w)
+    alpha: list[float] = []
+    beta: list[float] = []
+    while state.products < max_matvecs:
+        w = (operator @ vector).to(basis.dtype)
+        state.products += 1
+        require_finite(w)
+        alpha.append(float(dot(w, vector)))
+        w.sub_(alpha[-1] * vector)
+        if beta:
+            w.sub_(beta[-1] * before)
+        basis.orthogonalise(w, count)
+        beta.append(float(norm(w)))
+        values = _tridiagonal_values(alpha, beta)
+        if float(values[0]) < limits.low_cut or float(values[-1]) > limits.high_cut:
+            return True
+        ended = count + len(alpha) == operator.dim or beta[-1] <= BREAKDOWN * state.rounding * float(values.abs().max())
+        if ended or chance_to_miss(alpha, beta, limits, operator.dim - count) <= MISSED:
+            return False
+        before, vector = vector, w / beta[-1]
+    return True
+
+
+def chance_to_miss(alpha: list[float], beta: list[float], limits: Limits, dim: int) -> float:
+    """The probability that a random start in ``dim`` dimensions hides an eigenvalue beyond ``limits`` from Lanczos.
+
+    The coefficients fix the first moments of the spectral measure that the start sees, and such a measure has at most
+    the mass 1/Σp_j(x)² at x, with p_j its orthonormal polynomials (the Christoffel function; Akhiezer 1965, §2.5). An
+    eigenvector has the squared overlap t/dim with a random vector, t about χ² of one degree of freedom, and so is below
+    that mass with a probability of at most √(2·dim/(π·Σp_j²)). It falls with the distance from the Ritz values, which
+    must all lie within the limits.
+    """
+    values = _tridiagonal_values(alpha, beta)
+    if float(values[0]) <= limits.low or float(values[-1]) >= limits.high:
+        return 1.0
+    masses = [_largest_mass(alpha, beta, end) for end in (limits.low, limits.high) if math.isfinite(end)]
+    return min(1.0, math.sqrt(2 * dim * max(masses, default=0.0) / math.pi))
+
+
+def _largest_mass(alpha: list[float], beta: list[float], point: float) -> float:
+    """1/Σp_j(point)² over the orthonormal polynomials of degree 0 to the number of steps."""
+    before, last, total = 0.0, 1.0, 1.0
+    for j, (diagonal, coupling) in enumerate(zip(alpha, beta, strict=True)):
+        step = (point - diagonal) * last - (beta[j - 1] * before if j else 0.0)
+        if abs(step) >= 1e100 * coupling:  # a Krylov space that has ended, or nearly
+            return 0.0
+        before, last = last, step / coupling
+        total += last**2
+    return 1.0 / total
+
+
+def _tridiagonal_values(alpha: list[float], beta: list[float]) -> Tensor:
+    """The Ritz values of a run, ascending."""
+    off = torch.diag(torch.tensor(beta[: len(alpha) - 1], dtype=torch.float64), 1)
+    values: Tensor = torch.linalg.eigvalsh(torch.diag(torch.tensor(alpha, dtype=torch.float64)) + off + off.T)
+    return values
 
 
 @dataclass(frozen=True)
@@ -124,30 +270,47 @@ class _Projection:
     def scale(self) -> float:
         return float(self.values.abs().max())
 
+    def resolved(self, tol: float) -> bool:
+        """True when all wanted values have converged."""
+        if self.state.size == self.state.operator.dim:
+            return True
+        chosen = self.wanted.select(self.values, self.k)
+        return len(chosen) >= self.k and bool((self.errors[chosen] <= self.target(tol)).all())
+
     def accurate(self, tol: float) -> bool:
         """True when the wanted values have converged, and so has the best value of the newest start."""
         newest = self.values[self.state.origin :]
-        if len(self.values) < self.k or len(newest) == 0:
+        if len(newest) == 0 or not self.resolved(tol):
             return False
-        chosen = torch.cat([self.wanted.select(self.values, self.k), self.state.origin + self.wanted.select(newest, 1)])
-        return bool((self.errors[chosen] <= self.target(tol)).all())
+        best = self.state.origin + self.wanted.select(newest, 1)
+        return bool((self.errors[best] <= self.target(tol)).all())
 
     def target(self, tol: float) -> float:
         return max(tol * self.scale, self.noise)
 
-    def finished(self, tol: float, doubt: bool) -> bool:
-        """True when the wanted pairs are accurate, and no copy of a repeated eigenvalue can be missing.
+    def limits(self, tol: float) -> Limits:
+        """Where a missing eigenvalue would change the wanted ones."""
+        return self.wanted.limits(self.values, self.k, self.target(tol))
 
-        The best value of the newest start bounds all that the earlier ones left out, copies of their eigenvalues
-        among them. One start alone is enough where there is no ``doubt``.
+    def complete(self, tol: float) -> bool:
+        """True when no copy of a repeated eigenvalue can be missing among the wanted ones.
+
+        No copy matters to a single eigenvalue, or where all wanted ones are the same. Otherwise the newest start, if it
+        is not the first, must have ruled out more, or have converged and found nothing better than the earlier ones.
         """
-        if self.state.size == self.state.operator.dim:
+        state, origin = self.state, self.state.origin
+        limits = self.limits(tol)
+        if limits.empty or state.size == state.operator.dim:
             return True
-        if not self.accurate(tol):
+        if origin == 0 or state.size == origin:
             return False
-        older = self.values[: self.state.origin]
-        if not doubt or len(older) < self.k:
-            return not doubt
+        if state.kept <= origin:  # else the newest start is no longer tridiagonal
+            alpha, beta = (part[origin : state.size].tolist() for part in (state.alpha, state.beta))
+            if chance_to_miss(alpha, beta, limits, state.operator.dim - origin) <= MISSED:
+                return True
+        older = self.values[:origin]
+        if len(older) < self.k or not self.exhausted(min(tol, SURE)):
+            return False
         changes = self.wanted.best(self.values, self.k) - self.wanted.best(older, self.k)
         return bool((changes.abs() <= self.target(tol)).all())
 
@@ -156,13 +319,15 @@ class _Projection:
         left = self.couplings[self.wanted.select(self.values, self.k)].abs().max()
         return self.accurate(tol) and float(left) <= max(0.1 * tol * self.scale, self.noise)
 
-    def extract(self) -> RitzPairs:
+    def extract(self, complete: bool = True) -> RitzPairs:
         chosen = self.wanted.select(self.values, self.k)
         vectors = self.state.combine(self.weights[:, chosen])
         floor = torch.tensor(max(ROUNDING * self.noise, self.state.slack), dtype=torch.float64)
         residuals = torch.hypot(self.couplings[chosen], floor)
-        return RitzPairs(self.values[chosen], vectors.T, residuals, self.errors[chosen], self.noise, self.scale,
-                         self.state.products)  # fmt: skip
+        errors = self.errors[chosen]
+        return RitzPairs(
+            self.values[chosen], vectors.T, residuals, errors, self.noise, self.scale, self.state.products, complete
+        )
 
     def restart(self, lock: bool, room: bool) -> None:
         """Keep the wanted pairs and, unless they are to be locked, the next of the newest start in half of the room."""

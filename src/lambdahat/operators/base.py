@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require
+from lambdahat._precision import no_autocast
+from lambdahat._rng import generator
 from lambdahat.batches import free_memory
 from lambdahat.memory import PASS
 from lambdahat.results import Estimate
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
 DENSE_CHUNK = 64
+ORDINARY = {torch.float64: 150}  # scales 2^±n whose squares and fourth powers no sum takes out of range
+ORDINARY_SINGLE = 20  # the same for float32, and for what is computed in it
+INPUT = {torch.float64: 900, torch.float16: 8}  # the most that a vector is scaled by before a product, 2^±n
+INPUT_SINGLE = 100
 
 
 class LinearOperator(ABC):
@@ -76,7 +82,8 @@ class LinearOperator(ABC):
         if columns.shape[1] == 0:
             return columns
         self.matvecs += columns.shape[1]
-        return self._apply(columns).reshape(block.shape)
+        with no_autocast():
+            return self._apply(columns).reshape(block.shape)
 
     def _multiply_adjoint(self, block: Tensor) -> Tensor:
         """Aᵀ @ block, (P, k)."""
@@ -390,7 +397,9 @@ class Scaled(LinearOperator):
         self.inner, self.factor = inner, factor
 
     def _apply(self, block: Tensor) -> Tensor:
-        return self.factor * (self.inner @ block)  # type: ignore[no-any-return]
+        if 2.0**-ORDINARY_SINGLE < abs(self.factor) < 2.0**ORDINARY_SINGLE:
+            return self.factor * (self.inner @ block)  # type: ignore[no-any-return]
+        return self.inner._multiply(self.factor * block)  # the product with the block itself may leave the dtype
 
     def _apply_adjoint(self, block: Tensor) -> Tensor:
         return self.factor * self.inner._multiply_adjoint(block)
@@ -405,7 +414,9 @@ class Scaled(LinearOperator):
 
     def known_squares(self) -> float | None:
         squares = self.inner.known_squares()
-        return None if squares is None else self.factor**2 * squares
+        if squares is None or not 0 < squares < math.inf:  # squares of very small or large entries leave the range
+            return None
+        return self.factor * (self.factor * squares)
 
     def known_bounds(self) -> tuple[float, float]:
         if self.factor == 0:
@@ -434,6 +445,122 @@ class Scaled(LinearOperator):
 
     def restrict(self, which: Pattern | Sequence[int] | Tensor) -> LinearOperator:
         return Scaled(self.inner.restrict(which), self.factor)
+
+
+class Normalised(LinearOperator):
+    """2⁻ᵉ·A with entries near 1, where those of A are so small or large that squares of products leave the dtype.
+
+    The exponent e is 0 for ordinary operators, whose products pass through unchanged. It is found at the first product
+    that is not zero, without one more unless that leaves the range of the dtype itself. Powers of two make no rounding
+    error, and vectors are scaled before the product, so that results for c·A are those for A times c. ``like`` is an
+    operator whose exponent it shares.
+    """
+
+    def __init__(self, inner: LinearOperator, like: Normalised | None = None) -> None:
+        super().__init__(
+            inner.dim, inner.dtype, inner.device, symmetric=inner.symmetric, psd=inner.psd, space=inner.space
+        )
+        self.inner, self._first = inner, like
+        self._exponent: int | None = None
+        self.repeated = 0  # products that had to be made again, to be added to a cost that was counted without them
+
+    @property
+    def exponent(self) -> int:
+        """e, or 0 while all products were zero."""
+        return (self._exponent or 0) if self._first is None else self._first.exponent
+
+    def restore(self, value: float) -> float:
+        """2ᵉ times a value."""
+        return math.ldexp(value, self.exponent) if math.isfinite(value) else value
+
+    def restored(self, estimate: Estimate) -> Estimate:
+        """An estimate of a quantity that is linear in the operator, as one of A."""
+        if self.exponent == 0:
+            return estimate
+        value, stderr = (
+            _times_power(torch.as_tensor(part, dtype=torch.float64), self.exponent)
+            for part in (estimate.value, estimate.stderr)
+        )
+        if isinstance(estimate.value, Tensor):
+            return replace(estimate, value=value, stderr=stderr)
+        return replace(estimate, value=float(value), stderr=float(stderr))
+
+    def settle(self) -> None:
+        """Find the exponent now if no product was made yet: from the entries where they are there, or by a product."""
+        if self._exponent is None and self._first is None:
+            squares = self.inner.known_squares()
+            if squares is not None and 0 < squares < math.inf:
+                self._fix(math.frexp(math.sqrt(squares / self.dim))[1])
+                return
+            draw = torch.randn(self.dim, 1, generator=generator(0, "scale"), dtype=torch.float32)
+            self._multiply(draw.to(self.device, self.dtype))
+
+    def _apply(self, block: Tensor) -> Tensor:
+        if self._first is None and self._exponent is None:
+            return self._measure(block)
+        e = self.exponent
+        return self.inner._multiply(block) if e == 0 else self._scaled(block, e)
+
+    def _scaled(self, block: Tensor, exponent: int) -> Tensor:
+        most = INPUT.get(self.dtype, INPUT_SINGLE)
+        before = max(-most, min(most, -exponent))
+        return _times_power(self.inner._multiply(_times_power(block, before)), -exponent - before)
+
+    def _measure(self, block: Tensor) -> Tensor:
+        """The first product, by which the exponent is fixed."""
+        image, most = self.inner._multiply(block), INPUT.get(self.dtype, INPUT_SINGLE)
+        found, info = _binary_size(image, block), torch.finfo(image.dtype)
+        shift = 0
+        if (found is None and self.repeated) or not block.abs().max() > 0:
+            return image
+        if found is None or float(image.abs().max()) < info.tiny / info.eps:
+            self.repeated += block.shape[1]
+            shift = -most if not bool(torch.isfinite(image).all()) else most
+            retried = self.inner._multiply(_times_power(block, shift))
+            again = _binary_size(retried, block)
+            if again is None:
+                return image
+            image, found = retried, again - shift
+        self._fix(found)
+        return _times_power(image, -self.exponent - shift)
+
+    def _fix(self, exponent: int) -> None:
+        self._exponent = 0 if abs(exponent) <= ORDINARY.get(self.dtype, ORDINARY_SINGLE) else exponent
+
+    def known_diagonal(self) -> Tensor | None:
+        diagonal = self.inner.known_diagonal()
+        return None if diagonal is None else _times_power(diagonal, -self.exponent)
+
+    def known_trace(self) -> float | None:
+        trace = self.inner.known_trace()
+        return None if trace is None else math.ldexp(trace, -self.exponent)
+
+    def column_bytes(self) -> int:
+        extra = self.dim * self.dtype.itemsize if self.exponent else 0
+        return self.inner.column_bytes() + extra
+
+    def recordable(self) -> tuple[Callable[[Tensor], Tensor], torch.cuda.Stream] | None:
+        found = self.inner.recordable()
+        if found is None:
+            return None
+        self.settle()  # a captured product cannot look at its own size
+        return found if self.exponent == 0 else None
+
+
+def _times_power(values: Tensor, exponent: int) -> Tensor:
+    """2ᵉ·values, without overflow of the factor."""
+    if exponent == 0:
+        return values
+    half = exponent // 2
+    return values * 2.0**half * 2.0 ** (exponent - half)
+
+
+def _binary_size(image: Tensor, block: Tensor) -> int | None:
+    """log₂ of max|Av|/max|v|, rounded; None where the product is zero or not finite."""
+    top, bottom = float(image.abs().max()), float(block.abs().max())
+    if not (0 < top < math.inf and bottom > 0):
+        return None
+    return math.frexp(top)[1] - math.frexp(bottom)[1]
 
 
 class Product(LinearOperator):

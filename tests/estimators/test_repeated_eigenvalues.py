@@ -1,0 +1,185 @@
+"""Every copy of a repeated eigenvalue is returned unasked, against dense diagonalisation by NumPy."""
+
+from __future__ import annotations
+
+import math
+
+import networkx
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lambdahat as lh
+from lambdahat.estimators import eigen
+from lambdahat.estimators.eigen import WHICH
+from lambdahat.krylov.restart import Limits, Wanted, chance_to_miss
+from tests.cases import with_eigenvalues
+
+D = torch.float64
+
+
+def symmetric(order, seed):
+    draw = torch.randn(order, order, generator=torch.Generator().manual_seed(seed), dtype=D)
+    return (draw + draw.T) / (2 * order) ** 0.5
+
+
+def laplacian(graph):
+    return torch.as_tensor(networkx.laplacian_matrix(graph).toarray(), dtype=D)
+
+
+MATRICES = {
+    "identity ⊗ A": torch.kron(torch.eye(10, dtype=D), symmetric(12, 0)),
+    "A ⊗ identity": torch.kron(symmetric(40, 1), torch.eye(4, dtype=D)),
+    "A ⊗ A": torch.kron(symmetric(14, 2), symmetric(14, 2)),
+    "Kronecker sum": torch.kron(symmetric(13, 3), torch.eye(13, dtype=D))
+    + torch.kron(torch.eye(13, dtype=D), symmetric(13, 3)),
+    "equal blocks": torch.block_diag(*[symmetric(60, 4)] * 3, symmetric(30, 5)),
+    "torus": laplacian(networkx.grid_2d_graph(12, 12, periodic=True)),
+    "hypercube": laplacian(networkx.hypercube_graph(8)),
+    "cycle": laplacian(networkx.cycle_graph(150)),
+    "complete": laplacian(networkx.complete_graph(130)),
+    "stars": laplacian(networkx.disjoint_union_all([networkx.star_graph(20)] * 7)),
+    "one double outlier": with_eigenvalues([7.0, 7.0, 6.0, 5.0, 4.0, *np.linspace(-1, 1, 300)]),
+    "double third": with_eigenvalues([7.0, 6.0, 5.0, 5.0, *np.linspace(-1, 1, 300)]),
+    "nearly double": with_eigenvalues([7.0, 7.0 - 1e-12, 6.0, 6.0 + 3e-10, 4.0, *np.linspace(-1, 1, 300)]),
+    "many of one": with_eigenvalues([3.0] * 25 + [2.0] * 25 + [1.0] + [0.0] * 250),
+}
+
+
+def expected(matrix, which, k):
+    values = np.linalg.eigvalsh(matrix.numpy())[::-1]
+    if which == "magnitude":
+        return np.sort(np.abs(values))[::-1][:k]
+    if which == "both":
+        return np.concatenate([values[:k], values[-k:]])
+    return values[:k] if which == "largest" else values[::-1][:k]
+
+
+@pytest.mark.parametrize("which", WHICH)
+@pytest.mark.parametrize("name", MATRICES)
+def test_every_copy_is_returned(name, which):
+    matrix = MATRICES[name]
+    for seed, k in enumerate((10, 5)):
+        found = lh.eigenpairs(lh.operator(matrix), k, which, seed=seed)
+        values = found.values.abs().sort(descending=True).values if which == "magnitude" else found.values
+        truth = expected(matrix, which, k)
+        assert np.abs(values.numpy() - truth).max() <= 2e-6 * np.abs(np.linalg.eigvalsh(matrix.numpy())).max()
+        assert found.status is lh.Status.CONVERGED
+        assert torch.allclose(found.vectors.T @ found.vectors, torch.eye(len(found), dtype=D), atol=1e-10)
+        true = (matrix @ found.vectors - found.vectors * found.values).norm(dim=0)
+        assert bool((true <= 1.5 * found.residuals).all())
+
+
+def test_the_last_layer_of_a_regression_with_ten_outputs():
+    """The Hessian is I ⊗ 2·E[xxᵀ]/10: each eigenvalue ten times."""
+    x = torch.randn(200, 12, generator=torch.Generator().manual_seed(0))
+    problem = lh.Problem(nn.Linear(12, 10, bias=False), "mse", (x, torch.zeros(200, 10)))
+    truth = np.linalg.eigvalsh(2 / 10 * (x.double().T @ x.double() / 200).numpy())[::-1]
+    for seed in range(5):
+        found = lh.eigenpairs(lh.hessian(problem), 15, tol=1e-5, seed=seed)
+        assert np.allclose(found.values[:10], truth[0], rtol=2e-5)
+        assert np.allclose(found.values[10:], truth[1], rtol=2e-5)
+        assert found.status is lh.Status.CONVERGED
+
+
+@pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-9])
+def test_one_double_eigenvalue_is_found_from_any_seed(tol):
+    """One missing copy, at the least of the values that matter and near the rest, is the hardest to see."""
+    values = torch.cat([torch.tensor([3.0, 2.5, 2.0, 1.4, 1.4, 1.2], dtype=D), torch.linspace(-1, 1, 394, dtype=D)])
+    matrix = lh.operator(torch.diag(values))
+    for seed in range(60):
+        found = lh.eigenpairs(matrix, 5, tol=tol, seed=seed)
+        assert abs(float(found.values[4]) - 1.4) <= tol * 3.0
+
+
+def test_the_search_costs_few_products_where_nothing_is_repeated(monkeypatch):
+    """Spectra of networks, with gaps and without: the products that the search for copies adds."""
+    bulk = 0.02 * torch.randn(1500, generator=torch.Generator().manual_seed(0), dtype=D)
+    spectra = {
+        "ten outliers": (torch.cat([torch.linspace(10, 1, 10, dtype=D), bulk]), 3),
+        "outliers down to the bulk": (torch.cat([torch.logspace(1, -1, 30, dtype=D), bulk]), 10),
+        "power law": (10 * torch.arange(1, 1500, dtype=D) ** -1.0, 10),
+        "semicircle": (torch.cos(math.pi * (torch.arange(600, dtype=D) + 0.5) / 600), 60),
+    }
+    for name, (values, most) in spectra.items():
+        matrix = lh.operator(torch.diag(values))
+        whole = lh.eigenpairs(matrix, 10)
+        with monkeypatch.context() as patch:
+            patch.setattr(Limits, "empty", True)
+            alone = lh.eigenpairs(matrix, 10)
+        assert 0 < whole.cost - alone.cost <= most, name
+        assert whole.status is lh.Status.CONVERGED
+
+
+def test_one_eigenvalue_needs_no_search():
+    """Copies of a single eigenvalue would change nothing."""
+    matrix = lh.operator(with_eigenvalues([5.0, 5.0, *np.linspace(-1, 1, 300)]))
+    assert lh.eigenpairs(matrix, 1).cost <= 8
+    assert lh.spectral_norm(matrix).value == pytest.approx(5.0, rel=1e-3)
+
+
+def test_a_budget_that_ends_the_search_is_said():
+    matrix = lh.operator(with_eigenvalues([9.0, 8.0, 7.0, 6.0, 5.0, *np.linspace(-1, 1, 300)]))
+    enough = lh.eigenpairs(matrix, 5).cost
+    assert lh.eigenpairs(matrix, 5, max_matvecs=enough).status is lh.Status.CONVERGED
+    short = lh.eigenpairs(matrix, 5, max_matvecs=enough - 1)
+    assert short.status is lh.Status.NOT_CONVERGED
+    assert short.cost == enough - 1
+    assert bool(short.converged.all())
+
+
+def test_memory_for_a_few_vectors_is_enough(monkeypatch):
+    values = torch.cat([torch.tensor([5.0] * 6 + [4.0] * 3 + [3.0], dtype=D), torch.linspace(-1, 1, 290, dtype=D)])
+    matrix, most = with_eigenvalues(values), []
+    original = eigen.thick_restart_lanczos
+
+    def spy(*args, **settings):
+        most.append(settings["capacity"])
+        return original(*args, **settings)
+
+    monkeypatch.setattr(eigen, "thick_restart_lanczos", spy)
+    found = lh.eigenpairs(lh.operator(matrix), 10, max_memory=20 * 300 * 8)
+    assert most == [19]
+    assert np.allclose(found.values, values[:10], atol=1e-5)
+
+
+def test_the_chance_to_miss_is_that_of_random_starts():
+    """The bound on the mass at a point, against the least overlap that Lanczos notices, over many starts."""
+    values = np.append(np.linspace(-1, 1, 200), 2.0)
+    rng = np.random.default_rng(0)
+    limits = Limits(high_cut=1.5, high=2.0)
+    for _ in range(20):
+        start = rng.standard_normal(201)
+        start[-1] = 0.0  # as if there were none at 2
+        basis, alpha, beta = [start / np.linalg.norm(start)], [], []
+        for _ in range(8):
+            w = values * basis[-1]
+            alpha.append(float(w @ basis[-1]))
+            for vector in basis + basis:
+                w = w - vector * (vector @ w)
+            beta.append(float(np.linalg.norm(w)))
+            basis.append(w / beta[-1])
+        chance = chance_to_miss(alpha, beta, limits, 201)
+        mass = chance**2 * np.pi / 2 / 201
+        # the polynomials of the measure without an atom at 2 bound what one could hide there
+        powers = np.polynomial.polynomial.polyvander(values, 8)
+        gram = powers.T @ (basis[0][:, None] ** 2 * powers)
+        point = np.polynomial.polynomial.polyvander(np.array([2.0]), 8)[0]
+        assert mass == pytest.approx(1 / (point @ np.linalg.solve(gram, point)), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("which", "values", "limits"),
+    [
+        ("largest", [5.0, 4.0, 3.0], (-math.inf, 3.1, -math.inf, 3.9)),
+        ("smallest", [-2.0, 1.0, 3.0], (2.9, math.inf, 1.1, math.inf)),
+        ("magnitude", [5.0, -4.0, 3.0], (-3.1, 3.1, -3.9, 4.9)),
+        ("both", [5.0, 4.0, -1.0, -2.0], (-1.1, 4.1, -1.9, 4.9)),
+        ("largest", [5.0, 5.05], (-math.inf, math.inf, -math.inf, math.inf)),
+        ("largest", [5.0], (-math.inf, math.inf, -math.inf, math.inf)),
+    ],
+)
+def test_where_copies_matter(which, values, limits):
+    found = Wanted(which).limits(torch.tensor(values, dtype=D), len(values), 0.1)
+    assert (found.low_cut, found.high_cut, found.low, found.high) == pytest.approx(limits)
