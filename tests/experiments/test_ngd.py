@@ -12,12 +12,15 @@ from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.ngd.claims import FORMS, PLOTTED, form_claim, log_ratio, survival
 from lambdahat.experiments.ngd.preconditions import CHANCE, LEARNT, unmet
 from lambdahat.experiments.ngd.training import (
+    Member,
     Point,
     Way,
     at_equal_loss,
     grid,
     images,
+    kept_in,
     subject_of,
+    train_together,
     trained,
 )
 from lambdahat.experiments.ngd.vs_sgd import TINY
@@ -352,3 +355,41 @@ def test_the_demonstration_can_start_at_another_seed():
     experiment = registry.find("ngd-digits")
     config = replace(experiment.scales["smoke"], first=7, seeds=2)
     assert [cell["seed"] for cell in experiment.cells(config)] == [7, 8]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_runs_trained_together_are_those_trained_alone(optimizer, tmp_path):
+    """Two seeds at two rates, stacked: the same points, losses and update norms as one by one."""
+    setting = replace(TINY, epochs=4)
+    cells = grid(setting, ["digits"], [("ffnn", 1, 6)], 2)
+    members = [Member(cell, stage="s", changes=(("rate", rate),)) for cell, rate in zip(cells, (0.05, 0.02), strict=True)]
+    train_together(members, optimizer, "cpu", tmp_path, (2, 4))
+    for member in members:
+        subject = subject_of(member.cell, "cpu")
+        start = subject.problem.vector.clone()
+        alone = trained(subject, optimizer, start, "s", **dict(member.changes))
+        with kept_in(tmp_path):
+            kept, short = (trained(subject, optimizer, start, "s", **dict(member.changes), epochs=k) for k in (4, 2))
+        assert (kept.end.epoch, short.end.epoch, kept.points[0].epoch) == (4, 2, 0)
+        assert torch.equal(kept.points[0].vector, start)
+        moved = (alone.end.vector - start).norm()
+        assert (kept.end.vector - alone.end.vector).norm() < 1e-3 * moved
+        assert kept.end.loss == pytest.approx(alone.end.loss, rel=1e-4)
+        assert kept.update_norms == pytest.approx(alone.update_norms, rel=1e-3)
+        assert len(short.update_norms) == 2
+        assert not kept.diverged
+        with kept_in(tmp_path), pytest.raises(FileNotFoundError, match="train it first"):
+            trained(subject, optimizer, start, "another", **dict(member.changes))
+
+
+def test_a_stage_can_follow_another_together(tmp_path):
+    cells = grid(replace(TINY, epochs=2), ["digits"], [("ffnn", 1, 6)], 2)
+    firsts = train_together([Member(cell) for cell in cells], "sgd", "cpu", tmp_path, (2,))
+    after = [Member(cell, first.end.vector, "after") for cell, first in zip(cells, firsts, strict=True)]
+    train_together(after, "ngd", "cpu", tmp_path, (2,))
+    subject = subject_of(cells[1], "cpu")
+    with kept_in(tmp_path):
+        first = trained(subject, "sgd")
+        second = trained(subject, "ngd", first.end.vector, "after")
+    assert torch.equal(second.points[0].vector, first.end.vector)
+    assert second.end.loss < first.end.loss

@@ -63,7 +63,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     subject = subject_of(cell, device)
     start = subject.problem.vector.clone()
     ways = [trained(subject, optimizer, start) for optimizer in ("sgd", "ngd")]
-    return [row for way in ways for row in along(subject, way, cell["points"], bayes=True)]
+    return [row for way in ways for row in along(subject, way, cell["points"], "tol" not in cell)]
 
 
 def claims(rows: Rows) -> list[Claim]:
@@ -152,7 +152,7 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config(replace(TINY, training=100, epochs=20), ("ffnn", 1, 8), 2, 1),
         "cpu": Config(replace(SMALL, data="fashion-mnist", training=1024, epochs=400), ("ffnn", 1, 64), 8, 4),
-        "paper": Config(replace(WHOLE, data="fashion-mnist", epochs=200), ("ffnn", 2, 256), 20, 5),
+        "paper": Config(replace(WHOLE, data="fashion-mnist", epochs=200), ("ffnn", 2, 256), 10, 5),
     },
     cells,
     run,

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.nn.functional import interpolate
 
-from lambdahat._check import require_choice
+from lambdahat._check import require, require_choice
+from lambdahat._progress import report
 from lambdahat._rng import derived_seed, generator
 from lambdahat.data.loading import load
-from lambdahat.experiments.experiment import Cell
+from lambdahat.experiments.experiment import Cell, Row
 from lambdahat.models.lenet import lenet5
 from lambdahat.models.perceptrons import mlp
 from lambdahat.optim.ngd import NGD
 from lambdahat.problem import Problem
+from lambdahat.sampling.unfolded import UnfoldedConvolutions
+from lambdahat.training.ensembles import DEFAULTS
+from lambdahat.training.feeding import epoch_order
 from lambdahat.training.loop import fit
+from lambdahat.training.stacked_steps import StackedDescent, StackedModel, Stepped
 
 Pair = tuple[Tensor, Tensor]
 Net = tuple[str, int, int]  # "ffnn" with so many hidden layers of so many nodes, or ("lenet5", 0, 0)
@@ -33,7 +45,9 @@ class Setting:
 
     α and ε are Eq. 7's. Each chain of λ̂ takes ``burn_in`` + ``draws`` steps of SGLD on batches of ``sampled_batch``:
     a chain that finds lower loss than the centre goes on falling, so that its length must not differ between runs.
-    A pilot finds the step size where it is not given.
+    A pilot finds the step size where it is not given. With ``tol`` λ̂ is instead drawn by ``llc``'s own kernel until its
+    standard error is this part of it, ``draws`` and ``burn_in`` being None, and with ``rule`` also at the γ that the
+    library's rule gives where SGD ended. A cell has these two only where they are set.
     """
 
     data: str
@@ -45,11 +59,16 @@ class Setting:
     epsilon: float = 1e-10
     batch: int = 128
     chains: int = 4
-    draws: int = 500
-    burn_in: int = 500
+    draws: int | None = 500
+    burn_in: int | None = 500
     sampled_batch: int = 512
     localization: float = 100.0
     step_size: float | None = None
+    tol: float | None = None
+    rule: bool | None = None
+
+
+OPTIONAL = ("tol", "rule")  # settings that a cell lacks where they are None
 
 
 @dataclass(frozen=True)
@@ -123,16 +142,20 @@ class Subject:
 def grid(setting: Setting, data: Sequence[str], networks: Sequence[Net], seeds: int) -> list[Cell]:
     """A cell for every data set, network and seed."""
     return [
-        {**asdict(replace(setting, data=name)), "network": kind, "layers": layers, "width": width, "seed": seed}
+        {**_fields(replace(setting, data=name)), "network": kind, "layers": layers, "width": width, "seed": seed}
         for name in data
         for kind, layers, width in networks
         for seed in range(seeds)
     ]
 
 
+def _fields(setting: Setting) -> Cell:
+    return {name: value for name, value in asdict(setting).items() if value is not None or name not in OPTIONAL}
+
+
 def setting_of(cell: Cell) -> Setting:
     """The setting in a cell's fields."""
-    return Setting(**{name: cell[name] for name in Setting.__dataclass_fields__})
+    return Setting(**{name: cell[name] for name in Setting.__dataclass_fields__ if name in cell})
 
 
 def subject_of(cell: Cell, device: str) -> Subject:
@@ -148,15 +171,27 @@ def subject_of(cell: Cell, device: str) -> Subject:
 
 def images(setting: Setting, network: str, seed: int) -> tuple[Pair, Pair, int]:
     """So many training and held-out images of mean 0 and deviation 1, and the classes; 28 × 28 for LeNet-5."""
-    options: dict[str, Any] = {} if setting.data == "digits" else {"normalization": "standard"}
-    split = load(setting.data, **options)
+    near, far, classes = _whole(setting.data, network)
+    rows, others = _drawn(setting, seed, len(near[1]), len(far[1]))
+    return (near[0][rows], near[1][rows]), (far[0][others], far[1][others]), classes
+
+
+def _drawn(setting: Setting, seed: int, training: int, held_out: int) -> tuple[Tensor, Tensor]:
+    """Which images a seed trains on and holds out, in its order."""
+    parts = (("training", training, setting.training), ("held out", held_out, setting.held_out))
+    first, second = (torch.randperm(total, generator=generator(seed, name))[:count] for name, total, count in parts)
+    return first, second
+
+
+@lru_cache(maxsize=2)
+def _whole(data: str, network: str) -> tuple[Pair, Pair, int]:
+    """All training and held-out images of a data set as a network takes them, and the classes."""
+    split = load(data, **({} if data == "digits" else {"normalization": "standard"}))
+    mean, deviation = split.train[0].mean(), split.train[0].std()
     pairs = []
-    for (x, y), count, name in zip(split, (setting.training, setting.held_out), ("training", "held out"), strict=True):
-        rows = torch.randperm(len(x), generator=generator(seed, name))[:count]
-        part = x[rows]
-        if setting.data == "digits":
-            part = (part - split.train[0].mean()) / split.train[0].std()
-        pairs.append((_squares(part) if network == "lenet5" else part.flatten(1), y[rows]))
+    for x, y in split:
+        scaled = (x - mean) / deviation if data == "digits" else x
+        pairs.append((_squares(scaled) if network == "lenet5" else scaled.flatten(1), y))
     return pairs[0], pairs[1], split.classes
 
 
@@ -184,11 +219,15 @@ def trained(
     """Train by "sgd" or "ngd" from ``start`` (the model's parameters as they are).
 
     ``changes`` replace rate, alpha, epsilon or epochs of the setting. Runs of the same ``stage`` see the same batches.
+    A run that ``train_together`` has left in the folder of ``kept_in`` is taken from there.
     """
     setting = subject.setting
-    chosen = {name: changes.get(name, getattr(setting, name)) for name in ("rate", "alpha", "epsilon", "epochs")}
+    chosen = _chosen(setting, changes)
     if start is not None:
         subject.place(start)
+    if _folder is not None:
+        about = _about(setting, subject.seed, optimizer, subject.problem.vector, stage, changes)
+        return _kept(_folder, about, chosen["epochs"])
     parameters = list(subject.model.parameters())
     if require_choice(optimizer, "optimizer", ("sgd", "ngd")) == "sgd":
         rule: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=chosen["rate"])
@@ -209,3 +248,201 @@ def at_equal_loss(ways: Sequence[Way]) -> list[Point]:
     """A point of each run, all at the highest loss at which any of them ended."""
     goal = max(way.end.loss for way in ways)
     return [min(way.points, key=lambda point: abs(math.log(point.loss / goal))) for way in ways]
+
+
+def _chosen(setting: Setting, changes: Row) -> Row:
+    return {name: changes.get(name, getattr(setting, name)) for name in ("rate", "alpha", "epsilon", "epochs")}
+
+
+_folder: Path | None = None
+
+
+@contextmanager
+def kept_in(folder: Path) -> Iterator[None]:
+    """Let ``trained`` take runs from a folder, and train none."""
+    global _folder
+    before, _folder = _folder, folder
+    try:
+        yield
+    finally:
+        _folder = before
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run among those of ``train_together``: that of ``trained`` with the same arguments."""
+
+    cell: Cell
+    start: Tensor | None = None
+    stage: str = ""
+    changes: tuple[tuple[str, float], ...] = ()
+
+
+def train_together(
+    members: Sequence[Member],
+    optimizer: str,
+    device: str,
+    folder: Path,
+    milestones: Sequence[int],
+    reached: Callable[[int], None] | None = None,
+) -> list[Way]:
+    """Train runs of one network, data set and optimiser at once, each as ``trained`` would, and leave them in a folder.
+
+    Rate and α may differ between members. The runs are written at each of ``milestones``, in epochs, the last of which
+    ends them; ``reached`` is then told of it. About 45 points of the first 100 epochs are kept, those of the first epochs closer together.
+    """
+    cell, settings = members[0].cell, [setting_of(member.cell) for member in members]
+    setting = settings[0]
+    near, _, classes = _whole(setting.data, cell["network"])
+    x, y = (part.to(device) for part in near)
+    models = [_start(member, near, classes).to(device) for member in members]
+    problem = Problem(models[0], "cross_entropy", (x[:2], y[:2]))
+    model = StackedModel(models, problem)
+    chosen = [_chosen(one, dict(member.changes)) for one, member in zip(settings, members, strict=True)]
+    values = {**DEFAULTS[optimizer], "lr": tuple(one["rate"] for one in chosen)}
+    if optimizer == "ngd":
+        values |= {"alpha": tuple(one["alpha"] for one in chosen), "epsilon": chosen[0]["epsilon"]}
+    stepped = _Normed(model, StackedDescent(model.parameters, optimizer, values), (x, y), values["lr"])
+    rows = torch.stack([_drawn(setting, member.cell["seed"], len(y), 0)[0] for member in members])
+    abouts = [_about(one, member.cell["seed"], optimizer, vector, member.stage, dict(member.changes))
+              for one, member, vector in zip(settings, members, _vectors(model), strict=True)]  # fmt: skip
+    seeds = [derived_seed(member.cell["seed"], "order", member.stage) for member in members]
+    places: list[float] = [0.0]
+    losses, vectors, norms = [_losses(model, x, y, rows)], [_vectors(model)], []
+    for epoch in range(max(milestones)):
+        report(f"training {len(members)} by {optimizer}", epoch, max(milestones))
+        orders = torch.stack([row[epoch_order(seed, epoch, len(row))] for row, seed in zip(rows, seeds, strict=True)])
+        stepped.norms.zero_()
+        done, steps = 0, math.ceil(orders.shape[1] / setting.batch)
+        for part in _parts(epoch):
+            last = round(part * steps)
+            if last > done:
+                with UnfoldedConvolutions():
+                    stepped.epoch(orders[:, done * setting.batch : last * setting.batch].to(device), setting.batch)
+                done = last
+            if part < 1 or _wanted(epoch + 1) or epoch + 1 in milestones:
+                places.append(epoch + done / steps)
+                losses.append(_losses(model, x, y, rows))
+                vectors.append(_vectors(model))
+        norms.append((stepped.norms / steps).cpu())
+        if epoch + 1 in milestones:
+            ways = [
+                Way(optimizer, *_finite(places, [loss[index] for loss in losses], [found[index] for found in vectors],
+                                        [float(norm[index]) for norm in norms]))
+                for index in range(len(members))
+            ]  # fmt: skip
+            for about, way in zip(abouts, ways, strict=True):
+                _keep(folder, about, way, epoch + 1)
+            if reached is not None:
+                reached(epoch + 1)
+    return ways
+
+
+def upto(member: Member, optimizer: str, folder: Path) -> int:
+    """How many epochs of a member's run are in a folder."""
+    near, _, classes = _whole(member.cell["data"], member.cell["network"])
+    start = nn.utils.parameters_to_vector(_start(member, near, classes).parameters())
+    setting = setting_of(member.cell)
+    path = _file(folder, _about(setting, member.cell["seed"], optimizer, start, member.stage, dict(member.changes)))
+    return int(torch.load(path, mmap=True, weights_only=True)["epochs"]) if path.is_file() else 0
+
+
+def _start(member: Member, near: Pair, classes: int) -> nn.Module:
+    """The network of a member where it starts."""
+    cell = member.cell
+    hidden = [cell["width"]] * cell["layers"]
+    model = network(cell["network"], hidden, math.prod(near[0].shape[1:]), classes, cell["seed"])
+    if member.start is not None:
+        nn.utils.vector_to_parameters(member.start.cpu(), model.parameters())
+    return model
+
+
+class _Normed(Stepped):
+    """Steps that also sum the norm of each member's update over its rate."""
+
+    def __init__(self, model: StackedModel, descent: StackedDescent, columns: Any, rates: tuple[float, ...]) -> None:
+        super().__init__(model, descent, columns)
+        self._rates = torch.tensor(rates, dtype=torch.float64, device=model.device)
+        self.norms = torch.zeros_like(self._rates)
+
+    def _step(self, indices: Tensor, now: bool) -> None:
+        before = [parameter.clone() for parameter in self.model.parameters.values()]
+        super()._step(indices, now)
+        pairs = zip(self.model.parameters.values(), before, strict=True)
+        squares = sum((one - other).flatten(1).double().square().sum(1) for one, other in pairs)
+        self.norms += torch.as_tensor(squares).sqrt() / self._rates
+
+
+def _parts(epoch: int) -> tuple[float, ...]:
+    """The parts of an epoch after which a point is kept."""
+    return {0: (0.25, 0.5, 0.75, 1.0), 1: (0.5, 1.0), 2: (0.5, 1.0)}.get(epoch, (1.0,))
+
+
+def _wanted(epoch: int) -> bool:
+    """Whether the point after so many epochs is kept."""
+    return epoch <= 20 or (epoch <= 40 and epoch % 2 == 0) or epoch % 5 == 0
+
+
+@torch.no_grad()
+def _losses(model: StackedModel, x: Tensor, y: Tensor, rows: Tensor) -> list[float]:
+    """L_n of every member over its own images."""
+    total = torch.zeros(len(rows), dtype=torch.float64, device=x.device)
+    for part in rows.split(5000, dim=1):
+        chosen = part.to(x.device)
+        loss, _ = vmap(model._loss)(model.parameters, model.fixed, (x[chosen], y[chosen]))
+        total += loss.double() * part.shape[1]
+    return (total / rows.shape[1]).tolist()  # type: ignore[no-any-return]
+
+
+def _vectors(model: StackedModel) -> Tensor:
+    """The members' parameters, (S, P), on the CPU."""
+    return torch.cat([tensor.detach().flatten(1) for tensor in model.parameters.values()], dim=1).cpu()
+
+
+def _finite(
+    places: list[float], losses: list[float], vectors: list[Tensor], norms: list[float]
+) -> tuple[tuple[Point, ...], tuple[float, ...], bool]:
+    """The points of a run up to where its loss is not finite, its update norms, and whether it is not."""
+    points = [Point(*found) for found in zip(places, losses, vectors, strict=True)]
+    count = next((index for index, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
+    return tuple(points[:count]), tuple(norms), count < len(losses)
+
+
+def _about(setting: Setting, seed: int, optimizer: str, start: Tensor, stage: str, changes: Row) -> Row:
+    """What decides a run but for its length, its start by a digest of the parameters (P,)."""
+    chosen = _chosen(setting, changes)
+    names = ("rate",) if optimizer == "sgd" else ("rate", "alpha", "epsilon")
+    digest = hashlib.blake2b(start.detach().cpu().numpy().tobytes(), digest_size=16).hexdigest()
+    about = {"data": setting.data, "training": setting.training, "batch": setting.batch, "seed": seed}
+    return about | {"optimizer": optimizer, "start": digest, "stage": stage} | {name: chosen[name] for name in names}
+
+
+def _file(folder: Path, about: Row) -> Path:
+    return folder / f"{hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16).hexdigest()}.pt"
+
+
+def _keep(folder: Path, about: Row, way: Way, epochs: int) -> None:
+    path = _file(folder, about)
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {
+        "places": [point.epoch for point in way.points], "losses": [point.loss for point in way.points],
+        "vectors": torch.stack([point.vector for point in way.points]), "norms": list(way.update_norms),
+        "diverged": way.diverged, "epochs": epochs, "optimizer": way.optimizer,
+    }  # fmt: skip
+    partial = path.with_suffix(f".{os.getpid()}")
+    torch.save(record, partial)
+    partial.replace(path)
+
+
+def _kept(folder: Path, about: Row, epochs: int) -> Way:
+    """The first ``epochs`` epochs of a run in a folder."""
+    path = _file(folder, about)
+    require(path.is_file(), "folder", f"hold the run of {about}", f"none in {folder}", "train it first",
+            FileNotFoundError)  # fmt: skip
+    record = torch.load(path, mmap=True, weights_only=True)
+    require(record["epochs"] >= epochs, "epochs", f"be {record['epochs']} at most for a run in {folder}", epochs)
+    count = sum(place <= epochs for place in record["places"])
+    points = tuple(Point(place, loss, record["vectors"][index])
+                   for index, (place, loss) in enumerate(zip(record["places"][:count], record["losses"], strict=False)))  # fmt: skip
+    diverged = record["diverged"] and count == len(record["places"])
+    return Way(record["optimizer"], points, tuple(record["norms"][:epochs]), diverged)
