@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import bz2
 import multiprocessing
+import os
 import queue
 import sys
 import time
@@ -31,10 +32,11 @@ from lambdahat.experiments.ngd.switch import FIGURES
 from lambdahat.experiments.ngd.training import Member, Way, kept_in, train_together, upto
 from lambdahat.experiments.registry import find
 from lambdahat.experiments.store import Store
-from lambdahat.experiments.sweeps import matches, run_cell
+from lambdahat.experiments.sweeps import Outcome, matches, run_cell
 
 SHARED = ("data", "training", "batch", "network", "layers", "width")  # what members of a stack have in common
-TINY = {"training": 300, "held_out": 100, "epochs": 2, "before": 1, "approach": 2, "sampled_batch": 64, "batch": 50}
+TINY = {"training": 300, "held_out": 100, "epochs": 2, "before": 1, "approach": 2, "sampled_batch": 64, "batch": 50,
+        "tol": 0.5, "max_gradients": 1600}  # fmt: skip
 WIDTHS = {16: 4, 64: 5, 256: 6}
 
 
@@ -45,6 +47,7 @@ class Work:
     name: str
     cell: Cell
     needs: list[tuple[int, int]] = field(default_factory=list)
+    tried: bool = False
 
 
 @dataclass
@@ -189,14 +192,19 @@ def run(out: Path, runs: Path, specs: list[str], seconds: float, workers: int, t
                 number, kind, what, outcome = answers.get(timeout=1.0)
             except queue.Empty:
                 for number in [number for number in busy if not processes[number].is_alive()]:
-                    print(f"process {number} has died of {busy.pop(number)[0]}", flush=True)
+                    kind, what = busy.pop(number)
+                    print(f"process {number} has died of {kind} {what}", flush=True)
+                    if kind == "cell" and not what.tried:
+                        what.tried = True
+                        left.append(what)
                 continue
             at = f"{time.monotonic() - begun:5.0f} s"
             if kind == "reached":
                 jobs[what].reached = max(jobs[what].reached, outcome)
                 continue
-            idle.append(number)
             busy.pop(number)
+            if not (kind == "cell" and _lost(outcome)):
+                idle.append(number)
             if kind == "train":
                 job = jobs[what]
                 label = f"{len(job.members)} × {job.chain or job.optimizer} {_short(job.members[0].cell)}"
@@ -240,8 +248,14 @@ def _serve(number: int, ask: Any, answers: Any, device: str, runs: Path, share: 
     torch.backends.cudnn.allow_tf32 = False
     if device == "cuda":
         torch.cuda.set_per_process_memory_fraction(share)
+    parent = os.getppid()
     while True:
-        kind, task, what = ask.get()
+        try:
+            kind, task, what = ask.get(timeout=5.0)
+        except queue.Empty:
+            if os.getppid() != parent:
+                return  # whoever asked was killed
+            continue
         if kind == "train":
             begun = time.monotonic()
 
@@ -258,9 +272,17 @@ def _serve(number: int, ask: Any, answers: Any, device: str, runs: Path, share: 
             answers.put((number, "train", what, outcome))
         else:
             with kept_in(runs):
-                answers.put((number, "cell", task, run_cell(task.cell, find(task.name), device, 1)))
+                outcome = run_cell(task.cell, find(task.name), device, 1)
+            answers.put((number, "cell", task, outcome))
+            if _lost(outcome):
+                return
         if device == "cuda":
             torch.cuda.empty_cache()
+
+
+def _lost(outcome: Outcome) -> bool:
+    """Whether a cell failed in a way after which its process can use the GPU no more."""
+    return outcome.rows is None and "CUDA error" in outcome.error
 
 
 class _Pace:

@@ -21,7 +21,6 @@ from lambdahat.singular.criteria import bayes_criteria
 TEMPERATURES = {"llc": "n/log n", "llc_batch": "batch"}
 WORDS = {"llc": "nβ = n/ln n", "llc_batch": "nβ = B/ln B"}
 RULE = "_rule"  # ends the columns of λ̂ at the γ of the library's rule
-MAX_GRADIENTS = 16_000  # of λ̂ that is drawn to a tolerance
 
 
 def compared(subject: Subject, ways: Sequence[Way], labels: Sequence[Row]) -> list[Row]:
@@ -104,7 +103,7 @@ def _sampling(problem: Problem, subject: Subject) -> dict[str, Any]:
     mode = "auto" if problem.device.type == "cuda" else "sequential"
     if setting.tol is not None:
         return {
-            "chains": setting.chains, "tol": setting.tol, "max_gradients": MAX_GRADIENTS, "mode": mode,
+            "chains": setting.chains, "tol": setting.tol, "max_gradients": setting.max_gradients,
             "batch_size": min(setting.sampled_batch, problem.num_samples), "localization": setting.localization,
         }  # fmt: skip
     return {

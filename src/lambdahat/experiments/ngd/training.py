@@ -46,8 +46,8 @@ class Setting:
     α and ε are Eq. 7's. Each chain of λ̂ takes ``burn_in`` + ``draws`` steps of SGLD on batches of ``sampled_batch``:
     a chain that finds lower loss than the centre goes on falling, so that its length must not differ between runs.
     A pilot finds the step size where it is not given. With ``tol`` λ̂ is instead drawn by ``llc``'s own kernel until its
-    standard error is this part of it, ``draws`` and ``burn_in`` being None, and with ``rule`` also at the γ that the
-    library's rule gives where SGD ended. A cell has these two only where they are set.
+    standard error is this part of it or ``max_gradients`` are spent, ``draws`` and ``burn_in`` being None, and with
+    ``rule`` also at the γ that the library's rule gives where SGD ended. A cell has these only where they are set.
     """
 
     data: str
@@ -65,10 +65,11 @@ class Setting:
     localization: float = 100.0
     step_size: float | None = None
     tol: float | None = None
+    max_gradients: int | None = None
     rule: bool | None = None
 
 
-OPTIONAL = ("tol", "rule")  # settings that a cell lacks where they are None
+OPTIONAL = ("tol", "max_gradients", "rule")  # settings that a cell lacks where they are None
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def _drawn(setting: Setting, seed: int, training: int, held_out: int) -> tuple[T
     return first, second
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _whole(data: str, network: str) -> tuple[Pair, Pair, int]:
     """All training and held-out images of a data set as a network takes them, and the classes."""
     split = load(data, **({} if data == "digits" else {"normalization": "standard"}))
@@ -389,7 +390,8 @@ def _losses(model: StackedModel, x: Tensor, y: Tensor, rows: Tensor) -> list[flo
     total = torch.zeros(len(rows), dtype=torch.float64, device=x.device)
     for part in rows.split(5000, dim=1):
         chosen = part.to(x.device)
-        loss, _ = vmap(model._loss)(model.parameters, model.fixed, (x[chosen], y[chosen]))
+        with UnfoldedConvolutions():
+            loss, _ = vmap(model._loss)(model.parameters, model.fixed, (x[chosen], y[chosen]))
         total += loss.double() * part.shape[1]
     return (total / rows.shape[1]).tolist()  # type: ignore[no-any-return]
 

@@ -87,7 +87,7 @@ def charts(rows: Rows) -> list[Chart]:
 TINY = Setting("digits", 200, 100, 12, rate=0.05, batch=50, chains=2, draws=10, burn_in=10, sampled_batch=50,
                step_size=3e-4)  # fmt: skip
 SMALL = Setting("mnist", 4096, 2000, 35, rate=0.05, chains=2, draws=150, burn_in=150)
-WHOLE = Setting("mnist", 60_000, 10_000, 60, draws=None, burn_in=None, tol=0.05)
+WHOLE = Setting("mnist", 60_000, 10_000, 60, draws=None, burn_in=None, tol=0.05, max_gradients=10_000)
 RULED = replace(WHOLE, rule=True)
 
 EXPERIMENT = Experiment(
@@ -100,7 +100,7 @@ EXPERIMENT = Experiment(
                                       sampled_batch=8, step_size=1e-4), ("digits",), ("ffnn", 1, 8), 1, 1),
         "cpu": Config(SMALL, Setting("mnist", 1024, 2000, 80, rate=0.05, chains=2, draws=80, burn_in=80,
                                      sampled_batch=128), ("mnist", "fashion-mnist"), ("ffnn", 2, 64), 5, 4),
-        "paper": Config(RULED, RULED, ("mnist", "fashion-mnist"), ("ffnn", 2, 256), 10, 5),
+        "paper": Config(RULED, WHOLE, ("mnist", "fashion-mnist"), ("ffnn", 2, 256), 10, 5),
     },
     cells,
     run,

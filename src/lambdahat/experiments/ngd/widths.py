@@ -21,7 +21,7 @@ from lambdahat.experiments.ngd.claims import (
     points_table,
 )
 from lambdahat.experiments.ngd.training import Setting, grid
-from lambdahat.experiments.ngd.vs_sgd import RULED, SMALL, TINY, run
+from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE, run
 from lambdahat.experiments.papers import NGD
 from lambdahat.experiments.reproduction import Table
 
@@ -89,7 +89,7 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config(TINY, (6,), 1),
         "cpu": Config(SMALL, (16, 64, 128), 4),
-        "paper": Config(RULED, (16, 64, 256), 5),
+        "paper": Config(WHOLE, (16, 64, 256), 5),
     },
     cells,
     run,
