@@ -3,11 +3,11 @@
     python benchmarks/ngd_cells.py unpack carry/mnist DATA/mnist
     python benchmarks/ngd_cells.py run --out OUT --runs RUNS --seconds 520 --workers 6 ngd-vs-sgd:data=mnist ngd-widths
 
-``run`` takes cells of experiments at paper scale (``NAME``, or ``NAME:only`` with the words of ``reproduce --only``) in
-the order given. The runs that they need are trained first, those of one network and optimiser stacked, and kept in
-RUNS; a cell is measured by one of the processes as soon as its runs are there, and written to a store in OUT at once. At
-the deadline what is running is ended. Another call with the same folders goes on. ``--tiny`` makes every cell small, for
-a trial on a CPU. ``benchmarks/device_cells.py fold`` adds the stores to others.
+``run`` takes cells of experiments at paper scale (``NAME``, or ``NAME:only`` with the words of ``reproduce --only``)
+in the order given. The runs that they need are trained first, those of one network and optimiser stacked, and kept in
+RUNS; a cell is measured by one of the processes as soon as its runs are there, and written to a store in OUT at once.
+At the deadline what is running is ended. Another call with the same folders goes on. ``--tiny`` makes every cell small,
+for a trial on a CPU. ``benchmarks/device_cells.py fold`` adds the stores to others.
 """
 
 from __future__ import annotations

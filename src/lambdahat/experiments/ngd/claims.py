@@ -7,17 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim, judge
 from lambdahat.experiments.experiment import Row, Rows
 from lambdahat.experiments.ngd.measuring import TEMPERATURES, WORDS
-from lambdahat.experiments.ngd.preconditions import RULE, flag_of, unmet
+from lambdahat.experiments.ngd.preconditions import CLASSES, RULE, flag_of, unmet
+from lambdahat.experiments.ngd.training import SIDE, network
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
 
 RUN = ("data", "network", "layers", "width", "seed")  # what the two runs of a pair share
 NAMES = {"sgd": "SGD", "ngd": "NGD", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "digits": "digits"}
 QUANTITIES = {column: f"λ̂ at {words}" for column, words in WORDS.items()} | {"trace": "Tr H", "wbic": "WBIC"}
+INPUTS = {"digits": 64}  # pixels of an image where they are not 28 × 28
 TITLES = {column: f"Learning coefficient λ̂ at {words}" for column, words in WORDS.items()} | {
     "trace": "Trace of the Hessian", "wbic": "WBIC", "g_n": "Bayes generalisation loss G_n", "loss": "Training loss",
     "validation_loss": "Validation loss", "update_norm": "Update norm",
@@ -27,6 +31,8 @@ ASSUMED = (
     "Inputs of mean 0 and deviation 1, ReLU, PyTorch's initial law, no momentum and no decay: the paper does not say.",
     "The online natural gradient (Eqs. 6 and 7) with its default rank, period and forgetting, rescaled to ‖∇L‖.",
     "The paper gives no settings of its sampler. Here: SGLD, γ = 100, chains of fixed length, the step from a pilot.",
+    "At paper scale: llc's own kernel and step, γ = 100, until the error is 5 % of λ̂ or 10,000 gradients are spent.",
+    "γ by the rule (perceptrons of ngd-vs-sgd at paper scale): that at the end of SGD, for all points of the seed.",
     "λ̂ at nβ = n/ln n (Eq. 19) and at nβ = B/ln B, B the batch of the sampler: devinterp's default.",
     "Seeds draw the images, the start and the batches; both optimisers get the same. n counts seeds.",
     "Equal training loss: that of the run that ended highest; of the others the nearest of about 100 points.",
@@ -65,7 +71,43 @@ FORMS = (
     Form("at equal training loss, λ̂ at nβ = B/ln B", "llc_batch", "equal loss", HERE),
     Form("at equal training loss, λ̂ at nβ = n/ln n", "llc", "equal loss", HERE),
     Form("at equal training loss, Tr H", "trace", "equal loss", HERE),
+    Form("at the end, λ̂ at nβ = B/ln B, γ by the rule", "llc_batch_rule", "end", "Figures 1 and 2a"),
+    Form("at the end, λ̂ at nβ = n/ln n, γ by the rule", "llc_rule", "end", "Eq. 19, Figures 1 and 2a"),
+    Form("at equal training loss, λ̂ at nβ = B/ln B, γ by the rule", "llc_batch_rule", "equal loss", HERE),
+    Form("at equal training loss, λ̂ at nβ = n/ln n, γ by the rule", "llc_rule", "equal loss", HERE),
+    Form("at the end, WBIC", "wbic", "end", HERE),
+    Form("at equal training loss, WBIC", "wbic", "equal loss", HERE),
 )
+
+
+def form_claims(rows: Rows, where: str = "") -> list[Claim]:
+    """Every form that can be read off the rows, which have the runs of one group."""
+    return [form_claim(rows, form, where) for form in FORMS if rows.values(form.column)]
+
+
+def criterion_claims(rows: Rows, where: str) -> list[Claim]:
+    """WBIC against BIC = n·L_n + (d/2)·ln n where training ended: "λ < d/2 in general" (under Eq. 3)."""
+    found = []
+    for name, part in by_optimizer(rows.where(at="end")).items():
+        gaps = [row["wbic"] / bic(row) - 1 for row in part if row.get("wbic") is not None]
+        if not gaps:
+            continue
+        found.append(Claim(f"{where}: WBIC of {name} is below BIC (relative difference)", "Eqs. 2 and 3", "λ < d/2",
+                           mean_of(gaps), "below", unmet=unmet({name: part}, "llc")))  # fmt: skip
+    return found
+
+
+def bic(row: Row) -> float:
+    """BIC (Eq. 2) of the point of a row."""
+    return float(row["training"] * row["loss"] + dimension(row) / 2 * math.log(row["training"]))
+
+
+def dimension(row: Row) -> int:
+    """The number of parameters d of the network of a row."""
+    hidden = [row["width"]] * row["layers"]
+    with torch.device("meta"):
+        model = network(row["network"], hidden, INPUTS.get(row["data"], SIDE**2), CLASSES, 0)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def paired(rows: Rows, column: str, upper: Row, lower: Row, keys: Sequence[str] = RUN) -> Reading:
@@ -97,9 +139,14 @@ def form_claim(rows: Rows, form: Form, where: str = "", keys: Sequence[str] = RU
     reason = unmet(by_optimizer(part), form.column)
     if form.minima and reading.count < 2:
         reason = f"{reading.count} of {len(rows.where(at=form.at)) // 2} pairs are minima"
-    place = f"{where}: " if where else ""
-    return Claim(f"{place}NGD is above SGD {form.words}", form.source, "not compared" if form.own else "NGD higher",
+    return Claim(sentence_of(form, where), form.source, "not compared" if form.own else "NGD higher",
                  reading, unmet=reason, own=form.own)  # fmt: skip
+
+
+def sentence_of(form: Form, where: str) -> str:
+    """The claim in this form, of a group if it has a name."""
+    place = f"{where}: " if where else ""
+    return f"{place}NGD is above SGD {form.words}"
 
 
 def by_optimizer(rows: Rows) -> dict[str, Rows]:
@@ -122,12 +169,13 @@ def grouped(rows: Rows, name: Callable[[Row], str] = group_of) -> dict[str, Rows
 
 
 def survival(groups: Mapping[str, Rows], claims: Sequence[Claim]) -> Table:
-    """Which form of the claim survives: the verdicts of ``claims``, which has FORMS for each group in turn."""
-    verdicts = judge(claims)
+    """Which form of the claim survives, by the verdicts of ``claims``; a group need not have every form."""
+    verdicts = {verdict.claim: f"{verdict.verdict}: {verdict.evidence}" for verdict in judge(claims)}
     lines = []
-    for number, form in enumerate(FORMS):
-        found = verdicts[number :: len(FORMS)]
-        lines.append((form.words, *(f"{one.verdict}: {one.evidence}" for one in found)))
+    for form in FORMS:
+        found = [verdicts.get(sentence_of(form, group), "") for group in groups]
+        if any(found):
+            lines.append((form.words, *found))
     return Table("NGD above SGD: which form of the claim survives", ("form", *groups), tuple(lines))
 
 

@@ -10,11 +10,10 @@ from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
-    FORMS,
     NAMES,
     QUANTITIES,
     TITLES,
-    form_claim,
+    form_claims,
     minima_table,
     points_table,
 )
@@ -70,7 +69,7 @@ def _spectrum(subject: Subject, point: Point, depth: int) -> Row:
 
 def claims(rows: Rows) -> list[Claim]:
     """Every form of the paper's claim; all ours, for the paper has no run on these images."""
-    return [replace(form_claim(rows, form), own=True) for form in FORMS]
+    return [replace(claim, own=True) for claim in form_claims(rows)]
 
 
 def tables(rows: Rows) -> list[Table]:

@@ -25,7 +25,7 @@ from lambdahat.experiments.ngd.claims import (
     minima_table,
 )
 from lambdahat.experiments.ngd.epochs import along, over_epochs
-from lambdahat.experiments.ngd.preconditions import unmet
+from lambdahat.experiments.ngd.preconditions import INTERPOLATED, unmet
 from lambdahat.experiments.ngd.training import Net, Setting, grid, subject_of, trained
 from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
 from lambdahat.experiments.papers import NGD
@@ -69,7 +69,7 @@ def run(cell: Cell, device: str) -> list[Row]:
 def claims(rows: Rows) -> list[Claim]:
     """Each quantity grows with the validation loss once the model overfits; what the paper does not show is ours."""
     found = []
-    for column, (words, source, optimizers) in MEASURES.items():
+    for column, (words, source, optimizers) in _measures(rows).items():
         for optimizer in ("sgd", "ngd"):
             part, name, own = rows.where(optimizer=optimizer), NAMES[optimizer], optimizer not in optimizers
             found.append(Claim(f"{words} of {name} grows with the validation loss while overfitting",
@@ -79,10 +79,15 @@ def claims(rows: Rows) -> list[Claim]:
     return found
 
 
+def _measures(rows: Rows) -> dict[str, tuple[str, str, tuple[str, ...]]]:
+    """Those of MEASURES that the rows have."""
+    return {column: told for column, told in MEASURES.items() if rows.values(column)}
+
+
 def with_validation(rows: Rows, column: str) -> Reading:
     """The slope of ln of a column over ln of the validation loss after its least, averaged over runs.
 
-    A run has none with fewer than LEAST points from there on.
+    A run has none with fewer than LEAST points from there on that do not interpolate.
     """
     slopes = [
         slope(_logs(part, "validation_loss"), _logs(part, column)).value for part in _late(rows) if len(part) >= LEAST
@@ -94,43 +99,48 @@ def _logs(rows: Rows, column: str) -> list[float]:
     return [math.log(value) if value > 0 else math.nan for value in rows.values(column)]
 
 
-def _late(rows: Rows) -> list[Rows]:
-    """Of each run the points from the least validation loss on."""
+def _late(rows: Rows, interpolated: bool = False) -> list[Rows]:
+    """Of each run the points from the least validation loss on, but for those that interpolate unless asked for."""
     parts = []
     for part in grouped(rows, lambda row: str([row[key] for key in RUN])).values():
         losses = part.values("validation_loss")
-        parts.append(part[losses.index(min(losses)) :])
+        late = part[losses.index(min(losses)) :]
+        parts.append(Rows(row for row in late if interpolated or row["loss"] > INTERPOLATED))
     return parts
 
 
 def _unmet(rows: Rows, name: str, column: str) -> str:
-    """Half or more of the runs do not overfit, or the points while they do are not minima."""
-    late = _late(rows)
+    """Half or more of the runs do not overfit or interpolate soon, or the points while they overfit are not minima."""
+    late, whole = _late(rows), _late(rows, interpolated=True)
     short = sum(len(part) < LEAST for part in late)
     if 2 * short >= len(late):
+        rising = sum(len(part) >= LEAST for part in whole)
+        if 2 * rising > len(whole):
+            return f"{name} interpolates before {LEAST} points of rising validation loss in {short} of {len(late)}"
         return f"the validation loss of {name} does not rise over {LEAST} points in {short} of {len(late)} runs"
     return unmet({name: Rows([row for part in late for row in part])}, column)
 
 
 def tables(rows: Rows) -> list[Table]:
     """All quantities over epochs, and where no minimum was."""
-    columns = ("loss", "validation_loss", *MEASURES)
+    measures = _measures(rows)
+    columns = ("loss", "validation_loss", *measures)
     lines = []
     for optimizer in ("sgd", "ngd"):
         for place in rows.distinct("part"):
             here = rows.where(optimizer=optimizer, part=place)
             means = (str(mean_of(here.values(column))) for column in columns)
             lines.append((NAMES[optimizer], f"{mean_of(here.values('epoch')).value:.4g}", *means))
-    header = ("by", "epoch", "training loss", "validation loss", *(words for words, *_ in MEASURES.values()))
+    header = ("by", "epoch", "training loss", "validation loss", *(words for words, *_ in measures.values()))
     return [Table("Overfitting, mean ± standard error over seeds", header, tuple(lines)), minima_table(rows)]
 
 
 def charts(rows: Rows) -> list[Chart]:
     """The validation loss and every quantity over epochs; then WBIC and G_n against the validation loss."""
     out = [over_epochs("Validation loss", rows, "validation_loss", "validation loss", "Figure 8")]
-    for column, (words, source, _) in MEASURES.items():
+    for column, (words, source, _) in _measures(rows).items():
         out.append(over_epochs(TITLES[column], rows, column, words, source))
-    for column in ("wbic", "g_n"):
+    for column in ("wbic", "g_n") if rows.values("g_n") else ("wbic",):
         series = []
         for optimizer in ("sgd", "ngd"):
             part = rows.where(optimizer=optimizer)
@@ -161,5 +171,8 @@ EXPERIMENT = Experiment(
     charts,
     (*ASSUMED, SMALLER, "Which network Figures 7 and 8 show, and for how many epochs, the text does not say.",
      "G_n by chains at β = 1 with the same γ, read on the held-out images.",
-     "Overfitting is from the epoch of least validation loss on. Growth is the slope of logarithms there, by seed."),
+     "Overfitting is from the epoch of least validation loss on. Growth is the slope of logarithms there, by seed.",
+     (f"Points with a training loss below {INTERPOLATED:.3f}, 1 % of chance's, are left out: where a network "
+      "interpolates, Tr H and λ̂ go to 0 with the loss, whatever the validation loss does."),
+     "G_n is not sampled at paper scale."),
 )  # fmt: skip

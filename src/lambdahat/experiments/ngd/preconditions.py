@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.statistics import mean_of
 
-CHANCE = math.log(10)  # the loss of guessing: all data sets here have ten classes
+CLASSES = 10  # of all data sets here
+CHANCE = math.log(CLASSES)  # the loss of guessing
 LEARNT = CHANCE / 2
+INTERPOLATED = CHANCE / 100
 RULE = (
     f"A claim is not testable where half or more of the runs of a setting it compares have a training loss above "
     f"{LEARNT:.2f}, half of chance's ln 10, or, for λ̂, are NOT_A_MINIMUM: the paper speaks of solutions."

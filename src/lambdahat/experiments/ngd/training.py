@@ -290,7 +290,8 @@ def train_together(
     """Train runs of one network, data set and optimiser at once, each as ``trained`` would, and leave them in a folder.
 
     Rate and α may differ between members. The runs are written at each of ``milestones``, in epochs, the last of which
-    ends them; ``reached`` is then told of it. About 45 points of the first 100 epochs are kept, those of the first epochs closer together.
+    ends them; ``reached`` is then told of it. About 45 points of the first 100 epochs are kept, those of the first
+    epochs closer together.
     """
     cell, settings = members[0].cell, [setting_of(member.cell) for member in members]
     setting = settings[0]
@@ -444,7 +445,8 @@ def _kept(folder: Path, about: Row, epochs: int) -> Way:
     record = torch.load(path, mmap=True, weights_only=True)
     require(record["epochs"] >= epochs, "epochs", f"be {record['epochs']} at most for a run in {folder}", epochs)
     count = sum(place <= epochs for place in record["places"])
-    points = tuple(Point(place, loss, record["vectors"][index])
-                   for index, (place, loss) in enumerate(zip(record["places"][:count], record["losses"], strict=False)))  # fmt: skip
+    points = tuple(
+        Point(record["places"][index], record["losses"][index], record["vectors"][index]) for index in range(count)
+    )
     diverged = record["diverged"] and count == len(record["places"])
     return Way(record["optimizer"], points, tuple(record["norms"][:epochs]), diverged)

@@ -14,12 +14,12 @@ from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
-    FORMS,
     SMALLER,
     TITLES,
     bars,
     beside_plots,
-    form_claim,
+    criterion_claims,
+    form_claims,
     grouped,
     minima_table,
     points_table,
@@ -60,8 +60,9 @@ def run(cell: Cell, device: str) -> list[Row]:
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Every form of the claim for every network and data set."""
-    return [form_claim(part, form, group) for group, part in grouped(rows).items() for form in FORMS]
+    """Every form of the claim for every network and data set, and WBIC against BIC."""
+    groups = grouped(rows).items()
+    return [claim for group, part in groups for claim in (*form_claims(part, group), *criterion_claims(part, group))]
 
 
 def tables(rows: Rows) -> list[Table]:

@@ -9,14 +9,13 @@ from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Rows
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
-    FORMS,
     NAMES,
     QUANTITIES,
     SMALLER,
     TITLES,
     beside_plots,
     curve,
-    form_claim,
+    form_claims,
     minima_table,
     points_table,
 )
@@ -51,10 +50,10 @@ def cells(config: Config) -> list[Cell]:
 def claims(rows: Rows) -> list[Claim]:
     """Every form of the claim at every depth and width: the sign differs between widths."""
     return [
-        form_claim(rows.where(layers=layers, width=width), form, f"{words} of {width}")
+        claim
         for layers, words in HIDDEN.items()
         for width in rows.where(layers=layers).distinct("width")
-        for form in FORMS
+        for claim in form_claims(rows.where(layers=layers, width=width), f"{words} of {width}")
     ]
 
 
