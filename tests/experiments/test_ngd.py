@@ -9,7 +9,17 @@ import torch
 from lambdahat.experiments import registry
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import Rows
-from lambdahat.experiments.ngd.claims import FORMS, PLOTTED, form_claim, grouped, log_ratio, survival
+from lambdahat.experiments.ngd.claims import (
+    FORMS,
+    PLOTTED,
+    bic,
+    criterion_claims,
+    dimension,
+    form_claim,
+    grouped,
+    log_ratio,
+    survival,
+)
 from lambdahat.experiments.ngd.preconditions import CHANCE, LEARNT, unmet
 from lambdahat.experiments.ngd.training import (
     Member,
@@ -332,7 +342,11 @@ def test_overfitting(sign):
 
     def course(optimizer, part):
         loss = 1.0 + 0.1 * abs(part - 3)
-        return {"validation_loss": loss, **dict.fromkeys(NAMES, loss ** (2.0 * sign) if part >= 3 else 50.0)}
+        return {
+            "loss": 0.1,
+            "validation_loss": loss,
+            **dict.fromkeys(NAMES, loss ** (2.0 * sign) if part >= 3 else 50.0),
+        }
 
     rows = on_the_way(course, 8)
     found = registry.find("ngd-overfitting").claims(rows)
@@ -342,8 +356,47 @@ def test_overfitting(sign):
 
 
 def test_without_overfitting_nothing_is_said():
-    rows = on_the_way(lambda optimizer, part: {"validation_loss": 1 / part, **dict.fromkeys(NAMES, float(part))}, 6)
-    assert {verdict.verdict for verdict in judge(registry.find("ngd-overfitting").claims(rows))} == {UNTESTED}
+    def course(optimizer, part):
+        return {"loss": 0.1, "validation_loss": 1 / part, **dict.fromkeys(NAMES, float(part))}
+
+    found = judge(registry.find("ngd-overfitting").claims(on_the_way(course, 6)))
+    assert {verdict.verdict for verdict in found} == {UNTESTED}
+
+
+@pytest.mark.parametrize(("last", "verdict"), [(5, UNTESTED), (6, HOLDS)])
+def test_points_that_interpolate_do_not_count_as_overfitting(last, verdict):
+    """Validation loss rises from part 3 on; the measures rise with it up to ``last``, then fall with training loss."""
+
+    def course(optimizer, part):
+        value = float(part) if part <= last else 1e-3
+        return {"loss": 0.1 if part <= last else 1e-3, "validation_loss": 1.0 + 0.1 * abs(part - 3)} | dict.fromkeys(
+            NAMES, value
+        )
+
+    claims = registry.find("ngd-overfitting").claims(on_the_way(course, 12))
+    assert {found.verdict for found in judge(claims)} == {verdict}
+    assert all(("interpolates" in claim.unmet) == (verdict == UNTESTED) for claim in claims)
+
+
+def test_wbic_is_set_against_bic():
+    """BIC = n·L + (d/2)·ln n with d of the network: 784·64 + 64 + 640 + 10."""
+    rows = [row | {"training": 1000, "loss": 0.5, "wbic": 600.0 + row["seed"]} for row in pairs(GAPS, "end")]
+    assert bic(rows[0]) == pytest.approx(500 + 50890 / 2 * math.log(1000))
+    assert dimension({"network": "lenet5", "layers": 0, "width": 0, "data": "mnist"}) == 61706
+    claims = criterion_claims(Rows(rows), "here")
+    assert [found.verdict for found in judge(claims)] == [HOLDS, HOLDS]
+    above = [row | {"wbic": 1e6 + row["seed"]} for row in rows]
+    assert [found.verdict for found in judge(criterion_claims(Rows(above), "here"))] == [FAILS, FAILS]
+
+
+def test_forms_with_the_rule_are_judged_where_they_were_measured():
+    gaps = GAPS | {"llc_rule": 5.0, "llc_batch_rule": -5.0, "wbic": 5.0}
+    rows = pairs(gaps, "end", below_centre_rule=False, below_centre_batch_rule=False, training=1000, loss=0.5)
+    found = {verdict.claim: verdict for verdict in judge(registry.find("ngd-vs-sgd").claims(Rows(rows)))}
+    ends = {claim.split("at the end, ")[1]: verdict for claim, verdict in found.items() if "at the end, " in claim}
+    assert ends["λ̂ at nβ = n/ln n, γ by the rule"].verdict == HOLDS
+    assert ends["λ̂ at nβ = B/ln B, γ by the rule"].verdict == FAILS
+    assert (ends["WBIC"].verdict, ends["WBIC"].own) == (HOLDS, True)
 
 
 def test_a_cell_is_a_function_of_its_settings():
