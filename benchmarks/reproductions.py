@@ -121,6 +121,7 @@ def section(run: Run) -> str:
     cells = f"{run.done} cells" if run.done == run.total else f"**{run.done} of {run.total} cells so far**"
     title = f"{run.experiment.title} ({run.experiment.part})"
     ran = f"`{command}`: {cells}, torch {about['torch']}. {in_short(run.experiment.scales[run.store.scale])}".rstrip()
+    ran += f".\n\nIn the paper: {run.experiment.size}" if run.experiment.size else ""
     assumed = "\n".join(f"- {text}" for text in run.experiment.assumptions)
     more = f"\n\n<details markdown><summary>What was assumed</summary>\n\n{assumed}\n\n</details>" if assumed else ""
     head = f"#### {run.place}\n\n{title}. {ran}{more}"

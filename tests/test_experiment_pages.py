@@ -6,8 +6,7 @@ import runpy
 import pytest
 
 from lambdahat.experiments import Store, find, judge
-from lambdahat.experiments.ngd.overfitting import MEASURES, with_validation
-from lambdahat.experiments.ngd.preconditions import LEARNT
+from lambdahat.experiments.ngd.preconditions import INTERPOLATED, LEARNT
 from lambdahat.experiments.reproduction import VERDICTS
 from tests.documents import DOCS, ROOT
 
@@ -89,12 +88,20 @@ def test_pairs_are_counted_as_stored(drawn):
             assert line(f"{where}, {words}", *counts[:2], counts[2] if kept else "") in lines
 
 
-def test_slopes_while_overfitting_are_those_stored():
-    rows, lines = rows_of("ngd-overfitting"), lines_of("experiments-ngd.md")
-    for column, (words, *_) in MEASURES.items():
-        found = [with_validation(rows.where(optimizer=name), column) for name in ("sgd", "ngd")]
-        shown = [f"{reading.value:+.2f} ± {reading.stderr:.2f}".replace("-", "−") for reading in found]
-        assert sum(text.startswith(f"| {words} | {shown[0]} | {shown[1]} |") for text in lines) == 1
+@pytest.mark.parametrize(("name", "tail"), [("ngd-widths", ""), ("ngd-vs-sgd", ", α = 0.1")])
+def test_ends_at_the_papers_size_are_shown_as_stored(name, tail):
+    (table,) = (found for found in find(name).tables(rows_of(name, "paper")) if found.title.startswith("SGD and NGD"))
+    ends = [row for row in table.rows if row[1] == "end"]
+    assert ends
+    lines = lines_of("experiments-ngd.md")
+    for network, _, optimizer, *figures in ends:
+        assert line(network + tail, optimizer, *figures[:5]) in lines
+
+
+def test_networks_that_interpolate_are_not_judged_as_overfitting():
+    claims = find("ngd-overfitting").claims(rows_of("ngd-overfitting"))
+    assert all("interpolates before" in claim.unmet for claim in claims)
+    assert f"below {INTERPOLATED:.3f}, 1 %" in (DOCS / "experiments-ngd.md").read_text(encoding="utf-8")
 
 
 FLATNESS = ("mlp-decay", "cnn-decay", "gadam-sharpness", "rank-degeneracy", "deep-linear-toy")

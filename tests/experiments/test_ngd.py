@@ -1,5 +1,6 @@
 """The NGD paper's experiments: each runs, its points are what they say, and its claims are judged both ways."""
 
+import importlib
 import math
 from dataclasses import replace
 
@@ -36,6 +37,7 @@ from lambdahat.experiments.ngd.training import (
 from lambdahat.experiments.ngd.vs_sgd import TINY
 from lambdahat.experiments.reproduction import FAILS, HOLDS, UNTESTED
 from lambdahat.report.chart_figures import draw
+from tests.documents import ROOT
 
 EXPERIMENTS = [name for name in registry.PLACES if name.startswith("ngd-")]
 OPTIMIZERS = ("sgd", "ngd")
@@ -449,3 +451,20 @@ def test_a_stage_can_follow_another_together(tmp_path):
         second = trained(subject, "ngd", first.end.vector, "after")
     assert torch.equal(second.points[0].vector, first.end.vector)
     assert second.end.loss < first.end.loss
+
+
+def test_runs_that_cells_share_are_trained_once(monkeypatch):
+    """benchmarks/ngd_cells.py: SGD of a seed serves three experiments, and a chain of stages is one training."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    script = importlib.import_module("ngd_cells")
+    specs = ("ngd-vs-sgd:data=mnist network=ffnn", "ngd-epochs:data=mnist", "ngd-smoothing", "ngd-switch-late")
+    works = [work for spec in specs for work in script.works(spec, tiny=False)]
+    jobs = script.trainings(works)
+    assert [(job.chain or job.optimizer, len(job.members)) for job in jobs] == [
+        ("sgd", 10), ("ngd", 10),  # ten seeds, which the others share
+        ("ngd", 25), ("ngd", 5), ("ngd", 5), ("ngd", 5),  # five more α, and three more ε one by one
+        ("ngd-switch-late", 5),
+    ]  # fmt: skip
+    first = {work.name: work.needs for work in reversed(works)}
+    assert first["ngd-epochs"] == first["ngd-vs-sgd"] == [(0, 60), (1, 60)]
+    assert first["ngd-switch-late"] == [(6, 1)]

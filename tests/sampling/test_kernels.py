@@ -185,9 +185,9 @@ def test_sghmc_has_the_law_of_its_recursion(friction):
 
 
 def test_the_thermostat_takes_the_heat_of_noisy_gradients_away():
-    """With gradients of variance σ² the friction settles where E[v²] = ε/2, and the law is the recursion's there."""
+    """With gradients of variance σ² the friction settles where positions have the exact variance 1/a."""
     a, diffusion, extra, count = 4.0, 0.1, 8.0, 4000
-    friction = scipy.optimize.brentq(lambda x: underdamped(a, x, diffusion, extra)[1, 1] - EPSILON / 2, 0.05, 1.0)
+    friction = scipy.optimize.brentq(lambda x: underdamped(a, x, diffusion, extra)[0, 0] - 1 / a, 0.05, 1.0)
     exact = underdamped(a, friction, diffusion, extra)
     stream = generator(1, "batches")
 
@@ -201,7 +201,7 @@ def test_the_thermostat_takes_the_heat_of_noisy_gradients_away():
         (state.memory["friction"].mean(), state.position.square().mean(), state.memory["velocity"].square().mean())
     ))  # fmt: skip
     means = [float(torch.stack(values[200:]).mean()) for values in zip(*seen, strict=True)]
-    assert means == pytest.approx([friction, exact[0, 0], EPSILON / 2], rel=0.01)
+    assert means == pytest.approx([friction, 1 / a, exact[1, 1]], rel=0.01)
     hot = underdamped(a, diffusion, diffusion, extra)[0, 0]
     assert hot > 1.5 * exact[0, 0], "without the thermostat the chain would be hot"
 
@@ -260,7 +260,7 @@ def test_the_friction_of_a_thermostat_follows_the_heat():
     kernel = sgnht(EPSILON, NBETA, diffusion=0.3)
     state, _ = kernel.step(kernel.init(normal(5, 4)), bowl(CURVATURES), Streams(0, [0]))
     heat = state.memory["velocity"].square().mean(1, keepdim=True)
-    assert torch.allclose(state.memory["friction"], 0.3 + heat - EPSILON / 2)
+    assert torch.allclose(state.memory["friction"], 0.3 + (1 - 0.3 / 2) * heat - EPSILON / 2)
 
 
 def test_rmsprop_that_never_learns_is_sgld_of_a_smaller_step():

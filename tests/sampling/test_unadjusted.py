@@ -118,12 +118,12 @@ def test_two_step_sizes_show_what_the_steps_add(kernel, order):
     """λ̂(h) = 5 + b·h^r and b 10 % more than the formula says: without statistical error b is found exactly."""
     truth, trace = 5.0, 40.0
     once, twice = (with_time_step(kernel, step, 2.0) for step in (0.05, 0.1))
-    formula = noise_bias(once, trace, 2.0)
+    formula = noise_bias(once, trace, 2.0, truth, 100)
     bias = 1.1 * formula if order == 1 else 0.2
-    explained = noise_bias(twice, trace, 2.0) if order == 1 else math.nan
+    explained = noise_bias(twice, trace, 2.0, truth, 100) if order == 1 else math.nan
     coarse = Coarse(Estimate(truth + 2**order * bias, 1e-9), explained)
     record = {"work": np.full((4, 400), 2 * (truth + bias))}
-    found = bias_of_steps(once, energies_of(truth + bias, 1e-9, 0), record, trace, coarse)
+    found = bias_of_steps(once, energies_of(truth + bias, 1e-9, 0), record, trace, coarse, 100)
     assert 0.1 < bias < 1.0
     assert float(found) == pytest.approx(bias, rel=0.02)
     assert found.stderr < 0.02
@@ -132,18 +132,32 @@ def test_two_step_sizes_show_what_the_steps_add(kernel, order):
 def test_a_bias_that_contradicts_its_formula_is_in_the_error():
     """Draws at twice the step that are ten times as far off as the formula allows."""
     kernel, record = kinetic(0.05, 10.0, 1.0, friction=2.0), {"work": np.full((4, 400), 10.0)}
-    found = bias_of_steps(kernel, energies_of(5.0, 1e-3, 0), record, 0.0, Coarse(Estimate(8.0, 1e-3), 0.0))
+    found = bias_of_steps(kernel, energies_of(5.0, 1e-3, 0), record, 0.0, Coarse(Estimate(8.0, 1e-3), 0.0), 100)
     assert found.stderr >= 0.5 * (8.0 - 5.0) / 3
 
 
 def test_without_draws_at_twice_the_step_the_formula_is_all():
     kernel = kinetic(0.1, 10.0, 1.0, friction=2.0)
     record = {"work": np.full((4, 400), 10.0)}
-    found = bias_of_steps(kernel, energies_of(5.0, 0.01, 0), record, 8.0, None)
+    found = bias_of_steps(kernel, energies_of(5.0, 0.01, 0), record, 8.0, None, 100)
     assert float(found) == pytest.approx(0.1 / (4 * 2.0) * 8.0)
     assert found.stderr == pytest.approx(0.25 * 0.1 + 0.01 * 5.0)
-    unknown = bias_of_steps(rmsprop_sgld(0.1, 10.0), energies_of(5.0, 0.01, 0), record, 8.0, None)
+    unknown = bias_of_steps(rmsprop_sgld(0.1, 10.0), energies_of(5.0, 0.01, 0), record, 8.0, None, 100)
     assert (float(unknown), unknown.stderr) == (0.0, pytest.approx(0.15 * 5.0))
+
+
+@pytest.mark.parametrize(("fine", "rough"), [(0.01, 0.02), (0.05, 0.05), (0.1, 0.2)])
+def test_the_error_of_a_corrected_value_is_that_of_repetitions(fine, rough):
+    """Means at h and 2h with errors of their own, and a bias within its prior of 1 %: z has unit variance."""
+    truth, rng, scores = 5.0, np.random.default_rng(0), []
+    kernel, record = kinetic(0.05, 10.0, 1.0, friction=2.0), {"work": np.full((4, 400), 2 * truth)}
+    for seed in range(400):
+        bias = rng.normal(scale=0.01 * truth)
+        energies = energies_of(truth + bias + fine * rng.normal(), fine, seed)
+        coarse = Coarse(Estimate(truth + 4 * bias + rough * rng.normal(), rough), 0.0)
+        found = bias_of_steps(kernel, energies, record, 0.0, coarse, 100)
+        scores.append((energies.mean() - float(found) - truth) / math.hypot(fine, found.stderr))
+    assert np.mean(np.square(scores)) == pytest.approx(1.0, abs=4 * math.sqrt(2 / 400))
 
 
 @pytest.mark.parametrize("kernel", ["kinetic", "sgld", "sghmc"])
@@ -160,6 +174,13 @@ def test_heat_of_small_batches_is_taken_off(kernel):
     assert found.stderr < 0.2 * truth
     assert found.chains.noise["trace"] > 0
     assert found.chains.noise["dof"] > 10
+
+
+def test_a_thermostat_absorbs_the_noise_of_small_batches():
+    problem = regression(samples=20_000, width=20)
+    found = llc(problem, kernel="sgnht", batch_size=128, seed=1, max_gradients=40_000)
+    truth = exact.quadratic(eigenvalues(problem), found.nbeta, found.localization)
+    assert abs(found.value - truth) < 3 * found.stderr < 0.4 * truth
 
 
 # Every kernel finds its settings

@@ -79,7 +79,8 @@ class Experiment:
     ``paper`` is one of ``papers``, and ``part`` says where in it: sections, tables and figures.
     ``scales`` has a frozen configuration for each of ``SCALES``; ``cells`` makes the grid of one; ``run`` measures a
     cell on a device and returns rows of JSON values; ``claims``, ``tables`` and ``charts`` read the rows of all cells.
-    ``run`` of one cell must not depend on another: cells run in any order, on any machine.
+    ``run`` of one cell must not depend on another: cells run in any order, on any machine. ``size`` says what the paper
+    ran, for comparison with what was run here.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Experiment:
     tables: Callable[[Rows], list[Table]]
     charts: Callable[[Rows], list[Chart]]
     assumptions: tuple[str, ...] = ()
+    size: str = ""
 
     def grid(self, scale: str) -> list[Cell]:
         """The cells of a scale; no two are the same."""

@@ -389,7 +389,7 @@ def _rounds(
         if kernel.step_size > 0:
             noise = runner.noise(NOISE_LOOKS)
             looks.append({name: float(values.mean()) for name, values in noise.items()})
-        chains = _with_bias(collector.chains(reasons), kernel, coarse, looks)
+        chains = _with_bias(collector.chains(reasons), kernel, coarse, looks, problem.num_parameters)
         reading = read(chains, problem.num_parameters, full)
         if wanted.draws is not None or not going or chains.diagnostics.diverged.any():
             break
@@ -409,7 +409,9 @@ def _rounds(
     return Drawn(chains, reading, wanted.missed(reading), beside)
 
 
-def _with_bias(chains: Chains, kernel: Kernel, coarse: Coarse | None, looks: list[dict[str, float]]) -> Chains:
+def _with_bias(
+    chains: Chains, kernel: Kernel, coarse: Coarse | None, looks: list[dict[str, float]], parameters: int
+) -> Chains:
     """The chains with what is known of the noise of batches and, where the step was found, of the bias of steps."""
     if not looks:
         return chains
@@ -421,5 +423,5 @@ def _with_bias(chains: Chains, kernel: Kernel, coarse: Coarse | None, looks: lis
     if coarse is None or not fine.any() or chains.work is None:
         return dataclasses.replace(chains, noise=noise)
     record = {name: getattr(chains, name)[fine] for name in ("work", "heat") if getattr(chains, name) is not None}
-    bias = unadjusted.bias_of_steps(kernel, chains.energies[fine], record, noise["trace"], coarse)
+    bias = unadjusted.bias_of_steps(kernel, chains.energies[fine], record, noise["trace"], coarse, parameters)
     return dataclasses.replace(chains, noise=noise, step_bias=bias)

@@ -38,11 +38,11 @@ LONGEST_PILOT = 600
 FEWEST_DRAWS = 8
 STABLE = 0.6  # h·√(largest curvature) of the draws; twice that in the burn-in, where 2 is the limit of stability
 NOISE_BIAS = 0.06  # of λ̂: what the noise of batches may add before it is taken off
+ABSORBED = 0.05  # friction per step that a thermostat may take on for the noise of batches
 NOISE_LOOKS = 4  # gradients at rest by which the noise of batches is measured, once per round
 EXTRA = 4 * NOISE_LOOKS + 6  # gradients at most besides the steps: looks at the noise and timed steps
 POWERS, POWER_SAMPLES, POWER_CHAINS = 8, 1024, 2
 REDUCTIONS = 12
-COOLEST = 0.02  # diffusion of the thermostat at most
 LARGE = 1_000_000  # parameters beyond which batches larger than 512 go through in pieces of that size
 STEP_PRICE = 1024  # samples that a step of a small problem counts as, besides its own
 BATCHES = (128, DEFAULT_BATCH, 2048, 8192, 32768)
@@ -136,9 +136,8 @@ def with_time_step(kernel: Kernel, step: float, friction: float) -> Kernel:
         return dataclasses.replace(kernel, step_size=step, friction=friction)
     if isinstance(kernel, SGHMC):
         return dataclasses.replace(kernel, step_size=2 * step**2, friction=-math.expm1(-friction * step))
-    if isinstance(kernel, SGNHT):  # more diffusion would cool the positions
-        diffusion = min(-math.expm1(-friction * step), COOLEST)
-        return dataclasses.replace(kernel, step_size=2 * step**2, diffusion=diffusion)
+    if isinstance(kernel, SGNHT):
+        return dataclasses.replace(kernel, step_size=2 * step**2, diffusion=-math.expm1(-friction * step))
     if isinstance(kernel, RMSpropSGLD):  # its metric is at most 1/epsilon
         return dataclasses.replace(kernel, step_size=kernel.epsilon * step**2)
     return dataclasses.replace(kernel, step_size=step**2)
@@ -161,7 +160,7 @@ class Pilot:
         self._given = burn_in, draws
         self._part = _part(problem, seed)
         self._seed, self._looks, self._largest = seed, 0, 0.0
-        self._reductions, self._friction = 0, 1.0
+        self._reductions, self._friction, self._trace = 0, 1.0, 0.0
 
     def tune(self, batch_given: bool) -> Tuned:
         """Find time step and batch size, burn in, and draw at twice the step.
@@ -201,7 +200,11 @@ class Pilot:
         return 1 / (step * rate) if isinstance(self.kernel, Kinetic | SGHMC | SGNHT) else 2 / (step * rate) ** 2
 
     def _at(self, step: float) -> Kernel:
-        return with_time_step(self.kernel, step, self._friction)
+        kernel = with_time_step(self.kernel, step, self._friction)
+        if isinstance(kernel, SGNHT):  # its friction starts where the noise of batches will hold it
+            absorbed = step**2 * self._trace / (2 * self.problem.num_parameters)
+            return dataclasses.replace(kernel, friction=min(kernel.diffusion + absorbed, 1.0))
+        return kernel
 
     @property
     def _tie(self) -> float:
@@ -280,24 +283,23 @@ class Pilot:
         stable = f"{STABLE:g}/√({self._largest:.3g}), the largest curvature met"
         if self._whole or not math.isfinite(energy):
             return step, stable
-        noise = self._noise(step)
+        parameters = self.problem.num_parameters
+        self._trace = trace = float(self.runner.noise(2 * NOISE_LOOKS)["trace"].mean())
         allowed = NOISE_BIAS * max(abs(energy), 0.5)
-        share = noise / allowed  # how many times too much the noise adds at this step and batch size
-        order = 1 if isinstance(self.kernel, Kinetic | SGHMC) else 2
+        # how many times too much the noise adds at this step and batch size
+        share = noise_bias(self._at(step), trace, 2.0, energy, parameters) / allowed
+        if isinstance(self.kernel, SGNHT):
+            share = max(share, math.sqrt(step**2 * trace / (2 * parameters) / ABSORBED))
+        order = 1 if isinstance(self.kernel, Kinetic | SGHMC | SGNHT) else 2
         if not batch_given and self._by_sample and share > 1:
             size = self._cheapest(share, order)
-            share *= self.runner.batch_size / size
+            share, self._trace = (value * self.runner.batch_size / size for value in (share, trace))
             self._resize(size)
             if self._whole:
                 return step, stable
         if share <= 1:
             return step, stable
         return step / share ** (1 / order), f"the noise of batches adds about {NOISE_BIAS:.0%} of the value"
-
-    def _noise(self, step: float) -> float:
-        """What the noise of batches adds to the mean energy at this time step, by first-order theory."""
-        found = self.runner.noise(2 * NOISE_LOOKS)
-        return noise_bias(self._at(step), float(found["trace"].mean()), 2.0)
 
     def _cheapest(self, share: float, order: int) -> int:
         """The batch size whose steps cover a unit of time at the least cost, by two timed sizes.
@@ -374,26 +376,30 @@ class Pilot:
             return None
         noise = self.runner.noise(NOISE_LOOKS)
         energies = (self.kernel.nbeta * (record["loss"] - record["centre"])).numpy()
-        explained = explained_bias(self._at(step), energies, record, float(noise["trace"].mean()))
+        trace = float(noise["trace"].mean())
+        explained = explained_bias(self._at(step), energies, record, trace, self.problem.num_parameters)
         return Coarse(Estimate(float(energies.mean()), blocked_error(energies)), explained)
 
 
-def noise_bias(kernel: Kernel, trace: float, degree: float) -> float:
+def noise_bias(kernel: Kernel, trace: float, degree: float, energy: float, parameters: int) -> float:
     """What gradient noise of total variance ``trace`` adds to nβ(L − L*), to first order.
 
     A direction of curvature a that the data determine is heated by hV/(2ξ) (velocities, friction ξ) or h²V/4 (none),
-    and half of that is energy. A loss of degree q around w* has 2/q of it.
+    and half of that is energy. A loss of degree q around w* has 2/q of it. A thermostat cools all directions alike
+    until their mean temperature is right: the share of the directions that the data do not determine is left of it.
     """
     step = time_step(kernel)
-    if isinstance(kernel, SGNHT):  # the thermostat absorbs it
-        return 0.0
+    if isinstance(kernel, SGNHT):
+        friction = kernel.diffusion + step**2 * trace / (2 * parameters)
+        free = min(max(1 - 2 * energy / parameters, 0.0), 1.0)
+        return 2 / degree * step**2 / (4 * friction) * trace * free
     if isinstance(kernel, Kinetic | SGHMC):
         damping = kernel.damping if isinstance(kernel, Kinetic) else -math.log1p(-kernel.friction) / step
         return 2 / degree * step / (4 * damping) * trace
     return 2 / degree * step**2 / 8 * trace
 
 
-def explained_bias(kernel: Kernel, energies: Array, record: Any, trace: float) -> float:
+def explained_bias(kernel: Kernel, energies: Array, record: Any, trace: float, parameters: int) -> float:
     """What a formula says that finite, noisy steps add to the mean energy; NaN for kernels that have none."""
     raw = float(energies.mean())
     if isinstance(kernel, SGLD):
@@ -401,12 +407,14 @@ def explained_bias(kernel: Kernel, energies: Array, record: Any, trace: float) -
         gamma: Any = kernel.localization
         return step_shares(kernel.step_size, gamma, work, heat, raw).bias
     degree = loss_degree(np.asarray(record["work"]), raw)
-    if isinstance(kernel, SGNHT):  # the thermostat cools positions by half the diffusion, to first order
-        return -kernel.diffusion / 2 * raw
-    return noise_bias(kernel, trace, degree) if isinstance(kernel, Kinetic | SGHMC) else math.nan
+    if isinstance(kernel, RMSpropSGLD):
+        return math.nan
+    return noise_bias(kernel, trace, degree, raw, parameters)
 
 
-def bias_of_steps(kernel: Kernel, energies: Array, record: Any, trace: float, coarse: Coarse | None) -> Estimate:
+def bias_of_steps(
+    kernel: Kernel, energies: Array, record: Any, trace: float, coarse: Coarse | None, parameters: int
+) -> Estimate:
     """What finite, noisy steps add to the mean of ``energies``, with its standard error.
 
     A formula explains part of it (``explained_bias``). What it leaves, b at h and (1 + f)·b at 2h, is known a priori to
@@ -417,13 +425,13 @@ def bias_of_steps(kernel: Kernel, energies: Array, record: Any, trace: float, co
     standard deviations, half of the contradiction goes into the error.
     """
     raw = float(energies.mean())
-    explained = explained_bias(kernel, energies, record, trace)
+    explained = explained_bias(kernel, energies, record, trace, parameters)
     known = math.isfinite(explained)
     formula = explained if known else 0.0
     prior = 0.25 * abs(formula) + (TRUSTED if known else UNTRUSTED) * abs(raw)
     if coarse is None or not math.isfinite(float(coarse.mean)):
         return Estimate(formula, prior)
-    linear = isinstance(kernel, Kinetic | SGHMC) and abs(formula) > 0.005 * abs(raw)
+    linear = isinstance(kernel, Kinetic | SGHMC | SGNHT) and abs(formula) > 0.005 * abs(raw)
     factor = 1.0 if linear else 3.0
     difference = float(coarse.mean) - (coarse.explained if known else 0.0) - (raw - formula)
     fine, rough = blocked_error(energies) ** 2, float(coarse.mean.stderr) ** 2

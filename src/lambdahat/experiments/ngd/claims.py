@@ -76,7 +76,6 @@ FORMS = (
     Form("at equal training loss, λ̂ at nβ = B/ln B, γ by the rule", "llc_batch_rule", "equal loss", HERE),
     Form("at equal training loss, λ̂ at nβ = n/ln n, γ by the rule", "llc_rule", "equal loss", HERE),
     Form("at the end, WBIC", "wbic", "end", HERE),
-    Form("at equal training loss, WBIC", "wbic", "equal loss", HERE),
 )
 
 

@@ -112,4 +112,6 @@ EXPERIMENT = Experiment(
       "the last quarter of the epochs at 0.01 and on to the split: the paper splits when it has stabilized."),
      "Written after ngd-switch had run; settings were chosen by runs of another seed, claims and rules before it ran.",
      "Changes after the split are log-ratios to SGD ×1 at the same epoch, which goes on training too."),
+    size=("two hidden layers of 256 on MNIST, SGD at 10⁻⁴ until loss and λ̂ have settled, then NGD at 10⁻⁴, "
+          "10⁻³ and 10⁻², SGD at 10⁻²."),
 )  # fmt: skip

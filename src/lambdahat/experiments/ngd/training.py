@@ -187,7 +187,8 @@ def _drawn(setting: Setting, seed: int, training: int, held_out: int) -> tuple[T
 @lru_cache(maxsize=4)
 def _whole(data: str, network: str) -> tuple[Pair, Pair, int]:
     """All training and held-out images of a data set as a network takes them, and the classes."""
-    split = load(data, **({} if data == "digits" else {"normalization": "standard"}))
+    options: dict[str, Any] = {} if data == "digits" else {"normalization": "standard"}
+    split = load(data, **options)
     mean, deviation = split.train[0].mean(), split.train[0].std()
     pairs = []
     for x, y in split:
@@ -394,7 +395,7 @@ def _losses(model: StackedModel, x: Tensor, y: Tensor, rows: Tensor) -> list[flo
         with UnfoldedConvolutions():
             loss, _ = vmap(model._loss)(model.parameters, model.fixed, (x[chosen], y[chosen]))
         total += loss.double() * part.shape[1]
-    return (total / rows.shape[1]).tolist()  # type: ignore[no-any-return]
+    return (total / rows.shape[1]).tolist()
 
 
 def _vectors(model: StackedModel) -> Tensor:

@@ -97,4 +97,6 @@ EXPERIMENT = Experiment(
     charts,
     (*ASSUMED, SMALLER, "Widths and epochs: the text has neither.",
      NUMBER),
+    size=("one and two hidden layers over hidden nodes, rate 0.01, α = 0.01, ε = 10⁻¹⁰, batches of 128; widths, "
+          "epochs and seeds are not in the text."),
 )  # fmt: skip
