@@ -23,7 +23,8 @@ from lambdahat.bench.problems import Case
 from lambdahat.bench.records import OURS, UNIT, BenchRow
 from lambdahat.bench.timing import Clocked, Maker, Run
 from lambdahat.problem import Problem
-from lambdahat.sampling import sample, sgld
+from lambdahat.sampling import kinetic, sample, sgld
+from lambdahat.sampling.kernels import Kernel
 from lambdahat.singular.coefficient import llc
 from lambdahat.singular.suite import suite
 from lambdahat.singular.verification import Case as KnownCase
@@ -41,35 +42,42 @@ def chain_rows(plan: Plan) -> Iterator[list[BenchRow]]:
     for name in ("mlp",) if plan.quick else ("mlp", "lenet5"):
         for chains in (4, 32) if plan.gpu else (4,):
             yield _step_rows(plan, plan.case(name), chains)
+            yield _step_rows(plan, plan.case(name), chains, "kinetic step")
     yield _coefficient_rows(plan)
 
 
-def _step_rows(plan: Plan, case: Case, chains: int) -> list[BenchRow]:
-    """The median while the chains run. The unit is one gradient on one batch of a chain."""
+def _step_rows(plan: Plan, case: Case, chains: int, work: str = "chain-step") -> list[BenchRow]:
+    """A step of SGLD beside devinterp's, or of kinetic Langevin dynamics: the median while the chains run.
+
+    The unit is one gradient on one batch of a chain.
+    """
     n = case.num_samples
     batch, draws = min(BATCH, n // 2), DRAWS["quick" if plan.quick else "gpu" if plan.gpu else case.name]
     settings = Settings(STEP_SIZE, n / math.log(n), LOCALIZATION, batch, chains, draws)
     one, label = case.one_batch(batch), f"{case.name}, {chains} chains"
-    problem = case.problem()
-    makers: dict[str, Maker] = {UNIT: lambda: one.gradient, OURS: lambda: partial(our_steps, problem, settings)}
-    if plan.peers:
+    problem, make = case.problem(), kinetic if work == "kinetic step" else sgld
+    makers: dict[str, Maker] = {
+        UNIT: lambda: one.gradient,
+        OURS: lambda: partial(our_steps, problem, settings, make=make),
+    }
+    if plan.peers and work == "chain-step":
         makers["devinterp"] = lambda: partial(_peer_steps, case, settings)
     timed = plan.timed(makers)
-    least = plan.limit("chain-step", one, 1, "gradient", label)
-    if plan.gpu and ("chain-step", label) in DESIGN_GPU_SECONDS:
-        unit = DESIGN_GPU_SECONDS["chain-step", label] / timed[UNIT].seconds
+    least = plan.limit(work, one, 1, "gradient", label)
+    if plan.gpu and (work, label) in DESIGN_GPU_SECONDS:
+        unit = DESIGN_GPU_SECONDS[work, label] / timed[UNIT].seconds
         least = Limit(unit, "DESIGN §5", least.flop_seconds, least.byte_seconds)
-    return rows("chain-step", label, timed, least=least, unit="gradient of a batch")
+    return rows(work, label, timed, least=least, unit="gradient of a batch")
 
 
-def our_steps(problem: Problem, settings: Settings, mode: str = "auto") -> Clocked:
+def our_steps(problem: Problem, settings: Settings, mode: str = "auto", make: type[Kernel] = sgld) -> Clocked:
     """A chain-step, timed between the calls of ``watch``, which come some twenty times in a run."""
     marks: list[tuple[float, int]] = []
 
     def watch(energies: Any) -> None:
         marks.append((time.perf_counter(), energies.shape[1]))
 
-    kernel = sgld(settings.step_size, settings.nbeta, settings.localization)
+    kernel = make(settings.step_size, settings.nbeta, settings.localization)
     sample(problem, kernel, settings.chains, settings.draws, 0, batch_size=settings.batch_size, mode=mode,
            watch=watch)  # fmt: skip
     steps = [(end - start) / ((after - before) * settings.chains) for (start, before), (end, after) in pairwise(marks)]
