@@ -45,7 +45,8 @@ def test_every_family_runs_at_tiny_sizes(tmp_path):
     works = {row["work"] for row in document["rows"]}
     assert {"HVP", "GGN product", "HVP, block of 8", "trace to 1 %", "top-3 eigenvalues", "density, depth 20",
             "chain-step", "kinetic step", "λ̂ to 30 %", "NGD step", "KFAC step", "KFAC, factors and inverse",
-            "log-determinant to 1 %", "log-determinant to 0.02 %", "100 graph moments", "cluster count"} <= works  # fmt: skip
+            "log-determinant to 1 %", "log-determinant to 0.02 %", "100 graph moments",
+            "cluster count"} <= works  # fmt: skip
     inaccurate = [row for row in document["rows"] if (row["error"] or 0) > (row["accuracy"] or float("inf"))]
     assert not inaccurate
     assert {row["note"] for row in document["rows"] if row["note"]} == {"2 probes, depth 10", "3 probes, depth 30"}
