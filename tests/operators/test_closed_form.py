@@ -302,7 +302,7 @@ def test_batches_larger_than_a_chunk(loss: str, monkeypatch: pytest.MonkeyPatch)
     if loss == "sequences":
         problem = sequences(classes=4, batch_size=5)
         kinds = {"kind": "empirical"}
-        dense = dense_second_moment_in_batch(problem)
+        dense = dense_second_moment_of_shares(problem)
     else:
         given = F.huber_loss if loss == "custom" else "cross_entropy"
         problem = problem_of(*MODELS["conv2d"][:2], loss=given, samples=11, batch_size=7)
@@ -417,16 +417,17 @@ def sequences(classes: int = 6, batch_size: int = 4, samples: int = 10) -> Probl
     return Problem(model, "cross_entropy", (x, y), batch_size=batch_size)
 
 
-def dense_second_moment_in_batch(problem: Problem) -> Tensor:
-    """(1/n) Σ_i g_i g_iᵀ with g_i the share of sample i in its batch's loss, times the batch's size."""
+def dense_second_moment_of_shares(problem: Problem) -> Tensor:
+    """(1/n) Σ_i g_i g_iᵀ with g_i the gradient of sample i's share in the mean over all tokens, times n."""
     theta = problem.vector.requires_grad_()
     total = torch.zeros(problem.num_parameters, problem.num_parameters, dtype=torch.float64)
-    for weight, batch in problem.weighted():
+    tokens = sum(int((problem.target(batch) != -100).sum()) for batch in problem.batches)
+    for batch in problem.batches:
         output, target = problem.output(problem.named(theta), batch), problem.target(batch)
-        terms = F.cross_entropy(output.movedim(-1, 1), target, reduction="none").sum(dim=1) / (target != -100).sum()
-        for term in terms:
-            (g,) = torch.autograd.grad(term * batch.size, theta, retain_graph=True)
-            total += weight / batch.size * torch.outer(g, g)
+        losses = F.cross_entropy(output.movedim(-1, 1), target, reduction="none").sum(dim=1)
+        for loss in losses:
+            (g,) = torch.autograd.grad(loss * problem.num_samples / tokens, theta, retain_graph=True)
+            total += torch.outer(g, g) / problem.num_samples
     return total
 
 

@@ -135,7 +135,8 @@ def logdet(
     task = _Task(ready, bounds, depth, probes, seed, precondition != "none")
     if tol is None:
         return _ESTIMATES[method](task).estimate()
-    return (_slq_to if method == "slq" else _moments_to)(_ESTIMATES[method], task, tol, limit)
+    left = max(limit - unit.matvecs - unit.repeated, 2)
+    return (_slq_to if method == "slq" else _moments_to)(_ESTIMATES[method], task, tol, left)
 
 
 def _require_tolerance(tol: float | None, max_matvecs: int | None, depth: int | None, probes: int | None) -> int:

@@ -325,20 +325,24 @@ def rank_one_map(residuals: Callable[[Any, Batch], list[list[Tensor]]]) -> Calla
     return make
 
 
+def loss_slopes(problem: Problem, output: Any, batch: Batch) -> list[Tensor]:
+    """∂ℓ/∂z of a batch times its size, for every tensor of the output, at the data's own targets."""
+    flat, spec = tree_flatten(output)
+    points = [z.detach().requires_grad_() if _smooth(z) else z for z in flat]
+    live = [z for z in points if isinstance(z, Tensor) and z.requires_grad]
+    value = problem.output_loss(tree_unflatten(points, spec), batch)
+    return [slope * batch.size for slope in torch.autograd.grad(value, live, materialize_grads=True)]
+
+
 def empirical_residuals(problem: Problem) -> Callable[[Any, Batch], list[list[Tensor]]]:
     """The one residual of the empirical Fisher at the data's own target: r_i = n ∂L/∂z_i.
 
-    A factor of the batch is left out, for the batch's weight in the mean is multiplied with r_i r_iᵀ elsewhere.
+    It lacks the root of the batch's share, for r_i r_iᵀ is multiplied by the batch's weight in the mean elsewhere.
     """
 
     def residuals(output: Any, batch: Batch) -> list[list[Tensor]]:
-        flat, spec = tree_flatten(output)
-        points = [z.detach().requires_grad_() if _smooth(z) else z for z in flat]
-        live = [z for z in points if isinstance(z, Tensor) and z.requires_grad]
-        value = problem.output_loss(tree_unflatten(points, spec), batch)
-        slopes = torch.autograd.grad(value, live, materialize_grads=True)
-        scale = batch.size * math.sqrt(problem.sample_share(batch))
-        return [[slope * scale for slope in slopes]]
+        root = math.sqrt(problem.sample_share(batch))
+        return [[slope * root for slope in loss_slopes(problem, output, batch)]]
 
     return residuals
 

@@ -25,7 +25,7 @@ from lambdahat._rng import generator
 from lambdahat.operators.closed_form import CHUNK_BYTES, Part
 from lambdahat.operators.layer_calls import Call, full_name
 from lambdahat.operators.layer_squares import Squares, add_squares, one_position, pulled_squares
-from lambdahat.operators.linearise import empirical_residuals, kind_of, nodes_below
+from lambdahat.operators.linearise import kind_of, loss_slopes, nodes_below
 from lambdahat.operators.piecewise import SMOOTH, form_of_graph
 from lambdahat.problem import Problem
 
@@ -70,10 +70,9 @@ class Residuals:
     def __init__(self, problem: Problem, leaves: dict[str, Tensor], diagonal: bool = False) -> None:
         self.problem, self.leaves, self.diagonal = problem, leaves, diagonal
         self.curved, self.refused, self.columns = "", "", 0
-        self._slope = empirical_residuals(problem)
 
     def __call__(self, part: Part) -> Squares:
-        return self.squares_of(self.bends(part, lambda: self._slope(part.output, part.batch)[0][0]), part)
+        return self.squares_of(self.bends(part, lambda: loss_slopes(self.problem, part.output, part.batch)[0]), part)
 
     def squares_of(self, bends: Sequence[Bend], part: Part) -> Squares:
         """Of these activations."""
