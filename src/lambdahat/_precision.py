@@ -25,10 +25,10 @@ def full_precision() -> Iterator[None]:
 
 
 @contextmanager
-def no_autocast() -> Iterator[None]:
-    """Leave ``torch.autocast`` inside: an operator is one matrix, whatever context its products are called from.
+def default_context() -> Iterator[None]:
+    """Leave ``torch.autocast`` and ``torch.inference_mode`` inside: an operator is one matrix in every context.
 
-    >>> with torch.autocast("cpu", torch.bfloat16), no_autocast():
+    >>> with torch.autocast("cpu", torch.bfloat16), default_context():
     ...     (torch.eye(2) @ torch.eye(2)).dtype
     torch.float32
     """
@@ -36,4 +36,6 @@ def no_autocast() -> Iterator[None]:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
         yield

@@ -11,7 +11,7 @@ import torch
 from numpy.polynomial import chebyshev
 
 from lambdahat._check import require, require_choice, require_count, require_interval, require_positive
-from lambdahat._precision import no_autocast
+from lambdahat._precision import default_context
 from lambdahat.estimators.factorisations import exact_logdet, require_positive_eigenvalue
 from lambdahat.estimators.gauss_limits import Limit, bounded_away, limit_of, rule_of
 from lambdahat.estimators.preconditioning import (
@@ -56,7 +56,7 @@ PILOT = 27  # steps of the first run that ``tol`` takes at least
 DEFLATIONS = 4  # runs at most: each finds one copy of a repeated eigenvalue
 
 
-@no_autocast()
+@default_context()
 def logdet(
     operator: OperatorLike,
     method: str = "slq",
@@ -135,7 +135,7 @@ def logdet(
     task = _Task(ready, bounds, depth, probes, seed, precondition != "none")
     if tol is None:
         return _ESTIMATES[method](task).estimate()
-    left = max(limit - unit.matvecs - unit.repeated, 2)
+    left = max(limit - ready.cost, 2)
     return (_slq_to if method == "slq" else _moments_to)(_ESTIMATES[method], task, tol, left)
 
 
@@ -334,7 +334,7 @@ def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int)
 
 def _moments_to(method: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int) -> Estimate:
     """``method`` with more depth or more probes, until the 95 % interval is as narrow as ``tol`` asks for."""
-    depth, probes, spent = MOMENT_DEPTH // 2, 6, 0
+    depth, probes, spent = max(min(MOMENT_DEPTH // 2, limit // 6), 1), 6, 0
     while True:
         reading = method(dataclasses.replace(task, depth=min(depth, task.inner.dim), probes=probes))
         found = reading.estimate()

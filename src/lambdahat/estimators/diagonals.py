@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_count, require_positive
-from lambdahat._precision import no_autocast
+from lambdahat._precision import default_context
 from lambdahat.estimators.control import plain_pilot, with_control
 from lambdahat.estimators.probes import COLUMN, Probes, block_columns, crowded, unit_blocks
 from lambdahat.estimators.sequential import MINIMUM, SMALL, Meter
@@ -19,7 +19,7 @@ from lambdahat.results import Estimate, Status
 MOMENTS = 4  # vectors of float64: running sums, and what they are made of
 
 
-@no_autocast()
+@default_context()
 def diagonal(operator: OperatorLike, tol: float = 0.1, probes: int | None = None, seed: int = 0) -> Estimate:
     """The diagonal of A (P,), with the standard error of each element.
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from lambdahat._check import require, require_choice, require_count, require_positive
-from lambdahat._precision import no_autocast
+from lambdahat._precision import default_context
 from lambdahat.krylov import (
     ROUNDING,
     RitzPairs,
@@ -31,7 +31,7 @@ WORKING = 4  # vectors beside the basis: the newest product, what it is made fro
 WHICH = ("largest", "smallest", "magnitude", "both")
 
 
-@no_autocast()
+@default_context()
 def eigenpairs(
     operator: OperatorLike,
     k: int = 10,
@@ -83,7 +83,7 @@ def eigenpairs(
     return _result(replace(found, products=found.products + unit.repeated), count, tol, unit.exponent)
 
 
-@no_autocast()
+@default_context()
 def power_iteration(
     operator: OperatorLike, k: int = 10, tol: float = 1e-3, max_matvecs: int | None = None, seed: int = 0
 ) -> Eigenpairs:

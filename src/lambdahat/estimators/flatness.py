@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat._precision import default_context
 from lambdahat._progress import report
 from lambdahat._rng import derived_seed
 from lambdahat.estimators.eigen import eigenpairs
@@ -120,6 +121,7 @@ def adaptive_curvature(problem: Problem) -> LinearOperator:
     return _Congruent(inner, inner.dim, lambda block: scale * block, lambda block: scale * block)
 
 
+@default_context()
 def sharpness(
     problem: Problem, radius: float = 0.05, adaptive: bool = True, steps: int = 20, tol: float = 1e-6, seed: int = 0
 ) -> Sharpness:
@@ -191,6 +193,7 @@ class _Climb:
         return self.on_sphere(u) if float(u.norm()) > self.radius else u
 
 
+@default_context()
 def relative_sharpness(problem: Problem, tol: float = 0.05, seed: int = 0) -> RelativeSharpness:
     """κ = Σ_{s,s'} ⟨w_s, w_s'⟩ · tr H_{s,s'} of each weight (relative flatness, Petzka et al. 2021), and ‖w‖²·tr H_w.
 
@@ -233,6 +236,7 @@ def _between_rows(block: LinearOperator, weight: Tensor) -> LinearOperator:
     return _Congruent(block, inner * columns, forward, back)
 
 
+@default_context()
 def fisher_rao_norm(problem: Problem, kind: str = "exact") -> Estimate:
     """The squared Fisher–Rao norm ‖θ‖²_fr = θᵀFθ = mean_i (J_iθ)ᵀM_i(J_iθ), exact in one product (Liang et al. 2019).
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat._precision import default_context
 from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.operators import hessian
@@ -20,6 +21,7 @@ from lambdahat.results import Array, Eigenpairs, Landscape
 Direction = str | Tensor | Eigenpairs
 
 
+@default_context()
 def landscape(
     problem: Problem,
     directions: Direction | Sequence[Direction] = "filter",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require_positive
-from lambdahat._precision import full_precision, no_autocast
+from lambdahat._precision import default_context, full_precision
 from lambdahat.estimators.control import plain_pilot
 from lambdahat.estimators.deflation import SKETCHED, Quantity, Sketch, deflated_mean
 from lambdahat.estimators.probes import Probes, block_sizes, column_dots, crowded, unit_blocks
@@ -23,7 +23,7 @@ WIDER = 1.5  # by how much of γ²/n an interval is wider
 CHOSEN = 1.06  # errors after deflation: blocks that saw much are deflated, those that saw little are kept
 
 
-@no_autocast()
+@default_context()
 def frobenius_norm(
     operator: OperatorLike, tol: float = 0.01, max_matvecs: int | None = None, seed: int = 0
 ) -> Estimate:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_interval
-from lambdahat._precision import no_autocast
+from lambdahat._precision import default_context
 from lambdahat._progress import report
 from lambdahat.estimators.probes import FOURTH_MOMENTS, Probes, block_sizes, crowded, probes_for
 from lambdahat.krylov import (
@@ -39,7 +39,7 @@ MOMENTS = 6  # vectors for each column of a block: three of the recurrence, and 
 WORKING = 2  # vectors beside a basis: a product and room to work in
 
 
-@no_autocast()
+@default_context()
 def spectrum(
     operator: OperatorLike, depth: int | None = None, probes: int = 1, seed: int = 0, *, basis: str = "auto"
 ) -> Spectrum:
@@ -57,7 +57,7 @@ def spectrum(
     return restored(quadrature(unit, lanczos_runs(unit, depth, probes, seed, "spectrum", basis)), unit)
 
 
-@no_autocast()
+@default_context()
 def trace_function(
     operator: OperatorLike,
     function: Callable[[Array], Array],
@@ -76,7 +76,7 @@ def trace_function(
     return dataclasses.replace(found, cost=found.cost + unit.repeated)
 
 
-@no_autocast()
+@default_context()
 def moments(
     operator: OperatorLike,
     count: int,

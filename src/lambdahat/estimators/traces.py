@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_positive
-from lambdahat._precision import no_autocast
+from lambdahat._precision import default_context
 from lambdahat.estimators.control import Pilot, plain_pilot, with_control
 from lambdahat.estimators.deflation import SKETCHED, Quantity, Sketch, deflated_mean
 from lambdahat.estimators.diagonals import dense_diagonal
@@ -26,7 +26,7 @@ BLOCKS, MEMORY_SHARE = 6, 0.25
 EXCHANGED = 4.0  # vectors that XTrace has for each probe: itself, its direction, that one's product, and a copy
 
 
-@no_autocast()
+@default_context()
 def trace(
     operator: OperatorLike,
     tol: float = 0.01,
@@ -90,7 +90,7 @@ def trace(
     return estimate
 
 
-@no_autocast()
+@default_context()
 def trace_per_layer(
     operator: OperatorLike, tol: float = 0.05, max_matvecs: int | None = None, seed: int = 0
 ) -> dict[str, Estimate]:

@@ -26,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from lambdahat._check import require, require_count
+from lambdahat._precision import default_context
 from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, free_memory, rows_of, take
@@ -41,6 +42,7 @@ COPIES = 8  # vectors of length P that one sample's product holds at a time, abo
 Derivative = Callable[[Batch], Tensor]  # one sample, with a leading dimension of 1, to a vector (P,)
 
 
+@default_context()
 def variance(problem: Problem, probes: int = PROBES, seed: int = 0, samples: int | None = None) -> Variance:
     """Per-element variance over samples of the gradient, the Hessian and the Gauss–Newton matrix.
 

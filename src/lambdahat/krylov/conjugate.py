@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_count, require_positive
-from lambdahat._precision import no_autocast
+from lambdahat._precision import default_context
 from lambdahat._progress import report
 from lambdahat.krylov.lanczos import dot, require_finite, require_symmetric, working_dtype
 from lambdahat.operators.base import LinearOperator
@@ -34,7 +34,7 @@ class Solution:
     cost: int
 
 
-@no_autocast()
+@default_context()
 def conjugate_gradients(
     operator: OperatorLike, rhs: Tensor, tol: float | None = None, max_matvecs: int | None = None,
     preconditioner: LinearOperator | None = None,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require
-from lambdahat._precision import no_autocast
+from lambdahat._precision import default_context
 from lambdahat._rng import generator
 from lambdahat.batches import free_memory
 from lambdahat.memory import PASS
@@ -78,19 +78,25 @@ class LinearOperator(ABC):
         fits = block.ndim in (1, 2) and block.shape[0] == self.dim
         require(fits, "the right-hand side of @", f"have shape ({self.dim},) or ({self.dim}, k)", block)
         self._require_factor(block, "right")
-        columns = block.reshape(self.dim, -1).to(self.dtype)
-        if columns.shape[1] == 0:
-            return columns
-        self.matvecs += columns.shape[1]
-        with no_autocast():
+        with default_context():
+            columns = self._own(block.reshape(self.dim, -1))
+            if columns.shape[1] == 0:
+                return columns
+            self.matvecs += columns.shape[1]
             return self._apply(columns).reshape(block.shape)
+
+    def _own(self, block: Tensor) -> Tensor:
+        """The block in the operator's dtype; a copy of what was made in inference mode, which has no gradients."""
+        return (block.clone() if block.is_inference() else block).to(self.dtype)
 
     def _multiply_adjoint(self, block: Tensor) -> Tensor:
         """Aᵀ @ block, (P, k)."""
-        if block.shape[1] == 0:
-            return block.to(self.dtype)
-        self.matvecs += block.shape[1]
-        return self._apply_adjoint(block.to(self.dtype))
+        with default_context():
+            columns = self._own(block)
+            if columns.shape[1] == 0:
+                return columns
+            self.matvecs += columns.shape[1]
+            return self._apply_adjoint(columns)
 
     def _require_factor(self, block: Tensor, side: str) -> None:
         name = f"the {side}-hand side of @"
@@ -358,7 +364,7 @@ class Sum(LinearOperator):
         for plain, shift in ((self.first, self.second), (self.second, self.first)):
             c, squares, trace = multiple_of_identity(shift), plain.known_squares(), plain.known_trace()
             if c is not None and squares is not None and trace is not None:
-                return squares + 2 * c * trace + c**2 * self.dim
+                return squares + 2 * c * trace + c * c * self.dim  # c**2 raises where it overflows
         return None
 
     def known_bounds(self) -> tuple[float, float]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count
+from lambdahat._precision import default_context
 from lambdahat.batches import Batch
 from lambdahat.losses import NAMED
 from lambdahat.memory import PASS, memory_bytes
@@ -391,6 +392,7 @@ class Covariance(Curvature):
         return second if self._mean is None else second - self._mean.square()
 
 
+@default_context()
 def hessian(problem: Problem, *, mode: str = "auto", memory: int | str | None = None) -> Hessian:
     """The Hessian ∂²L/∂θ² of the mean loss.
 
@@ -402,6 +404,7 @@ def hessian(problem: Problem, *, mode: str = "auto", memory: int | str | None = 
     return Hessian(problem, mode, memory)
 
 
+@default_context()
 def ggn(problem: Problem, *, mode: str = "auto", memory: int | str | None = None) -> GaussNewton:
     """The generalised Gauss–Newton matrix (1/n) Σ_i J_iᵀ (∂²ℓ_i/∂z²) J_i, J_i the Jacobian of the model's output z."""
     _require_problem(problem)
@@ -411,6 +414,7 @@ def ggn(problem: Problem, *, mode: str = "auto", memory: int | str | None = None
     return GaussNewton(problem, linearise.hessian_map, lambda few: exact_factors(few, "hessian"), mode, memory, convex)
 
 
+@default_context()
 def fisher(
     problem: Problem,
     kind: str = "exact",
@@ -452,6 +456,7 @@ def fisher(
     return GaussNewton(problem, drawn, factors, mode, memory, True)
 
 
+@default_context()
 def gradient_covariance(
     problem: Problem, *, centred: bool = True, mode: str = "auto", memory: int | str | None = None
 ) -> Covariance:

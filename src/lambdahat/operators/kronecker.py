@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count
+from lambdahat._precision import default_context
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.kronecker_factors import Fisher, find_layers, moments, second_moments
 from lambdahat.operators.output_factors import require_kind
@@ -233,6 +234,7 @@ class KFACInverse(LinearOperator):
 
 
 @torch.enable_grad()
+@default_context()
 def kfac(
     problem: Problem,
     *,
@@ -295,6 +297,7 @@ def kfac(
     return KFAC(problem, blocks, corrected=correction, sharing=sharing, shared=names)
 
 
+@default_context()
 def ekfac(problem: Problem, *, kind: str = "exact", sharing: str = "expand", samples: int = 1, seed: int = 0) -> KFAC:
     """KFAC with the eigenvalues that are best in its eigenbasis: the Fisher's own diagonal there (George et al. 2018).
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat._precision import default_context
 from lambdahat._progress import report
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains
@@ -28,6 +29,7 @@ PROBES = 5
 Watch = Callable[[np.ndarray[Any, Any]], Any]
 
 
+@default_context()
 def sample(
     problem: Problem,
     kernel: Kernel,

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from lambdahat._check import require
+from lambdahat._precision import default_context
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Sensitivity, Status
 from lambdahat.sampling.automatic import Drawn, drawn
@@ -24,6 +25,7 @@ BELOW = 0.1, 0.01  # draws lower than the centre by this part of λ̂, and the s
 DESCENT = 0.1  # of λ̂: what a line search along the gradient at the centre may gain in nβL at a minimum
 
 
+@default_context()
 def llc(
     problem: Problem,
     chains: int = 4,
