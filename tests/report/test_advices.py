@@ -53,7 +53,9 @@ def test_damping_falls_as_the_inverse_of_the_effective_batch(problem, optimizer,
 
 def test_of_single_batches_there_are_points_and_no_curves():
     x = torch.randn(24, 2, generator=generator(0, "normed"), dtype=torch.float64)
-    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 2)).double()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 2)).double()
     normed = Problem(net, "cross_entropy", (x, (x[:, 0] > 0).long()), norm="train", batch_size=6)
     advice = advise(normed, "momentum", 6, 12, batches=3)
     left, right = plot(advice).axes
