@@ -75,6 +75,7 @@ class Training:
     chain: str = ""
     reached: int = 0
     started: bool = False
+    tried: bool = False
 
 
 def works(spec: str, tiny: bool) -> list[Work]:
@@ -215,9 +216,13 @@ def run(out: Path, runs: Path, known: list[Path], specs: list[str], seconds: flo
                 for number in [number for number in busy if not processes[number].is_alive()]:
                     kind, what = busy.pop(number)
                     print(f"process {number} has died of {kind} {what}", flush=True)
-                    if kind == "cell" and not what.tried:
-                        what.tried = True
-                        left.append(what)
+                    lost = what if kind == "cell" else jobs[what]
+                    if not lost.tried:  # once more, by another process
+                        lost.tried = True
+                        if kind == "cell":
+                            left.append(what)
+                        else:
+                            lost.started = False
                 continue
             at = f"{time.monotonic() - begun:5.0f} s"
             if kind == "reached":
