@@ -48,6 +48,7 @@ from lambdahat.sampling.unadjusted import LONGEST_PILOT
 
 Row = dict[str, Any]
 NETWORK, TARGET, CHAINS, BLOCK = "mnist-mlp", 0.05, 4, 10
+FEWEST = 5  # seeds of a setting that counts among the cheapest
 SHARES = (0.25, 0.5, 0.75)  # of the steps that are discarded as burn-in
 OURS: dict[str, Row] = {
     "tol=0.05": {"tol": 0.05},
@@ -57,6 +58,7 @@ OURS: dict[str, Row] = {
     "2,000 gradients of 512": {"batch_size": 512, "max_gradients": 2000},
     "1,000 gradients of 512": {"batch_size": 512, "max_gradients": 1000},
     "500 gradients of 512": {"batch_size": 512, "max_gradients": 500},
+    "SGLD, 4,000 gradients of 512": {"kernel": "sgld", "batch_size": 512, "max_gradients": 4000},
     "SGLD, 2,000 gradients of 512": {"kernel": "sgld", "batch_size": 512, "max_gradients": 2000},
 }
 LOSSES = partial(cross_entropy, reduction="none")
@@ -176,13 +178,15 @@ def summary(rows: list[Row], truth: float) -> list[Row]:
         else:
             table.append(step_row(runs))
     sides = "lambdahat", "devinterp"
-    good = [row for row in table if row["by"] in sides and row["samples"] and row["RMSE %"] <= 100 * TARGET]
+    tried = [row for row in table if row["by"] in sides and row["seeds"] >= FEWEST]
+    good = [row for row in tried if row["samples"] and row["RMSE %"] <= 100 * TARGET]
     for unit in ("samples", "seconds"):
         best = {by: min((row[unit] for row in good if row["by"] == by), default=None) for by in sides}
-        passing = [row[f"{unit}, first"] for row in table if row.get(f"{unit}, first")]
-        ratio = best["devinterp"] / best["lambdahat"] if all(best.values()) else None
+        passing = [row[f"{unit}, first"] for row in tried if row.get(f"{unit}, first")]
         costs = {"ours": best["lambdahat"], "devinterp's": best["devinterp"], "first": min(passing, default=None)}
-        table.append({"by": "least", "setting": f"{unit} to {100 * TARGET:g} %", **costs, "ratio": ratio})
+        if all(best.values()):
+            costs["ratio"] = best["devinterp"] / best["lambdahat"]
+        table.append({"by": "least", "setting": f"{unit} to {100 * TARGET:g} %", **costs})
     return table
 
 
