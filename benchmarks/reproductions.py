@@ -37,6 +37,7 @@ class Run:
     verdicts: tuple[Verdict, ...]
     done: int
     total: int
+    notes: tuple[str, ...] = ()
 
     def counts(self, own: bool = False) -> list[int]:
         """How many claims of the paper, or of our own, have each verdict."""
@@ -61,7 +62,8 @@ def runs_in(folder: Path) -> list[Run]:
             if store is not None and len(store.rows()):
                 experiment = registry.find(name)
                 said = findings(experiment, store)
-                out.append(Run(experiment, store, said.verdicts, said.done, said.total))
+                notes = tuple(note for note in said.notes if note != said.progress)
+                out.append(Run(experiment, store, said.verdicts, said.done, said.total, notes))
     return out
 
 
@@ -121,6 +123,7 @@ def section(run: Run) -> str:
     cells = f"{run.done} cells" if run.done == run.total else f"**{run.done} of {run.total} cells so far**"
     title = f"{run.experiment.title} ({run.experiment.part})"
     ran = f"`{command}`: {cells}, torch {about['torch']}. {in_short(run.experiment.scales[run.store.scale])}".rstrip()
+    ran += "".join(f".\n\n{note.removesuffix('.')}" for note in run.notes)
     ran += f".\n\nIn the paper: {run.experiment.size}" if run.experiment.size else ""
     assumed = "\n".join(f"- {text}" for text in run.experiment.assumptions)
     more = f"\n\n<details markdown><summary>What was assumed</summary>\n\n{assumed}\n\n</details>" if assumed else ""

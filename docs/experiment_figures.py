@@ -10,8 +10,9 @@ from typing import Any
 from lambdahat.experiments import Reading, Rows, Store
 from lambdahat.experiments.experiment import Row
 from lambdahat.experiments.flatness.softmax_decay import DECAYS, MAIN, PUBLISHED
+from lambdahat.experiments.ngd.preconditions import INTERPOLATED, unmet
 from lambdahat.experiments.statistics import mean_of
-from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, VERMILION, new_figure, tidy
+from lambdahat.report.style import AMBER, BLUE, GREY, PURPLE, VERMILION, new_figure, tidy
 
 RUNS = Path(__file__).parents[1] / "benchmarks" / "results" / "reproductions"
 FROM_THE_START = ("ngd-widths", "ngd-vs-sgd", "ngd-digits")
@@ -58,23 +59,34 @@ def ngd_pairs() -> Any:
 
 
 def overfitting() -> Any:
-    """All quantities of a run that overfits, over epochs, relative to their first; the validation loss in grey."""
+    """All quantities of a run that overfits, over epochs, relative to where the validation loss is least.
+
+    From the dashed line on the networks interpolate. λ̂ has no point where half of the runs or more are NOT_A_MINIMUM.
+    """
     figure = new_figure(8.6, 3.8)
     measures = {
-        "validation_loss": ("validation loss", GREY), "g_n": ("G_n", GREEN), "wbic": ("WBIC", AMBER),
-        "llc_batch": ("λ̂, B/ln B", BLUE), "llc": ("λ̂, n/ln n", PURPLE), "trace": ("Tr H", VERMILION),
+        "validation_loss": ("validation loss", GREY), "wbic": ("WBIC", AMBER), "llc_batch": ("λ̂, B/ln B", BLUE),
+        "llc": ("λ̂, n/ln n", PURPLE), "trace": ("Tr H", VERMILION),
     }  # fmt: skip
     for place, (optimizer, title) in enumerate({"sgd": "SGD", "ngd": "NGD"}.items(), start=1):
         axes = tidy(figure.add_subplot(1, 2, place))
-        rows = rows_of("ngd-overfitting").where(optimizer=optimizer)
+        rows = rows_of("ngd-overfitting", "paper").where(optimizer=optimizer)
         parts = [rows.where(part=part) for part in rows.distinct("part")]
         epochs = [mean_of(part.values("epoch")).value for part in parts]
+        validation = [mean_of(part.values("validation_loss")).value for part in parts]
+        least = validation.index(min(validation))
         for column, (name, colour) in measures.items():
             means = [mean_of(part.values(column)).value for part in parts]
+            shown = [mean / means[least] if not unmet({"": part}, column) else math.nan
+                     for mean, part in zip(means, parts, strict=True)]  # fmt: skip
             width = 2.4 if column == "validation_loss" else 1.4
-            axes.semilogy(epochs, [mean / means[0] for mean in means], color=colour, linewidth=width, label=name)
-        axes.set(title=title, xlabel="epoch", ylabel="relative to the first point")
-        axes.set_yticks([0.05, 0.1, 0.2, 0.5, 1, 2], ["0.05", "0.1", "0.2", "0.5", "1", "2"])
+            axes.semilogy(epochs, shown, ".-", color=colour, linewidth=width, label=name)
+        solved = [epoch for epoch, part in zip(epochs, parts, strict=True)
+                  if mean_of(part.values("loss")).value <= INTERPOLATED]  # fmt: skip
+        if solved:
+            axes.axvline(solved[0], color="black", linestyle="--", linewidth=0.9, label="interpolates")
+        axes.set(title=title, xlabel="epoch", ylabel="relative to least validation loss", ylim=(0.4, 2.2))
+        axes.set_yticks([0.5, 0.7, 1, 1.4, 2], ["0.5", "0.7", "1", "1.4", "2"])
         axes.minorticks_off()
     axes.legend(frameon=False, fontsize="small")
     return axes

@@ -98,6 +98,15 @@ def test_ends_at_the_papers_size_are_shown_as_stored(name, tail):
         assert line(network + tail, optimizer, *figures[:5]) in lines
 
 
+def test_switching_and_overfitting_at_the_papers_size_are_shown_as_stored():
+    lines = lines_of("experiments-ngd.md")
+    switching = find("ngd-switch").tables(rows_of("ngd-switch", "paper"))[0]
+    assert {line(*row[1:]) for row in switching.rows} <= set(lines)
+    overfitting = find("ngd-overfitting").tables(rows_of("ngd-overfitting", "paper"))[0]
+    epochs = ("25", "75", "125", "200")
+    assert {line(*row) for row in overfitting.rows if row[1] in epochs} <= set(lines)
+
+
 def test_networks_that_interpolate_are_not_judged_as_overfitting():
     claims = find("ngd-overfitting").claims(rows_of("ngd-overfitting"))
     assert all("interpolates before" in claim.unmet for claim in claims)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import Experiment, key_of
+from lambdahat.experiments.experiment import Cell, Experiment, key_of, label_of
 from lambdahat.experiments.reproduction import Table, Verdict
 from lambdahat.experiments.store import Store
+
+LEAST = 3  # seeds of a setting that lacks some, to be judged beside others
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,16 @@ def findings(experiment: Experiment, store: Store) -> Findings:
     """Read the rows of a store.
 
     A store can be read while its sweep runs, and rows that lack some cells may be too few for a claim, a table or a
-    chart: that must not cost the reader the rest.
+    chart: that must not cost the reader the rest. Nor may a setting that has only just begun: its claims would be
+    undecided for want of seeds, and count in Holm's correction of the others. So it waits until it has LEAST seeds,
+    unless no setting has more.
     """
-    rows, stored = store.rows(), store.finished()
-    grid = {key_of(cell) for cell in experiment.grid(store.scale)}
+    stored = store.finished()
+    cells = {key_of(cell): cell for cell in experiment.grid(store.scale)}
+    grid = set(cells)
     done, total, foreign = len(stored & grid), len(grid), len(stored - grid)
+    waiting, begun = _begun(cells, stored)
+    rows = store.rows(without=waiting)
     parts: dict[str, Callable[[], Iterable[Any]]] = {
         "claims": lambda: judge(experiment.claims(rows)),
         "tables": lambda: experiment.tables(rows),
@@ -58,10 +65,43 @@ def findings(experiment: Experiment, store: Store) -> Findings:
     if done == total:
         notes = [f"The {name} could not be made from these rows: {type(error).__name__}: {error}"
                  for name, error in troubles.items()]  # fmt: skip
+    if begun:
+        notes.append(f"Neither judged nor shown before {LEAST} seeds have run: {'; '.join(begun)}.")
     if foreign:
         notes.append(f"{foreign:,} stored cells are not in the grid of this version; the same command runs it anew.")
     return Findings(done, total, found["claims"], found["tables"], found["charts"], tuple(notes),
                     bool(troubles) and done == total)  # fmt: skip
+
+
+def _begun(cells: Mapping[str, Cell], stored: set[str]) -> tuple[set[str], list[str]]:
+    """The finished cells of settings that lack seeds and have fewer than LEAST, and these settings in words.
+
+    None if no setting has more.
+    """
+    settings: dict[str, list[str]] = {}
+    for key, cell in cells.items():
+        settings.setdefault(key_of(_setting(cell)), []).append(key)
+    every = [_setting(cells[keys[0]]) for keys in settings.values()]
+    begun, words = set[str](), []
+    for setting, keys in zip(every, settings.values(), strict=True):
+        there = stored.intersection(keys)
+        seeds = sum(_seeds(cells[key]) for key in there)
+        if there and len(there) < len(keys) and seeds < LEAST:
+            told = {name: value for name, value in setting.items() if any(other.get(name) != value for other in every)}
+            words.append(f"{label_of(told)} ({seeds} of {sum(_seeds(cells[key]) for key in keys)})")
+            begun |= there
+    return (begun, words) if stored & set(cells) - begun else (set(), [])
+
+
+def _setting(cell: Cell) -> Cell:
+    """What the seeds of a setting share."""
+    return {name: value for name, value in cell.items() if name not in ("seed", "seeds")}
+
+
+def _seeds(cell: Cell) -> int:
+    """How many seeds a cell runs: "seed", or "seeds" that run together, a list or how many."""
+    seeds = cell.get("seeds", 1)
+    return seeds if isinstance(seeds, int) else len(seeds)
 
 
 def _missing(done: int, total: int, short: list[str]) -> list[str]:

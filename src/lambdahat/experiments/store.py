@@ -12,7 +12,7 @@ import json
 import math
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -126,12 +126,16 @@ class Store:
         names = {name: None for cell in cells if cell is not told for name in cell}
         return told | {name: ", ".join(dict.fromkeys(cell[name] for cell in cells if name in cell)) for name in names}
 
-    def rows(self) -> Rows:
-        """All rows of finished cells with their settings, in the order of the grid, whichever finished first."""
+    def rows(self, without: Collection[str] = ()) -> Rows:
+        """All rows of finished cells with their settings, in the order of the grid, whichever finished first.
+
+        Those of the cells with the keys ``without`` are left out.
+        """
         found = self._read(
-            "SELECT settings, record FROM rows JOIN cells USING (key) WHERE position >= 0 ORDER BY position, number"
+            "SELECT key, settings, record FROM rows JOIN cells USING (key) WHERE position >= 0 "
+            "ORDER BY position, number"
         )
-        return Rows(_record(settings) | _record(record) for settings, record in found)
+        return Rows(_record(settings) | _record(record) for key, settings, record in found if key not in without)
 
     def _grid(self) -> list[str]:
         return [key for (key,) in self._read("SELECT key FROM cells WHERE position >= 0 ORDER BY position")]

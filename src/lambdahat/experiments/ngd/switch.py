@@ -230,7 +230,9 @@ EXPERIMENT = Experiment(
     (*ASSUMED, SMALLER, "Figures 5 and 6 at cpu scale split from SGD at 5·10⁻⁴ in place of 10⁻⁴.",
      "When the paper's runs split is not in the text: here after 50 epochs (100 of 4,096 images at cpu scale).",
      "At that rate SGD at cpu scale has hardly trained when Figures 5 and 6 split: ngd-switch-late splits later.",
-     "Changes after the split are log-ratios to SGD ×1 at the same epoch, which goes on training too."),
+     "Changes after the split are log-ratios to SGD ×1 at the same epoch, which goes on training too.",
+     ("At paper scale Figure 4 alone (ngd-switch-late has the others), γ = 100 alone, and 2 points of a branch, where "
+      "3 had been planned: cut before the run to save time.")),
     size=("two hidden layers of 256; Figure 4: Fashion-MNIST, rates 0.01 and 0.01; Figures 5 and 6: MNIST, SGD "
           "at 10⁻⁴; split when loss and λ̂ have settled."),
 )  # fmt: skip
