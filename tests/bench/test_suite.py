@@ -101,5 +101,5 @@ def test_tf32_is_on_inside_only():
             flag.allow_tf32 = value
 
 
-def test_every_family_of_the_issue_is_there():
+def test_every_family_is_there():
     assert list(FAMILIES) == ["products", "estimates", "chains", "optimizers", "determinants", "graphs"]
