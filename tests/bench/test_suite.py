@@ -71,6 +71,7 @@ def test_log_determinants_of_both_sizes_and_nothing_global_left_changed(plan):
     found = run(plan, "determinants")
     assert [work for work, _ in found.tasks()] == ["log-determinant to 1 %", "log-determinant to 0.02 %"]
     assert all(row.accurate for row in found.rows)
+    assert {row.note for row in found.rows if row.note} == {"2 probes, depth 10", "3 probes, depth 30"}
     assert torch.equal(before[0], torch.random.get_rng_state())
     assert before[1:] == (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)
 

@@ -48,7 +48,6 @@ def test_families_run_at_tiny_sizes(tmp_path):
             "NGD step", "KFAC step", "KFAC, factors and inverse"} <= works  # fmt: skip
     inaccurate = [row for row in document["rows"] if (row["error"] or 0) > (row["accuracy"] or float("inf"))]
     assert not inaccurate
-    assert {row["note"] for row in document["rows"] if row["note"]} == {"2 probes, depth 10", "3 probes, depth 30"}
     assert len(BenchResult.load(tmp_path / "bench.json")) == len(document["rows"])
     assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "table.txt", "table.md", "bench.png"}
 
