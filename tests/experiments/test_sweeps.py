@@ -287,7 +287,7 @@ for _ in sys.stdin:  # a line for each sweep, in a process group of its own
 
 @pytest.mark.parametrize(
     ("jobs", "kills", "seeds"),
-    [(1, 20, 100), (2, 2, 40), pytest.param(2, 20, 150, marks=pytest.mark.slow)],
+    [(1, 8, 50), (2, 2, 40), pytest.param(2, 20, 150, marks=pytest.mark.slow)],
 )
 def test_kills_lose_nothing(tmp_path, jobs, kills, seeds):
     """Kill the sweep at random moments: the store ends complete, nothing twice, no row other than uninterrupted.
@@ -319,7 +319,7 @@ def test_kills_lose_nothing(tmp_path, jobs, kills, seeds):
     assert all(0 < len(done) < 2 * seeds for done, _ in before)
     assert all(done.isdisjoint(begun[count:]) for done, count in before)
     assert len(set(begun)) == 2 * seeds
-    assert len(begun) > 2 * seeds or kills < 20  # of so many kills some hit a running cell, which ran again
+    assert len(begun) > 2 * seeds or kills < 8  # of so many kills some hit a running cell, which ran again
     assert records(finished) == records(sweep(experiment, tmp_path / "whole", scale="cpu"))
 
 

@@ -244,9 +244,11 @@ GIVEN: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("limit", [800, 1300, 3001])
-@pytest.mark.parametrize("settings", GIVEN, ids=str)
-def test_steps_keep_within_their_gradients(settings, limit):
+LIMITS = [*((800, settings) for settings in GIVEN), (1300, {"draws": 50}), (1300, {"kernel": "sgld"}), (3001, {})]
+
+
+@pytest.mark.parametrize(("limit", "settings"), LIMITS, ids=str)
+def test_steps_keep_within_their_gradients(limit, settings):
     found = llc(regression(width=20), max_gradients=limit, **settings)
     assert found.cost <= limit
     assert math.isfinite(found.value)
