@@ -28,6 +28,7 @@ from lambdahat.shares import Share, first_look, joined, splits
 from lambdahat.space import Pattern, Space
 
 OWN_LOSSES = ("cross_entropy", "mse", "bce_with_logits")  # what a model's own loss may be, of its logits and labels
+FEW_ROWS = 64  # batches of no more are not worth cutting
 DEFAULT_BATCH = {"cpu": 1024, "cuda": 8192}
 BUFFERS = "buffers and constants"
 BROADCAST = (
@@ -258,6 +259,28 @@ class Problem:
             moved = {k: v.to(self.device, self.dtype) for k, v in theta.items() if k in current}
             vector = other._checked(self.space.flatten({**current, **moved}))
         other._theta = vector.clone()
+        return other
+
+    @property
+    def reduced(self) -> bool:
+        """Whether the model computes in less than float64."""
+        kinds = {tensor.dtype for tensor in self._parameters.values()} if self._cast is None else {self._cast}
+        return kinds != {torch.float64}
+
+    def in_double(self, halved: bool = False) -> Problem:
+        """The same parameters, constants and data, as they are now, computed with in float64.
+
+        ``halved`` cuts batches in two where samples do not share statistics, so that a pass takes the same memory.
+        """
+        other = self.fixed()
+        other._cast, other._theta = torch.float64, self.vector.double()
+        if isinstance(other._evaluate, Evaluator):
+            held = _placed(other._evaluate.constants, self.device, torch.float64)
+            other._evaluate = other._evaluate.with_constants(held)
+        rows = max(1, max(self.batches.sizes) // 2)
+        source = self.batches.cut(rows) if halved and self.norm != "train" and rows > FEW_ROWS else self.batches
+        other.batches = Batches(lambda: (batch.data for batch in source), self.device, torch.float64)
+        other._finish()
         return other
 
     def fixed(self) -> Problem:

@@ -627,7 +627,7 @@ class BlockDiagonal(LinearOperator):
         out = torch.zeros_like(block)
         for label, inner in self.blocks.items():
             where = self._indices[label]
-            out[where] = inner @ block[where]
+            out[where] = (inner @ block[where]).to(out.dtype)
         return out
 
     def _apply_adjoint(self, block: Tensor) -> Tensor:
