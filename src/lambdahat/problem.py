@@ -441,6 +441,8 @@ class Problem:
             total.add_(torch.cat([grad.reshape(-1) for grad in grads]), alpha=weight)
         found = self.ranks.sum(total, "the gradient", vector).to(vector.dtype)
         finite = theta is not None or bool(found.isfinite().all())  # elsewhere a run may have diverged
+        if not finite:
+            self._require_finite(vector)
         require(finite, "the gradient", "be finite", "NaN or infinity in it",
                 "look for a square root, a norm or a quotient at 0 in the model and the loss")  # fmt: skip
         return found
@@ -495,10 +497,17 @@ class Problem:
             return self.vector
         fits = isinstance(theta, Tensor) and theta.shape == (self.num_parameters,)
         require(fits, "theta", f"be a tensor of shape ({self.num_parameters},)", theta)
-        finite = float((0 * theta).sum()) == 0.0  # as isfinite would say, in fewer operations
-        require(finite, "theta", "be finite", "NaN or infinity in it")
+        require(not theta.is_meta, "theta", "hold numbers", "a tensor on the meta device, which has a shape alone")
+        self._require_finite(theta)
         self._held.refresh()
         return theta.detach().to(self.device, self.dtype)
+
+    def _require_finite(self, theta: Tensor) -> None:
+        if float((0 * theta).sum()) == 0.0:  # as isfinite would say, in fewer operations
+            return
+        wrong = [name for name, part in self.space.unflatten(theta).items() if not bool(part.isfinite().all())]
+        require(False, "theta", "be finite", f"NaN or infinity in {', '.join(map(repr, wrong[:3]))}",
+                "load a checkpoint from before training diverged")  # fmt: skip
 
     def _with_model(self, what: str) -> Evaluator:
         function = isinstance(self._evaluate, FunctionEvaluator)

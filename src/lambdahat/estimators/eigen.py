@@ -31,6 +31,14 @@ MEMORY_SHARE = 0.25
 WORKING = 4  # vectors beside the basis: the newest product, what it is made from, and room to work in
 
 WHICH = ("largest", "smallest", "magnitude", "both")
+ARPACK = {  # the words of SciPy's eigsh
+    "LA": "which='largest' is ARPACK's 'LA'",
+    "LM": "which='magnitude' is ARPACK's 'LM'",
+    "SA": "which='smallest' is ARPACK's 'SA'",
+    "BE": "which='both' with half of k is ARPACK's 'BE', for it gives k at each end",
+    "SM": "which='smallest' is the same for a positive semi-definite operator; eigenvalues inside a spectrum are not "
+    "for Lanczos: scipy.sparse.linalg.eigsh(operator.to_scipy(), k, which='SM') finds some",
+}
 
 
 @default_context()
@@ -64,7 +72,7 @@ def eigenpairs(
     """
     operator = require_symmetric(operator, "eigenpairs")
     require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
-    require_choice(which, "which", WHICH)
+    require_choice(which, "which", WHICH, ARPACK.get(which.upper(), "") if isinstance(which, str) else "")
     require_positive(tol, "tol")
     require_choice(basis, "basis", ("device", "host"))
     count = min(2 * k if which == "both" else k, operator.dim)

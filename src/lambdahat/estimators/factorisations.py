@@ -23,21 +23,21 @@ SURE = 0.05  # the error of log det for each eigenvalue up to which it is called
 FACTOR_ENTRY = 2 * (8 + 4)  # bytes of an entry and its mirror image, each a number and an index
 
 
-def exact_logdet(operator: LinearOperator) -> Estimate:
+def exact_logdet(operator: LinearOperator, scale: float = 1.0) -> Estimate:
     """By Cholesky, or LU without exchanges for a sparse matrix, whose pivots are positive exactly for positive A.
 
     The standard error is what the rounding of its products makes of it, to first order, where the entries are not
-    there: √(tr A⁻²) times ε‖A‖, or times the rounding inside a model.
+    there: √(tr A⁻²) times ε‖A‖, or times the rounding inside a model. Errors quote eigenvalues times ``scale``.
     """
     if isinstance(operator, Matrix) and operator.matrix.layout != torch.strided:
-        return _of_pivots(_sparse_pivots(operator))
+        return _of_pivots(_sparse_pivots(operator, scale))
     _require_room(3 * 8 * operator.dim**2, operator)
     before, matrix = operator.matvecs, operator.dense().double()
     require_finite(matrix)
     matrix = (matrix + matrix.T) / 2
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if int(failed):
-        require_positive_eigenvalue(min(float(torch.linalg.eigvalsh(matrix)[0]), 0.0), "eigenvalue")
+        require_positive_eigenvalue(scale * min(float(torch.linalg.eigvalsh(matrix)[0]), 0.0), "eigenvalue")
     error = noise = 0.0
     if not isinstance(operator, Matrix):
         size = float(torch.linalg.matrix_norm(matrix, math.inf)) * float(torch.finfo(operator.dtype).eps)
@@ -61,7 +61,7 @@ def _of_pivots(pivots: Array, error: float = 0.0, cost: int = 0, noise: float = 
     return Estimate(float(np.log(pivots).sum()), error, cost, status)
 
 
-def _sparse_pivots(operator: Matrix) -> Array:
+def _sparse_pivots(operator: Matrix, scale: float) -> Array:
     """The pivots of SuperLU in symmetric mode."""
     from scipy.sparse.linalg import splu
 
@@ -77,7 +77,7 @@ def _sparse_pivots(operator: Matrix) -> Array:
         raise
     pivots = factors.U.diagonal()
     kept = bool((factors.perm_r == factors.perm_c).all())
-    require_positive_eigenvalue(float(pivots.min()) if kept else 0.0, "pivot")
+    require_positive_eigenvalue(scale * float(pivots.min()) if kept else 0.0, "pivot")
     return np.asarray(pivots)
 
 

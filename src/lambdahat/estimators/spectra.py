@@ -275,8 +275,8 @@ def _with_rounding(spectrum: Spectrum, model: Rounding | None) -> Spectrum:
         return spectrum
     noise = np.maximum(model.random.error, model.relative * np.abs(spectrum.nodes))
     residuals, resolution = np.hypot(spectrum.residuals, noise), max(spectrum.resolution, model.random.error)
-    known = {"rounding": model.trace / model.dim, "relative_rounding": model.relative}
-    found = dataclasses.replace(spectrum, residuals=residuals, resolution=resolution, **known)
+    found = dataclasses.replace(spectrum, residuals=residuals, resolution=resolution)
+    found = dataclasses.replace(found, rounding=model.trace / model.dim, relative_rounding=model.relative)
     probes = float(spectrum.trace.stderr)
     rules = float(found.trace.stderr) > math.sqrt(2.0) * probes or model.relative > RULES
     return dataclasses.replace(found, status=Status.PRECISION_LIMIT) if rules else found
@@ -289,7 +289,8 @@ def _trace_of(operator: LinearOperator, runs: list[Lanczos], function: Callable[
         with np.errstate(all="ignore"):
             readings = np.asarray(function(nodes), dtype=np.float64)
         fine = readings.shape == nodes.shape and bool(np.isfinite(readings).all())
-        where = f"be element-wise and finite on [{nodes.min():.3g}, {nodes.max():.3g}]"
+        low, high = (math.ldexp(float(end), getattr(operator, "exponent", 0)) for end in (nodes.min(), nodes.max()))
+        where = f"be element-wise and finite on [{low:.3g}, {high:.3g}]"
         require(fine, "function", where, "other values", "shift the operator, or pass a function defined there")
         return readings
 
