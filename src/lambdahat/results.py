@@ -59,8 +59,7 @@ class Estimate(Result):
         if isinstance(self.value, Tensor):
             return f"Estimate of shape {tuple(self.value.shape)}"
         error = float(self.stderr)
-        unseen = error <= 1e-6 * abs(float(self.value))  # below the digits shown
-        text = f"{self.value:.6g}" if unseen or error == math.inf else f"{self.value:.6g} ± {error:.2g}"
+        text = f"{self.value:.6g}" if error in (0, math.inf) else f"{self.value:.6g} ± {error:.2g}"
         text = f"at least {text}" if error == math.inf else text
         return text if self.status.ok else f"{text} [{self.status.name}: {self.status.value}]"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -228,8 +226,7 @@ def test_a_model_that_cannot_run_in_float64_is_perturbed_instead() -> None:
     assert found.random.error > 100 * torch.finfo(torch.float32).eps * found.random.size
 
 
-def test_a_budget_of_memory_without_room_leaves_the_comparison_out() -> None:
+def test_a_budget_of_memory_leaves_the_comparison_out() -> None:
     (model, x), count = _plain(), 64
     operator = lh.hessian(lh.Problem(model, "cross_entropy", (x, torch.arange(count) % 4), memory="1MiB"))
-    assert rounding_of(operator) is not None
-    assert math.isfinite(float(lh.trace(operator).stderr))
+    assert rounding_of(operator) is None

@@ -629,7 +629,7 @@ class BlockDiagonal(LinearOperator):
         out = torch.zeros_like(block)
         for label, inner in self.blocks.items():
             where = self._indices[label]
-            out[where] = (inner @ block[where]).to(out.dtype)
+            out[where] = inner @ block[where]
         return out
 
     def _apply_adjoint(self, block: Tensor) -> Tensor:

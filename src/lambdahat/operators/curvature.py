@@ -102,7 +102,7 @@ class Curvature(LinearOperator):
     def _apply(self, block: Tensor) -> Tensor:
         if self.stand_in is not None:
             other, only = self.stand_in
-            return other._ready().apply(block.T.contiguous().to(other.dtype), only).T
+            return other._ready().apply(block.T.contiguous().to(other.dtype), only).T.to(self.dtype)
         return self._ready().apply(block.T.contiguous()).T
 
     def prepare(self) -> None:
@@ -391,7 +391,7 @@ class Covariance(Curvature):
         out = super()._apply(block)
         source = self if self.stand_in is None else self.stand_in[0]
         mean = source._mean if isinstance(source, Covariance) else None
-        return out if mean is None else out - torch.outer(mean, mean @ block.to(mean.dtype))
+        return out if mean is None else (out - torch.outer(mean, mean @ block.to(mean.dtype))).to(self.dtype)
 
     def known_trace(self) -> float | None:
         if self._factors is None:

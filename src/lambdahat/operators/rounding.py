@@ -233,21 +233,17 @@ def _parts_of(operator: LinearOperator) -> list[LinearOperator]:
 
 
 def _fits(model: Curvature) -> bool:
-    """Whether there is room for the vectors of a comparison."""
-    budget = model.budget()
-    room = MEMORY_SHARE * model.free_memory() if budget is None else model.room(1.0)
-    return VECTORS * torch.float64.itemsize * model.dim <= room
+    """Whether there is room for the vectors of a comparison; a problem's budget of memory is kept for its estimators."""
+    free = model.budget() is None and model.free_memory()
+    return VECTORS * torch.float64.itemsize * model.dim <= MEMORY_SHARE * free
 
 
 def _twins_of(model: Curvature, samples: int) -> _Twins:
     whole = model.problem.alone()
-    whole.memory = None  # in a budget a part is no larger than half a batch
-    narrow = model.budget() is not None
-    few, parts = _sample_of(whole, FEW if narrow else samples, narrow)
+    few, parts = _sample_of(whole, samples)
     own = model if few is whole else model.like(few)
     try:
         double = model.like(few.in_double(halved=parts == 0))
-        double.memory = 0 if narrow else None
         double.prepare()
     except torch.OutOfMemoryError:
         raise
@@ -266,7 +262,7 @@ def _perturbed(problem: Problem) -> Problem:
     return problem.at(vector * (1 + torch.finfo(vector.dtype).eps * signs))
 
 
-def _sample_of(problem: Problem, samples: int, narrow: bool) -> tuple[Problem, int]:
+def _sample_of(problem: Problem, samples: int) -> tuple[Problem, int]:
     """The problem on a few samples, in parts of the same size, and how many parts; 0 where those are all samples.
 
     Where the samples of a batch share their statistics, the parts are whole batches.
@@ -278,14 +274,13 @@ def _sample_of(problem: Problem, samples: int, narrow: bool) -> tuple[Problem, i
             return problem, 0
         chosen = [batch.data for batch in batches.some(range(most))]
         return problem.on(Batches(lambda: chosen, problem.device, batches.dtype)), most
-    most = min(samples, PARTS * max(1, min(batches.sizes) // 2)) if narrow else samples
-    if batches.num_samples <= most:
+    if batches.num_samples <= samples:
         return problem, 0
     stream, first = generator(0, "rounding"), batches.first()
     if batches.in_memory:
-        places = torch.randperm(batches.num_samples, generator=stream)[:most].sort().values
-        first = batches.subset(places, most).first()
-    each = max(1, min(most, first.size) // PARTS)
+        places = torch.randperm(batches.num_samples, generator=stream)[:samples].sort().values
+        first = batches.subset(places, samples).first()
+    each = max(1, min(samples, first.size) // PARTS)
     rows = torch.randperm(first.size, generator=stream)[: PARTS * each].to(problem.device)
     data = [take(first, part).data for part in rows.split(each)]
     return problem.on(Batches(lambda: data, problem.device, batches.dtype)), len(data)
