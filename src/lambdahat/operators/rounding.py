@@ -233,7 +233,7 @@ def _parts_of(operator: LinearOperator) -> list[LinearOperator]:
 
 
 def _fits(model: Curvature) -> bool:
-    """Whether there is room for the vectors of a comparison; a problem's budget of memory is kept for its estimators."""
+    """Whether there is room for the vectors of a comparison; a problem's budget is kept for its estimators."""
     free = model.budget() is None and model.free_memory()
     return VECTORS * torch.float64.itemsize * model.dim <= MEMORY_SHARE * free
 
