@@ -181,6 +181,8 @@ class Batches:
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
+            require(not leaf.is_meta, "data", "hold numbers", "tensors on the meta device, which have shapes alone",
+                    "load them on a device that computes")  # fmt: skip
             cast = self.dtype if leaf.is_floating_point() else None
             return leaf.detach().to(self.device, cast)
 

@@ -124,11 +124,15 @@ def select_parameters(model: nn.Module, pattern: Pattern | None, norm: str) -> d
 
 def device_of(tensors: Mapping[str, Tensor], asked: torch.device | str | None) -> torch.device:
     """The device asked for, or the one that all the tensors are on."""
+    found = {tensor.device for tensor in tensors.values()}
+    require(all(device.type != "meta" for device in found), "model", "be on one device, with data", "meta, where "
+            "parameters have shapes alone", "fill it: model.to_empty(device='cpu') and load_state_dict")  # fmt: skip
     if asked is None:
-        found = {tensor.device for tensor in tensors.values()}
-        one = len(found) == 1 and torch.device("meta") not in found
-        require(one, "model", "be on one device, with data", ", ".join(sorted(map(str, found))), "pass device=")
+        places = ", ".join(sorted(map(str, found)))
+        require(len(found) == 1, "model", "be on one device, with data", places, "pass device=")
         return found.pop()
+    meta = isinstance(asked, str | torch.device) and str(asked) == "meta"
+    require(not meta, "device", "be one that computes", "'meta', which has shapes alone", 'use "cpu" or "cuda"')
     try:
         torch.empty(0, device=asked)
     except (RuntimeError, AssertionError, TypeError) as error:

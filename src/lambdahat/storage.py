@@ -37,7 +37,7 @@ class Status(Enum):
     BUDGET_SPENT = "The products allowed ran out before the tolerance was reached: raise max_matvecs or tol."
     SAMPLES_SPENT = "The rounds of random signals ran out before the tolerance was reached: raise tol."
     NOT_CONVERGED = "Residuals are above tol, or further copies are not ruled out: raise max_matvecs, or lower k."
-    PRECISION_LIMIT = "Rounding of the operator's dtype stops further progress: use a float64 problem, or raise tol."
+    PRECISION_LIMIT = "Rounding, also in the model, stops further progress: use dtype=torch.float64, or raise tol."
     QUADRATURE = "The quadrature has not settled: raise depth."
     POSITIVITY = "No eigenvalue bound above 0 is known, nor was one seen: pass bounds, add a shift, or raise depth."
     NOT_A_MINIMUM = "The sampled loss fell below the loss at the centre: train further, or raise localization."

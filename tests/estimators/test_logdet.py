@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -56,6 +58,13 @@ class Diagonal(LinearOperator):
 
     def _apply(self, block: torch.Tensor) -> torch.Tensor:
         return self.values[:, None] * block
+
+
+class Known(Diagonal):
+    """The same, with its diagonal known apart from products."""
+
+    def known_diagonal(self) -> torch.Tensor:
+        return self.values
 
 
 def points(count: int = 150, dimensions: int = 3) -> torch.Tensor:
@@ -622,3 +631,35 @@ def test_misuse_names_the_argument(misuse):
     call, text = MISUSES[misuse]
     with pytest.raises(ValueError, match=text):
         call()
+
+
+def test_a_budget_counts_the_products_of_a_preconditioner() -> None:
+    """Sixty columns for a Cholesky factor, each a product, leave 140 of 200."""
+    A = Known(torch.logspace(-3, 0, 5000, dtype=D))
+    found = logdet(A, tol=1e-6, max_matvecs=200, precondition="cholesky", rank=60)
+    assert found.status is Status.BUDGET_SPENT
+    assert 60 < found.cost <= 200
+    assert found.cost == A.matvecs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_errors_of_scaled_operators_quote_the_numbers_of_the_caller(dtype: torch.dtype) -> None:
+    scale = 1e-25 if dtype == torch.float32 else 1e-200
+    values = torch.linspace(1, 2, 150, dtype=torch.float64)
+    values[0] = -1.0
+    dense = torch.diag(values * scale).to(dtype)
+    with pytest.raises(ValueError, match=f"positive definite, got the .*-1e{math.log10(scale):.0f}"):
+        logdet(operator(dense), depth=20, precondition="none")
+    values[0] = 1.0
+    given = operator(torch.diag(values * scale).to(dtype))
+    with pytest.raises(ValueError, match=f"hold the whole spectrum of A.*e{math.log10(scale):.0f}"):
+        logdet(given, depth=20, bounds=(1.5 * scale, 1.6 * scale), precondition="none")
+
+
+@pytest.mark.parametrize(("low", "high"), [(-22, 23), (-37, 8)])
+def test_float32_matrices_over_45_decades_keep_their_small_entries(low: int, high: int) -> None:
+    entries = torch.logspace(low, high, 200, dtype=torch.float64).float()
+    truth = float(entries.double().log().sum())
+    for settings in ({}, {"depth": 40}, {"tol": 1e-3}):
+        found = logdet(operator(torch.diag(entries)), **settings)
+        assert abs(float(found) - truth) <= max(4 * float(found.stderr), 1e-9 * abs(truth))
