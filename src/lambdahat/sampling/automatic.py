@@ -40,6 +40,7 @@ CHECKS = (500, 1000, 2000, 4000, 8000, 16000, 32000)  # gradients of a chain aft
 PIECE = 8192  # samples of the whole data that go through a large model at once
 TOL = 0.03, 1.0  # standard error to draw for, of a value that counts as no less than the second
 FEWEST_ROUNDS, EFFECTIVE = 4, 50  # rounds, and effective draws per chain, before which no standard error is trusted
+LEAST_EFFORT = 0.25  # of those rounds and effective draws, where the tolerance is loose
 TRAJECTORIES = 200  # thrown away where HMC's step size is given
 LEAST = 400  # gradients of a chain of HMC that a limit must leave
 FEWEST_TRAJECTORIES = 8  # to be drawn
@@ -114,6 +115,11 @@ class Request:
         if self.tol is not None:
             return reading.stderr <= self.tol * abs(reading.value)
         return reading.stderr <= TOL[0] * max(abs(reading.value), TOL[1])
+
+    @property
+    def effort(self) -> float:
+        """The share of the usual draws before a standard error is trusted: less for a loose tolerance."""
+        return 1.0 if self.tol is None else min(max(TOL[0] / self.tol, LEAST_EFFORT), 1.0)
 
     @property
     def goal(self) -> str:
@@ -362,7 +368,7 @@ def _by_steps(problem: Problem, kernel: Kernel, wanted: Request, plan: Plan, who
             runner.retune(kernel)
             burn(runner, lengths.burn_in)
         else:
-            pilot = Pilot(runner, problem, kernel, lengths, plan.seed, wanted.burn_in, wanted.draws)
+            pilot = Pilot(runner, problem, kernel, lengths, plan.seed, wanted.burn_in, wanted.draws, wanted.effort)
             tuned = pilot.tune(plan.batch_size is not None and not whole)
             kernel, reasons, coarse, lengths = tuned.kernel, dict(tuned.reasons), tuned.coarse, tuned.lengths
         return _rounds(runner, mode, problem, kernel, wanted, plan, reasons, lengths, coarse)
@@ -399,7 +405,7 @@ def _rounds(
             continue
         apart = chains.diagnostics.rhat > RHAT or reading.drifting or reading.unsettled
         enough = len(chains.energies[0]) >= FEWEST_ROUNDS * lengths.round
-        enough &= chains.diagnostics.ess_mean >= EFFECTIVE * len(chains)
+        enough &= chains.diagnostics.ess_mean >= wanted.effort * EFFECTIVE * len(chains)
         if enough and not apart and not wanted.missed(reading):
             break
     if wanted.draws is None:
