@@ -73,7 +73,7 @@ class Lengths:
         turn = max(int(ROUND * free), FEWEST_DRAWS) if draws is None else draws
         return cls(free + (burn_in or 0), pilot, thrown, coarse, turn)
 
-    def fitted(self, relaxation: float, burn_in: int | None, draws: int | None, effort: float) -> Lengths:
+    def fitted(self, relaxation: float, burn_in: int | None, draws: int | None, effort: float = 1.0) -> Lengths:
         """No longer than a dozen times the steps in which the chains relax, except for what was given.
 
         Of the draws, only a share of ``effort``, which is less than 1 for a tolerance that few draws meet.
@@ -424,7 +424,7 @@ class Pilot:
             return None
         noise = {name: float(values.mean()) for name, values in self.runner.noise(NOISE_LOOKS).items()}
         energies = (self.kernel.nbeta * (record["loss"] - record["centre"])).numpy()
-        seen = {name: record[name].numpy() for name in ("work", "heat") if name in record}
+        seen: dict[str, Array] = {name: record[name].numpy() for name in ("work", "heat") if name in record}
         return Coarse(kernel, energies, seen, noise)
 
 
