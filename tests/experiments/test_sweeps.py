@@ -112,10 +112,11 @@ def test_cells_that_left_the_grid_are_not_read(tmp_path):
 
 
 def test_a_store_of_an_early_version_is_read_and_continued(tmp_path):
-    """Before there was a table of what each cell was made with."""
+    """Before there was a table of what each cell was made with, and one of digests."""
     store = sweep(toy(), tmp_path, scale="smoke", only="rate=2.0", command="first")
     with sqlite3.connect(store.path) as connection:
         connection.execute("DROP TABLE made")
+        connection.execute("DROP TABLE digests")
         connection.execute("UPDATE about SET value = '1.0' WHERE name = 'torch'")
     assert (len(store.rows()), len(store.finished()), store.about()["torch"]) == (6, 2, "1.0")
     sweep(toy(), tmp_path, scale="smoke", command="second")

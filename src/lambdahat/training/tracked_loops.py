@@ -10,7 +10,7 @@ from typing import Any
 from lambdahat._check import require, require_count
 from lambdahat.problem import Problem, require_problem
 from lambdahat.training.measuring_base import Row, Tracker
-from lambdahat.training.metrics import Metrics, read_rows
+from lambdahat.training.metrics import Metrics
 from lambdahat.training.runs import Run
 from lambdahat.training.trackers import make_trackers
 
@@ -108,10 +108,7 @@ class Tracking:
         if length == 0:
             return self.start()
         assert self.folder is not None
-        lines = (self.folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-        steps = [row["step"] for row in read_rows(self.folder / "metrics.jsonl")]
-        kept = [line for line, step in zip(lines, steps, strict=False) if upto is None or step <= upto]
-        self.metrics.cut(sum(map(len, kept)))
+        self.metrics.keep_steps(upto)
         if self.rows:
             self.steps, self.epochs = self.rows[-1]["step"], self.rows[-1]["epoch"]
         return None
