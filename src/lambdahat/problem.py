@@ -472,18 +472,18 @@ class Problem:
         ``shares.behaves_alike`` compares it up to rounding; all else is equal or the problem is another one.
         """
         evaluate, theta = self._evaluate, self.vector
-        own = isinstance(evaluate, Evaluator)
-        meet = self.norm == "train" or not own or isinstance(evaluate.loss, Custom) or evaluate.model_loss
+        loss = evaluate.loss if isinstance(evaluate, Evaluator) else None
+        known = isinstance(evaluate, Evaluator) and not (isinstance(loss, Custom) or evaluate.model_loss)
+        meet = self.norm == "train" or not known  # whether the loss may depend on how data are cut into batches
         with rng_untouched():
             seen = behaviour(evaluate, self.named(theta), self.batches.first(), meet)
+        model = self.model or getattr(evaluate, "function", None)
         return {
             "theta": digest_tensors({"theta": theta}),
             "data": self.batches.digest(cut=meet) if self.has_data else "none",
             "constants": digest_tensors({f"{i}": tensor for i, tensor in enumerate(self._read_constants())}),
-            "model": digest(f"{self.space} {structure(self.model or getattr(evaluate, 'function', None))}".encode())[
-                :32
-            ],
-            "loss function": digest(structure(evaluate.loss if own else None).encode())[:32],
+            "model": digest(f"{self.space} {structure(model)}".encode())[:32],
+            "loss function": digest(structure(loss).encode())[:32],
             "behaviour": list(seen),
         }
 

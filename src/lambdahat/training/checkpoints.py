@@ -1,8 +1,8 @@
 """Checkpoints that survive ``kill -9``, a full disk and damage: safetensors and JSON, the last few and the best.
 
 A checkpoint is ``step-00000120.safetensors`` with the tensors and ``step-00000120.json`` with all else, the digest
-of the first and one of itself. Both are written to a temporary file, synced and renamed, the JSON last: it makes the checkpoint count.
-``best.json`` names the best one. An old checkpoint goes only once a newer one is whole.
+of the first and one of itself. Both are written to a temporary file, synced and renamed, the JSON last: it makes the
+checkpoint count. ``best.json`` names the best one. An old checkpoint goes only once a newer one is whole.
 """
 
 from __future__ import annotations
@@ -130,9 +130,7 @@ class Checkpoints:
         if not index.is_file():
             return None
         name = unseal(read_json(index), index, sealed=False).get("checkpoint")
-        if name not in [path.name for path in self.paths()]:
-            return None
-        return self.folder / name
+        return next((path for path in self.paths() if path.name == name), None)
 
     def forget_after(self, step: int) -> None:
         """Remove what was written after ``step``: a run that goes on from there writes it again."""
