@@ -19,7 +19,16 @@ from typing import Any
 from torch import Tensor
 
 from lambdahat._check import require
-from lambdahat.storage import Damaged, digest, read_json, unseal, write_atomically, write_sealed
+from lambdahat.storage import (
+    DIGEST,
+    Damaged,
+    digest,
+    digest_tensors,
+    read_json,
+    unseal,
+    write_atomically,
+    write_sealed,
+)
 from lambdahat.training.packing import pack, unpack
 
 FORMAT = "lambdahat-checkpoint"
@@ -199,13 +208,29 @@ def alone_in(folder: Path | None) -> Iterator[None]:
         yield
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors by name to a safetensors file, atomically; the digest of its bytes."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], sealed: bool = False) -> str:
+    """Write tensors by name to a safetensors file, atomically; the digest of its bytes.
+
+    With ``sealed`` the file carries a digest of its own, for ``read_tensors``, where no other file holds one.
+    """
     from safetensors.torch import save
 
-    blob = save(_apart({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
+    plain = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())})
+    blob = save(plain, {DIGEST: digest_tensors(plain)} if sealed else None)
     write_atomically(path, blob)
     return digest(blob)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name; ``Damaged`` where they do not match a digest that it carries."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as stream:  # type: ignore[no-untyped-call]
+        tensors = {name: stream.get_tensor(name) for name in sorted(stream.keys())}
+        told = (stream.metadata() or {}).get(DIGEST)
+    if told is not None and told != digest_tensors(tensors):
+        raise Damaged(f"{path} is damaged: its tensors do not match their digest")
+    return tensors
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

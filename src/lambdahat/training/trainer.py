@@ -87,7 +87,7 @@ class Trainer:
         """The averaged weights, where there are any, as a state dict."""
         average = averaged_model(self.subject, self.optimizer, self.averaging, self.feed)
         if average is not None:
-            write_tensors(path, average.state_dict())
+            write_tensors(path, average.state_dict(), sealed=True)
 
     def _begin(self, resume: bool) -> None:
         found = None
