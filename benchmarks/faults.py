@@ -143,6 +143,7 @@ def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
     from lambdahat.experiments.findings import findings
     from lambdahat.experiments.store import Store
     from lambdahat.experiments.sweeps import sweep
+    from lambdahat.optim import IterateAverage
     from lambdahat.results import Result
     from lambdahat.training import Checkpoints, fit, read_rows
     from lambdahat.training.folders import Recipe, read_recipe, weights
@@ -150,8 +151,7 @@ def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
 
     run, problem = folder / "run", a_problem()
     optimizer = torch.optim.Adam(problem.source.parameters(), lr=0.01)
-    averaging = torch.optim.swa_utils.AveragedModel(problem.source)
-    fit(problem, optimizer, 3, batch_size=10, folder=run, averaging=averaging)
+    fit(problem, optimizer, 3, batch_size=10, folder=run, averaging=IterateAverage(problem.source))
     Recipe("mlp", "digits", settings={"lr": 0.01}).save(run)
     measured(folder / "measured")
     experiment = an_experiment(12)
@@ -175,7 +175,7 @@ def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
     def stored(place: Path) -> Any:
         store = Store(place / "store", "faults", "smoke")
         found = findings(experiment, store)
-        return store.rows(), store.about(), store.finished(), store.errors(), store.seconds(), found.verdicts
+        return list(store.rows()), store.about(), sorted(store.finished()), store.errors(), store.seconds(), found.verdicts
 
     def again(place: Path) -> Any:
         found = measured(place / "measured")
@@ -209,6 +209,8 @@ def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
 
 def damage_files(count: int, folder: Path, damage: Callable[[random.Random, bytes], bytes]) -> Tally:
     """Damage a file of every kind in turn: the same is read, or the damage is named with the file."""
+    from lambdahat.cli.exits import InputError
+
     readers = library(folder / "whole")
     names, dice = list(readers), random.Random(0)
     right = {name: plain(read(folder / "whole")) for name, (_, read) in readers.items()}
@@ -233,7 +235,7 @@ def damage_files(count: int, folder: Path, damage: Callable[[random.Random, byte
                     named += 1
                 else:
                     fault = "read as something else without a word"
-            except (ValueError, OSError) as error:
+            except (ValueError, OSError, InputError) as error:
                 named += 1
                 fault = "" if _names(str(error), path) else f"an error without the file: {error}"[:200]
             except BaseException as error:

@@ -150,7 +150,10 @@ def test_an_error_in_the_loop_passes_and_the_rows_stay(tmp_path):
 
 def test_an_optimizer_is_needed_only_by_those_that_ask_for_it():
     problem, _ = small()
-    with tracking(problem, "trace,effective_rate") as track:
+    with (
+        pytest.warns(RuntimeWarning, match="the tracker 'effective_rate' could not measure"),
+        tracking(problem, "trace,effective_rate") as track,
+    ):
         pass
     assert math.isfinite(track.rows[0]["trace"])
     assert track.rows[0]["effective_rate_status"].startswith("TypeError: optimizer must be")

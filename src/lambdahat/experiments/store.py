@@ -240,10 +240,10 @@ class Store:
                     yield connection
             finally:
                 connection.close()
-        except sqlite3.DatabaseError as error:
-            if type(error) not in (sqlite3.DatabaseError, sqlite3.OperationalError):
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            if type(error) not in (sqlite3.DatabaseError, sqlite3.OperationalError, UnicodeDecodeError):
                 raise  # no fault of the file
-            raise ValueError(
+            raise Damaged(
                 f"{self.path} must be a whole store that can be opened, got: {error}; "
                 "if it is broken, delete it and run the experiment again"
             ) from error
