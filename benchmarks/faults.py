@@ -333,11 +333,11 @@ def sweep_child(folder: str, cells: str, jobs: str, backend: str, pause: str) ->
 def measure_child(folder: str, quantity: str) -> None:
     """Measure; "chains" runs long chains in processes of their own."""
     if quantity == "chains":
-        import lambdahat
-        from lambdahat.sampling.kernels import sgld
+        from lambdahat import sample
+        from lambdahat.sampling import sgld
 
         Path(folder, "log").write_text("begun")
-        lambdahat.sample(a_problem(), sgld(1e-5, 10.0, 10.0), chains=2, draws=10**7, mode="processes")
+        sample(a_problem(), sgld(1e-5, 10.0, 10.0), chains=2, burn_in=10**8, batch_size=10, mode="processes")
     else:
         measured(Path(folder))
 
@@ -438,7 +438,8 @@ def orphans(count: int, folder: Path) -> Tally:
                 if early and psutil.Process(process.pid).children():
                     break
             time.sleep(dice.uniform(0, 3))
-            left = psutil.Process(process.pid).children(recursive=True)
+            ended = process.poll() is not None
+            left = [] if ended else psutil.Process(process.pid).children(recursive=True)
             process.kill()
             process.wait()
             start = time.monotonic()
@@ -446,7 +447,8 @@ def orphans(count: int, folder: Path) -> Tally:
                 left = [each for each in left if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
                 time.sleep(0.05)
             slowest = max(slowest, time.monotonic() - start)
-            outcomes.append((f"{name} {number}", f"{len(left)} children after 5 s" if left else ""))
+            fault = "ended by itself" if ended else f"{len(left)} children after 5 s" if left else ""
+            outcomes.append((f"{name} {number}", fault))
             for each in left:
                 each.kill()
     tried, survived, lost, notes = tally(outcomes)
