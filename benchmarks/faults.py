@@ -175,7 +175,14 @@ def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
     def stored(place: Path) -> Any:
         store = Store(place / "store", "faults", "smoke")
         found = findings(experiment, store)
-        return list(store.rows()), store.about(), sorted(store.finished()), store.errors(), store.seconds(), found.verdicts
+        return (
+            list(store.rows()),
+            store.about(),
+            sorted(store.finished()),
+            store.errors(),
+            store.seconds(),
+            found.verdicts,
+        )
 
     def again(place: Path) -> Any:
         found = measured(place / "measured")
@@ -312,12 +319,12 @@ def other_problems(count: int, folder: Path) -> Tally:
 # Killed processes
 
 
-CHILD = "import sys; sys.path.insert(0, sys.argv[1]); import faults; getattr(faults, sys.argv[2])(*sys.argv[3:])"
+CALL = "import sys; sys.path.insert(0, sys.argv[1]); import faults; getattr(faults, sys.argv[2])(*sys.argv[3:])"
 
 
 def child(function: str, *arguments: Any) -> subprocess.Popen[bytes]:
     """A function of this file in a process of its own."""
-    command = [sys.executable, "-c", CHILD, str(Path(__file__).parent), function, *map(str, arguments)]
+    command = [sys.executable, "-c", CALL, str(Path(__file__).parent), function, *map(str, arguments)]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=quiet, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -414,14 +421,29 @@ def killed_measurements(count: int, folder: Path) -> Tally:
     return tally(outcomes)
 
 
+def running() -> dict[int, tuple[str, str]]:
+    """The parent and the start of every process that runs, by its number."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat=,lstart="], capture_output=True, text=True, check=True)
+    lines = [line.split(maxsplit=3) for line in listed.stdout.splitlines()]
+    return {int(pid): (parent, start) for pid, parent, stat, start in lines if not stat.startswith("Z")}
+
+
+def descendants(parent: int) -> dict[int, tuple[str, str]]:
+    """Those of the processes that a process has started, and those that these have."""
+    everything, found = running(), {}
+    new = {parent}
+    while new:
+        new = {pid for pid, (above, _) in everything.items() if int(above) in new}
+        found |= {pid: everything[pid] for pid in new}
+    return found
+
+
 @kind("orphans", sample=1, usual=3, long=40)
 def orphans(count: int, folder: Path) -> Tally:
     """After SIGKILL of a sweep or of chains in processes, at a random moment: all its children end within 5 s."""
     from importlib.util import find_spec
 
-    import psutil
-
-    backends = [name for name in ("loky", "dask", "ray") if name == "loky" or find_spec(name)]
+    backends = [name for name in ("loky", "dask", "ray") if name == "loky" or (find_spec(name) and count > 1)]
     dice, outcomes, slowest = random.Random(0), [], 0.0
     for number in range(count):
         for name in [*backends, "chains"]:
@@ -435,22 +457,22 @@ def orphans(count: int, folder: Path) -> Tally:
             early = number % 3 == 2  # before the first cell has begun
             while not (place / "log").is_file() and process.poll() is None:
                 time.sleep(0.02)
-                if early and psutil.Process(process.pid).children():
+                if early and descendants(process.pid):
                     break
-            time.sleep(dice.uniform(0, 3))
+            time.sleep(dice.uniform(0, min(count, 3)))
             ended = process.poll() is not None
-            left = [] if ended else psutil.Process(process.pid).children(recursive=True)
+            left = {} if ended else descendants(process.pid)
             process.kill()
             process.wait()
             start = time.monotonic()
             while left and time.monotonic() - start < 5:
-                left = [each for each in left if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
                 time.sleep(0.05)
+                left = {pid: each for pid, each in running().items() if left.get(pid, ("", ""))[1] == each[1]}
             slowest = max(slowest, time.monotonic() - start)
             fault = "ended by itself" if ended else f"{len(left)} children after 5 s" if left else ""
             outcomes.append((f"{name} {number}", fault))
-            for each in left:
-                each.kill()
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
     tried, survived, lost, notes = tally(outcomes)
     return tried, survived, lost, [f"{', '.join(backends)} and chains; at most {slowest:.1f} s", *notes]
 
