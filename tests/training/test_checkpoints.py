@@ -18,7 +18,7 @@ from lambdahat.training import Checkpoints, metrics
 from lambdahat.training.checkpoints import DamagedCheckpoint, alone_in, read
 from lambdahat.training.metrics import Metrics, read_rows
 from lambdahat.training.packing import pack, unpack
-from tests.training.small_runs import Setup, same, timeless
+from tests.training.small_runs import TRAIN, Setup, same, timeless
 
 STATE = {
     "numbers": [1, 2.5, -0.0, 1e-320, math.inf, True, None, "text", "λ"],
@@ -238,6 +238,25 @@ def test_checkpoints_and_rows_of_earlier_versions_are_read(tmp_path):
     again = setup.fit(3, tmp_path / "old", resume=True)
     assert same(setup.tensors, whole.tensors)
     assert timeless(again.history) == timeless(run.history)
+
+
+@pytest.mark.parametrize("what", ["one label", "one pixel", "rounding"])
+def test_a_run_does_not_go_on_with_other_data(what, tmp_path):
+    Setup("sgd").fit(1, tmp_path)
+    setup = Setup("sgd")
+    (x, y) = (part.clone() for part in TRAIN)
+    if what == "one label":
+        y[-1] = (y[-1] + 1) % 10
+    elif what == "one pixel":
+        x[-1, 30] += 1.0
+    else:
+        x *= 1 + 1e-7 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    setup.problem = setup.problem.on((x, y))
+    if what == "rounding":  # another machine may prepare the data a little differently
+        assert len(setup.fit(2, tmp_path, resume=True)) == 2
+    else:
+        with pytest.raises(ValueError, match="folder must hold a run on the same data, got one on other samples or"):
+            setup.fit(2, tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("lost", [True, False])

@@ -225,7 +225,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file by name; ``Damaged`` where they do not match a digest that it carries."""
     from safetensors import safe_open
 
-    with safe_open(path, "pt") as stream:  # type: ignore[no-untyped-call]
+    with safe_open(path, "pt") as stream:
         tensors = {name: stream.get_tensor(name) for name in sorted(stream.keys())}
         told = (stream.metadata() or {}).get(DIGEST)
     if told is not None and told != digest_tensors(tensors):

@@ -173,6 +173,14 @@ class SampledTracker(ABC):
         )
 
 
+def described_tracker(tracker: Any) -> str:
+    """A tracker in words that another one does not have; how often it measures and what it keeps may change."""
+    free = ("every", "unit", "keep", "folder")
+    settings = {} if not isinstance(tracker, SampledTracker) else vars(tracker)
+    told = [f"{key}={value!r}" for key, value in settings.items() if key not in free and not key.startswith("_")]
+    return f"{type(tracker).__name__}({', '.join(told)})"
+
+
 def _sampled(problem: Problem, samples: int | None, seed: int) -> Problem:
     """A part of the data, in few large batches, or where batch statistics matter in such as the problem has."""
     if samples is None or not problem.has_data or samples >= problem.num_samples:
