@@ -125,8 +125,14 @@ def _code(function: Any) -> str:
     name = getattr(function, "__qualname__", type(function).__qualname__)
     if code is None:
         return str(name)
-    inner = [c.co_code.hex() if hasattr(c, "co_code") else repr(c) for c in code.co_consts]
-    return f"{name} {code.co_code.hex()} {code.co_names} {inner}"
+    return f"{name} {code.co_code.hex()} {code.co_names} {[_constant(each) for each in code.co_consts]}"
+
+
+def _constant(value: Any) -> str:
+    """A constant of some code; the order of a set differs from process to process."""
+    if hasattr(value, "co_code"):
+        return str(value.co_code.hex())
+    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
 
 
 def select_parameters(model: nn.Module, pattern: Pattern | None, norm: str) -> dict[str, Tensor]:
