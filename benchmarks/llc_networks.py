@@ -100,6 +100,18 @@ def mlp(inputs: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
+def narrow_mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 10))
+
+
+def narrow_cnn() -> nn.Sequential:
+    """Two strided convolutions on 8 × 8 images: 666 parameters, cheap enough for hundreds of runs."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
 def small_cnn(norm: bool) -> nn.Sequential:
     """Two convolutions on 8 × 8 images: 1,898 parameters, and 48 more with batch normalisation."""
     layers: list[nn.Module] = []
@@ -186,6 +198,8 @@ NETWORKS = {
     "transformer": Network(
         lambda: Transformer(MODULUS, LENGTH, 32, 2, 128), recurrences, 700, 5e-3, batch=256
     ),
+    "narrow-mlp": Network(narrow_mlp, digits((64,)), 300, 5e-3),
+    "narrow-cnn": Network(narrow_cnn, digits((1, 8, 8)), 200, 5e-3),
 }  # fmt: skip
 
 
@@ -770,7 +784,7 @@ def localization_of(item: str, name: str, unit: float, args: argparse.Namespace)
 
 def invariance_tasks(args: argparse.Namespace) -> Iterator[Task]:
     names = [name for name in matching(args.networks)
-             if name in ("digits-mlp", "digits-cnn", "transformer")]  # fmt: skip
+             if name in ("digits-mlp", "narrow-mlp", "narrow-cnn")]  # fmt: skip
     counts = {name: len(NETWORKS[name].data(args.data)[0]) for name in names}
     per_chain = args.budget or STEPS_PER_CHAIN
     kinds = "float32", "float64"

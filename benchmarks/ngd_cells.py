@@ -2,12 +2,19 @@
 
     python benchmarks/ngd_cells.py unpack carry/mnist DATA/mnist
     python benchmarks/ngd_cells.py run --out OUT --runs RUNS --seconds 520 --workers 6 ngd-vs-sgd:data=mnist ngd-widths
+    python benchmarks/ngd_cells.py behind /tmp/ngd --watch 560 --pack OUT/ngd.tar --seconds 1400 --workers 4 ngd-epochs
 
 ``run`` takes cells of experiments at paper scale (``NAME``, or ``NAME:only`` with the words of ``reproduce --only``)
 in the order given. The runs that they need are trained first, those of one network and optimiser stacked, and kept in
 RUNS; a cell is measured by one of the processes as soon as its runs are there, and written to a store in OUT at once.
-At the deadline what is running is ended. Another call with the same folders goes on. ``--tiny`` makes every cell small,
-for a trial on a CPU. ``benchmarks/device_cells.py fold`` adds the stores to others.
+Cells that OUT or a folder of ``--known`` has are not run again. Cells whose data set is not there yet wait for it. At
+the deadline what is running is ended. Another call with the same folders goes on. ``--tiny`` makes every cell small,
+for a trial on a CPU.
+
+``behind`` is for machines that are lent for some minutes at a time: it unpacks what ``carry`` has, starts ``run`` in
+a session of its own, which outlives the command, and for ``--watch`` seconds prints what that says and packs its stores
+into one archive. Called again, it goes on watching, or starts it anew where it has ended with time left.
+``benchmarks/device_cells.py fold`` adds the stores to others.
 """
 
 from __future__ import annotations
@@ -17,9 +24,15 @@ import bz2
 import multiprocessing
 import os
 import queue
+import shutil
+import sqlite3
+import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 import traceback
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +40,8 @@ from typing import Any
 from device_cells import _shared_gpu
 
 from lambdahat._progress import progress
+from lambdahat.data.files import VARIABLE
+from lambdahat.data.loading import locate
 from lambdahat.experiments.experiment import Cell, key_of
 from lambdahat.experiments.ngd.switch import FIGURES
 from lambdahat.experiments.ngd.training import Member, Way, kept_in, train_together, upto
@@ -60,6 +75,7 @@ class Training:
     chain: str = ""
     reached: int = 0
     started: bool = False
+    tried: bool = False
 
 
 def works(spec: str, tiny: bool) -> list[Work]:
@@ -89,7 +105,7 @@ def trainings(given: list[Work]) -> list[Training]:
             shared = tuple(work.cell[name] for name in SHARED)
             own = (shared, optimizer, work.cell["seed"], about["rate"], *rule)
             if own not in places:
-                stack = (work.name, shared, optimizer, *(rule[1:] if work.name == "ngd-smoothing" else rule))
+                stack = (work.name, shared, optimizer, *(() if work.name == "ngd-smoothing" else rule))
                 if stack not in stacks:
                     stacks[stack] = len(found)
                     found.append(Training(optimizer, [], set()))
@@ -157,8 +173,8 @@ def _ends(ways: list[Way]) -> list[Any]:
     return [way.end.vector for way in ways]
 
 
-def run(out: Path, runs: Path, specs: list[str], seconds: float, workers: int, training: int, device: str, mps: bool,
-        tiny: bool) -> None:  # fmt: skip
+def run(out: Path, runs: Path, known: list[Path], specs: list[str], seconds: float, workers: int, training: int,
+        device: str, mps: bool, tiny: bool) -> None:  # fmt: skip
     """Train and measure until all cells are done or the time is over."""
     begun, end = time.monotonic(), time.monotonic() + seconds
     given = [work for spec in specs for work in works(spec, tiny)]
@@ -167,6 +183,9 @@ def run(out: Path, runs: Path, specs: list[str], seconds: float, workers: int, t
         chosen = [work.cell for work in given if work.name == name]
         store.open(chosen if tiny else find(name).grid("paper"), " ".join(sys.argv))
     done = {name: store.finished() for name, store in stores.items()}
+    for name in stores:
+        for store in (Store(folder, name, "paper") for folder in known):
+            done[name] |= store.finished() if store.path.is_file() else set()
     left = [work for work in given if key_of(work.cell) not in done[work.name]]
     jobs = trainings(left)
     members = sum(len(job.members) for job in jobs)
@@ -187,6 +206,9 @@ def run(out: Path, runs: Path, specs: list[str], seconds: float, workers: int, t
                 busy[number := idle.pop(0)] = task
                 asks[number].put((task[0], jobs[task[1]] if task[0] == "train" else task[1], task[1]))
             if not busy:
+                if any(not job.started for job in jobs):  # its data set may still come
+                    time.sleep(1.0)
+                    continue
                 break  # what is left waits for a training that failed
             try:
                 number, kind, what, outcome = answers.get(timeout=1.0)
@@ -194,9 +216,13 @@ def run(out: Path, runs: Path, specs: list[str], seconds: float, workers: int, t
                 for number in [number for number in busy if not processes[number].is_alive()]:
                     kind, what = busy.pop(number)
                     print(f"process {number} has died of {kind} {what}", flush=True)
-                    if kind == "cell" and not what.tried:
-                        what.tried = True
-                        left.append(what)
+                    lost = what if kind == "cell" else jobs[what]
+                    if not lost.tried:  # once more, by another process
+                        lost.tried = True
+                        if kind == "cell":
+                            left.append(what)
+                        else:
+                            lost.started = False
                 continue
             at = f"{time.monotonic() - begun:5.0f} s"
             if kind == "reached":
@@ -228,7 +254,7 @@ def run(out: Path, runs: Path, specs: list[str], seconds: float, workers: int, t
 
 def _next(jobs: list[Training], left: list[Work], running: int, most: int) -> tuple[str, Any] | None:
     """A training while fewer than ``most`` run, else a cell whose runs are there, else one more training."""
-    waiting = next((number for number, job in enumerate(jobs) if not job.started), None)
+    waiting = next((number for number, job in enumerate(jobs) if not job.started and _there(job)), None)
     ready = next((work for work in left if all(jobs[job].reached >= epochs for job, epochs in work.needs)), None)
     if waiting is not None and (running < most or (ready is None and running < 2 * most)):
         jobs[waiting].started = True
@@ -237,6 +263,11 @@ def _next(jobs: list[Training], left: list[Work], running: int, most: int) -> tu
         left.remove(ready)
         return "cell", ready
     return None
+
+
+def _there(job: Training) -> bool:
+    """Whether the data set of a training is in place."""
+    return locate(job.members[0].cell["data"]) is not None
 
 
 def _serve(number: int, ask: Any, answers: Any, device: str, runs: Path, share: float) -> None:
@@ -311,14 +342,77 @@ def _short(cell: Cell) -> str:
     return " ".join(str(cell[name]) for name in told if name in cell)
 
 
+def behind(base: Path, carry: Path, pack: Path, watch: float, seconds: float, options: list[str]) -> None:
+    """Have ``run`` go on in a session of its own, and watch it for a while."""
+    begun, end = base / "begun", time.monotonic() + watch
+    for source in sorted(path for path in carry.iterdir() if any(path.glob("*-ubyte.bz2"))):
+        if not (base / "data" / source.name).exists():
+            unpack(source, base / "data" / source.name)
+    if not begun.exists():
+        begun.write_text(str(time.time()))
+    left, log = seconds - (time.time() - float(begun.read_text())), base / "log"
+    if not _alive(base / "pid") and left > 0:
+        command = [sys.executable, "-u", __file__, "run", "--out", str(base / "stores"), "--runs", str(base / "runs"),
+                   f"--seconds={left:.0f}", *options]  # fmt: skip
+        with log.open("a") as lines:
+            process = subprocess.Popen(command, stdout=lines, stderr=lines, start_new_session=True,
+                                       env={**os.environ, VARIABLE: str(base / "data")})  # fmt: skip
+        (base / "pid").write_text(str(process.pid))
+    said, packed = 0, -1.0
+    while True:
+        alive, over = _alive(base / "pid"), time.monotonic() > end
+        with log.open() as lines:
+            lines.seek(said)
+            print(lines.read(), end="", flush=True)
+            said = lines.tell()
+        stores = sorted((base / "stores").glob("*.sqlite"))
+        changed = max((path.stat().st_mtime for path in stores), default=-1.0)
+        if changed > packed or over or not alive:
+            packed = changed
+            _pack(stores, log, pack)
+        if over or not alive:
+            print("goes on" if alive else "has ended", flush=True)
+            return
+        time.sleep(2.0)
+
+
+def _alive(pid: Path) -> bool:
+    """Whether the process of this number runs; one that has ended and was started here is waited for."""
+    if not pid.is_file():
+        return False
+    number = int(pid.read_text())
+    with suppress(ChildProcessError):
+        os.waitpid(number, os.WNOHANG)
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _pack(stores: list[Path], log: Path, pack: Path) -> None:
+    """The stores, each between two transactions, and the log in one archive."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / pack.name
+        with tarfile.open(whole, "w") as archive:
+            archive.add(log, log.name)
+            for path in stores:
+                copy = Path(folder) / path.name
+                with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
+                    source.backup(target)
+                archive.add(copy, path.name)
+        shutil.copyfile(whole, pack)
+
+
 def unpack(source: Path, target: Path) -> None:
     """Files as they are, those that end in .bz2 without it."""
-    target.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.partial")  # a folder that is there is whole
+    partial.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir()):
         packed = path.suffix == ".bz2"
-        there = target / (path.stem if packed else path.name)
-        if not there.exists():
-            there.write_bytes(bz2.decompress(path.read_bytes()) if packed else path.read_bytes())
+        there = partial / (path.stem if packed else path.name)
+        there.write_bytes(bz2.decompress(path.read_bytes()) if packed else path.read_bytes())
+    partial.replace(target)
     print(f"{target}: {', '.join(path.name for path in sorted(target.iterdir()))}")
 
 
@@ -326,22 +420,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run")
-    runs.add_argument("specs", nargs="+")
     runs.add_argument("--out", type=Path, required=True)
     runs.add_argument("--runs", type=Path, required=True)
-    runs.add_argument("--seconds", type=float, required=True)
-    runs.add_argument("--workers", type=int, default=6)
-    runs.add_argument("--training", type=int, default=2, help="trainings at a time while there are cells to measure")
-    runs.add_argument("--device", default="cuda")
-    runs.add_argument("--mps", action="store_true", help="let processes share the GPU by CUDA's multi-process service")
-    runs.add_argument("--tiny", action="store_true")
+    behind_it = commands.add_parser("behind")
+    behind_it.add_argument("base", type=Path, help="folder that stays between commands")
+    behind_it.add_argument("--watch", type=float, required=True, help="seconds that this command takes")
+    behind_it.add_argument("--pack", type=Path, required=True)
+    behind_it.add_argument("--carry", type=Path, default=Path("carry"), help="a folder for each packed data set")
+    for parser_of_run in (runs, behind_it):
+        parser_of_run.add_argument("specs", nargs="+")
+        parser_of_run.add_argument("--seconds", type=float, required=True)
+        parser_of_run.add_argument("--known", type=Path, nargs="*", default=[], help="folders of stores")
+        parser_of_run.add_argument("--workers", type=int, default=6)
+        parser_of_run.add_argument(
+            "--training", type=int, default=2, help="trainings at a time while there are cells to measure"
+        )
+        parser_of_run.add_argument("--device", default="cuda")
+        parser_of_run.add_argument(
+            "--mps", action="store_true", help="let processes share the GPU by CUDA's multi-process service"
+        )
+        parser_of_run.add_argument("--tiny", action="store_true")
     packed = commands.add_parser("unpack")
     packed.add_argument("source", type=Path)
     packed.add_argument("target", type=Path)
     args = parser.parse_args()
     if args.command == "run":
-        run(args.out, args.runs, args.specs, args.seconds, args.workers, args.training, args.device, args.mps,
-            args.tiny)  # fmt: skip
+        run(args.out, args.runs, args.known, args.specs, args.seconds, args.workers, args.training, args.device,
+            args.mps, args.tiny)  # fmt: skip
+    elif args.command == "behind":
+        options = [f"--{name}={getattr(args, name)}" for name in ("workers", "training", "device")]
+        options += [f"--{name}" for name in ("mps", "tiny") if getattr(args, name)]
+        options += [*args.specs, "--known", *map(str, args.known)]
+        behind(args.base, args.carry, args.pack, args.watch, args.seconds, options)
     else:
         unpack(args.source, args.target)
 

@@ -413,13 +413,16 @@ def test_the_demonstration_can_start_at_another_seed():
     assert [cell["seed"] for cell in experiment.cells(config)] == [7, 8]
 
 
+@pytest.mark.parametrize("net", [("ffnn", 1, 6), ("lenet5", 0, 0)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_runs_trained_together_are_those_trained_alone(optimizer, tmp_path):
-    """Two seeds at two rates, stacked: the same points, losses and update norms as one by one."""
+def test_runs_trained_together_are_those_trained_alone(optimizer, net, tmp_path):
+    """Two seeds at two rates, α and ε, stacked: the same points, losses and update norms as one by one."""
     setting = replace(TINY, epochs=4)
-    cells = grid(setting, ["digits"], [("ffnn", 1, 6)], 2)
+    cells = grid(setting, ["digits"], [net], 2)
+    changed = [("rate", (0.05, 0.02)), ("alpha", (0.1, 1.0)), ("epsilon", (1e-10, 1e-2))]
     members = [
-        Member(cell, stage="s", changes=(("rate", rate),)) for cell, rate in zip(cells, (0.05, 0.02), strict=True)
+        Member(cell, stage="s", changes=tuple((name, values[index]) for name, values in changed))
+        for index, cell in enumerate(cells)
     ]
     train_together(members, optimizer, "cpu", tmp_path, (2, 4))
     for member in members:
@@ -462,9 +465,10 @@ def test_runs_that_cells_share_are_trained_once(monkeypatch):
     jobs = script.trainings(works)
     assert [(job.chain or job.optimizer, len(job.members)) for job in jobs] == [
         ("sgd", 10), ("ngd", 10),  # ten seeds, which the others share
-        ("ngd", 25), ("ngd", 5), ("ngd", 5), ("ngd", 5),  # five more α, and three more ε one by one
+        ("sgd", 5), ("ngd", 40),  # another network: five α, and three more ε, in one stack
         ("ngd-switch-late", 5),
     ]  # fmt: skip
     first = {work.name: work.needs for work in reversed(works)}
     assert first["ngd-epochs"] == first["ngd-vs-sgd"] == [(0, 60), (1, 60)]
-    assert first["ngd-switch-late"] == [(6, 1)]
+    assert first["ngd-smoothing"] == [(2, 60), *[(3, 60)] * 5]
+    assert first["ngd-switch-late"] == [(4, 1)]

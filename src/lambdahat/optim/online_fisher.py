@@ -24,12 +24,15 @@ START_UPDATES, START_ETA = 5, 0.9
 
 
 class Smoothing(NamedTuple):
-    """α of κ = (α/d)·tr F, one number or (S,); η of the running mean; the floors δ (relative) and ε (absolute)."""
+    """α of κ = (α/d)·tr F, η of the running mean, the floors δ (relative) and ε (absolute).
+
+    α and ε are one number, or one for each member, (S,).
+    """
 
     alpha: float | Tensor
     eta: float
     delta: float
-    epsilon: float
+    epsilon: float | Tensor
 
 
 @dataclass
@@ -106,7 +109,7 @@ def start(rows: Tensor, rank: int, smoothing: Smoothing, diagonal: bool) -> Onli
     stack, count, size = rows.shape
     basis = _random_rows(rank, size).to(rows).repeat(stack, 1, 1)
     power = power_of(rows)
-    level = (power / (2 * count * size)).clamp_min(smoothing.epsilon)
+    level = torch.clamp(power / (2 * count * size), min=smoothing.epsilon)
     weights = level.unsqueeze(-1).repeat(1, rank)
     weights = weights if diagonal else torch.diag_embed(weights)
     fisher = OnlineFisher(basis, torch.zeros_like(basis), weights, level)
@@ -164,8 +167,11 @@ def _update(pool: list[Seen], smoothing: Smoothing) -> None:
     rest, trace = torch.cat([fisher.rest for fisher in fishers]), torch.cat([fisher.trace() for fisher in fishers])
     rate = eta * torch.cat([one.gain for one in pool]) / samples
     mass = rate * torch.cat([one.power for one in pool]) + (1.0 - eta) * (size * rest + trace)
-    alpha = smoothing.alpha if isinstance(smoothing.alpha, float) else torch.cat([smoothing.alpha] * len(pool))
-    task = Task(rate, mass, (1.0 - eta) * rest, size, alpha, smoothing.delta, smoothing.epsilon)
+    alpha, epsilon = (
+        torch.cat([value] * len(pool)) if isinstance(value, Tensor) else value
+        for value in (smoothing.alpha, smoothing.epsilon)
+    )
+    task = Task(rate, mass, (1.0 - eta) * rest, size, alpha, smoothing.delta, epsilon)
     images = _images(pool, stacks, (1.0 - eta) / rate, rest)
     new = by_eigenvectors(images, task) if fishers[0].diagonal else by_products(images, task)
     turns, shares = (matrices.to(images[0].dtype).split(stacks) for matrices in (new.turn, new.share))

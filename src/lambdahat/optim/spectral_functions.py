@@ -31,7 +31,7 @@ class Task(NamedTuple):
     size: Tensor
     alpha: float | Tensor
     delta: float
-    epsilon: float
+    epsilon: float | Tensor
 
 
 class Next(NamedTuple):
@@ -57,7 +57,7 @@ def by_eigenvectors(images: list[Tensor], task: Task) -> Next:
     rate = task.rate.unsqueeze(-1)
     root = torch.maximum(values.clamp_min(0.0).sqrt() * rate, task.least.unsqueeze(-1))
     rest = (task.mass - root.sum(-1)) / (task.size - root.shape[-1])
-    floor = (task.delta * root[:, -1]).clamp_min(task.epsilon)
+    floor = torch.clamp(task.delta * root[:, -1], min=task.epsilon)
     weights = torch.maximum(root - rest.unsqueeze(-1), floor.unsqueeze(-1))
     rest = torch.maximum(rest, floor)
     beta = smoothed(weights.sum(-1), rest, task.size, task.alpha).unsqueeze(-1)
@@ -79,7 +79,7 @@ def by_products(images: list[Tensor], task: Task) -> Next:
     root, whiten = root * scale.sqrt() * _column(task.rate), whiten / scale.sqrt()
     largest = (_largest(square) * scale[:, 0, 0]).sqrt() * task.rate
     rest = (task.mass - _trace(root, real)) / (task.size - real.sum(-1))
-    floor = (task.delta * largest).clamp_min(task.epsilon)
+    floor = torch.clamp(task.delta * largest, min=task.epsilon)
     weights = _floored(root - _column(rest) * eye, floor, largest + rest.abs(), eye)
     rest = torch.maximum(rest, floor)
     beta = smoothed(_trace(weights, real), rest, task.size, task.alpha)

@@ -458,5 +458,5 @@ def _with_bias(
     if coarse is None or not fine.any() or chains.work is None:
         return dataclasses.replace(chains, noise=noise)
     record = {name: getattr(chains, name)[fine] for name in ("work", "heat") if getattr(chains, name) is not None}
-    bias = unadjusted.bias_of_steps(kernel, chains.energies[fine], record, noise["trace"], coarse, parameters)
+    bias = unadjusted.bias_of_steps(kernel, chains.energies[fine], record, noise, coarse, parameters)
     return dataclasses.replace(chains, noise=noise, step_bias=bias)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,25 +132,35 @@ class Runner:
     def noise(self, batches: int) -> Record:
         """Measure what batches add by chance where the chains are, without moving them; each entry is (chains,).
 
-        "trace" is tr V with V the covariance of S·nβ∇L over batches, "energy" the variance of nβ(L − L*).
+        "trace" is tr V with V the covariance of S·nβ∇L over batches, "energy" the variance of nβ(L − L*), and "tied" an
+        estimate of tr(S⁻¹V·SΓ·A⁻¹) with Γ the localization and A the curvature of U: the part of the noise that heats
+        the localization and not the loss. As A⁻¹ is the covariance of d = w − w*, it is the covariance over batches of
+        nβ∇L·d and nβ∇L·S²Γd.
         """
         count = len(self.chains)
         zeros = torch.zeros(count, dtype=torch.float64)
         if self.source is None or self.source.whole:
-            return {"trace": zeros, "energy": zeros}
-        source, energies = self.source, []
+            return {"trace": zeros, "energy": zeros, "tied": zeros}
+        source, energies, works, pulls = self.source, [], [], []
         total, squares = torch.zeros_like(self.state.position), zeros.to(self.problem.device)
+        away = self.state.position - self.state.centre
+        gamma: Any = self.kernel.localization
+        pull = self.kernel.scaled(self.kernel.scaled(away * gamma))
         with repeated() if isinstance(self.gradients, Together) else nullcontext():
             for _ in range(batches):
                 index = source.draw(self.rng, count)
                 loss, gradient = on_batches(self.gradients, self.state.position, source, index, self.plan.accumulate)
                 energies.append((loss - source.centre(index)).double())
+                works.append(torch.linalg.vecdot(gradient, away).double())
+                pulls.append(torch.linalg.vecdot(gradient, pull).double())
                 gradient = self.kernel.scaled(gradient)
                 total += gradient
                 squares = squares + gradient.square().sum(-1).double()
         self.gradients_spent += batches
         spread = (squares - total.square().sum(-1).double() / batches) / (batches - 1)
-        found = {"trace": spread, "energy": torch.stack(energies).var(dim=0)}
+        work, pulled = torch.stack(works), torch.stack(pulls)
+        tied = ((work - work.mean(dim=0)) * (pulled - pulled.mean(dim=0))).sum(dim=0) / (batches - 1)
+        found = {"trace": spread, "energy": torch.stack(energies).var(dim=0), "tied": tied}
         return {name: (self.kernel.nbeta**2 * values).cpu() for name, values in found.items()}
 
     def skip(self, steps: int) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,8 +39,10 @@ FEWEST_DRAWS = 8
 STABLE = 0.6  # h·√(largest curvature) of the draws; twice that in the burn-in, where 2 is the limit of stability
 NOISE_BIAS = 0.06  # of λ̂: what the noise of batches may add before it is taken off
 ABSORBED = 0.05  # friction per step that a thermostat may take on for the noise of batches
+COOLINGS = 3  # times at most that chains cool and the noise of batches is measured again, before the step is settled
+NEAR = 0.7, 1.3  # how far what the noise adds may be from what it may add, when it has settled
 NOISE_LOOKS = 4  # gradients at rest by which the noise of batches is measured, once per round
-EXTRA = 4 * NOISE_LOOKS + 6  # gradients at most besides the steps: looks at the noise and timed steps
+EXTRA = (4 + COOLINGS) * NOISE_LOOKS + 6  # gradients at most besides the steps: looks at the noise and timed steps
 POWERS, POWER_SAMPLES, POWER_CHAINS = 8, 1024, 2
 REDUCTIONS = 12
 LARGE = 1_000_000  # parameters beyond which batches larger than 512 go through in pieces of that size
@@ -114,10 +116,12 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Coarse:
-    """What draws at twice the time step showed: the mean energy, less what a formula explains, with its error."""
+    """Draws at twice the time step: their kernel, their energies and work, and the noise of batches there."""
 
-    mean: Estimate
-    explained: float
+    kernel: Kernel
+    energies: Array
+    record: Mapping[str, Array]
+    noise: Mapping[str, float]
 
 
 def time_step(kernel: Kernel) -> float:
@@ -218,14 +222,9 @@ class Pilot:
         return dataclasses.replace(kernel, decay=1.0) if isinstance(kernel, RMSpropSGLD) else kernel
 
     def _windows(self, steps: int) -> tuple[float, float]:
-        """Pilot windows; the step after them and the mean energy in the last, where the friction is set.
-
-        The mean square distance r² that chains reach is P over the harmonic mean a of the curvatures: the friction 2√a
-        damps such a direction critically. It is 2√γ where most directions are flat, as in networks, and larger in
-        regular models.
-        """
-        done, window, squares = 0, max(steps // 16, 4), math.nan
-        step, energy = self._largest_step(), math.nan
+        """Pilot windows; the step after them and the mean energy in the last, where the friction is set."""
+        done, window, last = 0, max(steps // 16, 4), None
+        step = self._largest_step()
         while done < steps:
             report("pilot", done, steps)
             self.runner.retune(self._at(step))
@@ -235,19 +234,12 @@ class Pilot:
             if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
                 step = self._reduced(step)
                 continue
-            late = {name: values[:, window // 2 :] for name, values in record.items()}
-            energy = self.kernel.nbeta * float((late["loss"] - late["centre"]).mean())
-            squares = float(late["distance"].square().mean())
+            last = record
             self._look(self.runner.own[0][:POWER_CHAINS])
             step = self._largest_step()
             window *= 2
         report("pilot", steps, steps)
-        heat = max(energy / (self.problem.num_parameters / 2), 1.0)  # no posterior around a minimum has so much energy
-        energy, squares = energy / heat, squares / heat
-        if squares > 0 and self.kernel.scale is None:
-            fitting = 2 * math.sqrt(self.problem.num_parameters / squares)
-            self._friction = min(max(fitting, 2 * math.sqrt(self._tie)), 2 * math.sqrt(self._largest))
-        return step, energy
+        return step, math.nan if last is None else self._settle(last)
 
     def _largest_step(self) -> float:
         return STABLE / math.sqrt(self._largest) / float(2**self._reductions)
@@ -279,29 +271,75 @@ class Pilot:
         require(self._largest > 0, "localization", "be above 0 where the loss is flat", repr(tie))
 
     def _against_noise(self, step: float, energy: float, batch_given: bool) -> tuple[float, str]:
-        """The step at which the noise of batches adds 6 % of the energy, if that is smaller; and the batch size."""
+        """The step at which the noise of batches adds 6 % of the energy, if that is smaller; and the batch size.
+
+        The windows before may have been much hotter than the draws will be. So the chains cool at the step that was
+        found, and energy, noise and friction are measured again, until the step is right where the chains then are.
+        """
         stable = f"{STABLE:g}/√({self._largest:.3g}), the largest curvature met"
         if self._whole or not math.isfinite(energy):
             return step, stable
-        parameters = self.problem.num_parameters
-        self._trace = trace = float(self.runner.noise(2 * NOISE_LOOKS)["trace"].mean())
-        allowed = NOISE_BIAS * max(abs(energy), 0.5)
-        # how many times too much the noise adds at this step and batch size
-        share = noise_bias(self._at(step), trace, 2.0, energy, parameters) / allowed
-        if isinstance(self.kernel, SGNHT):
-            share = max(share, math.sqrt(step**2 * trace / (2 * parameters) / ABSORBED))
         order = 1 if isinstance(self.kernel, Kinetic | SGHMC | SGNHT) else 2
-        if not batch_given and self._by_sample and share > 1:
-            size = self._cheapest(share, order)
-            share, self._trace = (value * self.runner.batch_size / size for value in (share, trace))
-            self._resize(size)
-            if self._whole:
-                return step, stable
-        if share <= 1:
+        largest = step
+        for cooled in range(COOLINGS + 1):
+            excess = self._excess(step, energy)
+            if not batch_given and self._by_sample and excess * (largest / step) ** order > 1:
+                size = self._cheapest(excess * (largest / step) ** order, order)
+                excess, self._trace = (value * self.runner.batch_size / size for value in (excess, self._trace))
+                self._resize(size)
+                if self._whole:
+                    return largest, stable
+            right = excess <= NEAR[1] and (excess >= NEAR[0] or step == largest)
+            step = min(step / excess ** (1 / order), largest)
+            if (right and cooled) or cooled == COOLINGS or step == largest:
+                break
+            length = int(min(max(self.lengths.pilot / 4, 3 * self._relaxation(step)), self.lengths.pilot))
+            energy = self._cool(step, min(length, self._left // 2))
+            if not math.isfinite(energy):
+                break
+        if step == largest:
             return step, stable
-        return step / share ** (1 / order), f"the noise of batches adds about {NOISE_BIAS:.0%} of the value"
+        return step, f"the noise of batches adds about {NOISE_BIAS:.0%} of the value"
 
-    def _cheapest(self, share: float, order: int) -> int:
+    def _excess(self, step: float, energy: float) -> float:
+        """How many times too much the noise of batches adds at this step and batch size, measured where chains are."""
+        parameters = self.problem.num_parameters
+        self._trace = float(self.runner.noise(NOISE_LOOKS)["trace"].mean())
+        added = noise_bias(self._at(step), self._trace, 1.0, 2.0, energy, parameters)
+        excess = added / (NOISE_BIAS * max(abs(energy), 0.5))
+        if isinstance(self.kernel, SGNHT):
+            excess = max(excess, math.sqrt(step**2 * self._trace / (2 * parameters) / ABSORBED))
+        return excess
+
+    def _cool(self, step: float, steps: int) -> float:
+        """Go on at this step; the mean energy at the end, by which the friction is set anew. NaN where none fits."""
+        if steps < 2 * FEWEST_DRAWS:
+            return math.nan
+        self.runner.retune(self._at(step))
+        record = self.runner.advance(steps, look=False)
+        if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
+            self.runner.restart()
+            return math.nan
+        return self._settle(record)
+
+    def _settle(self, record: Record) -> float:
+        """The mean energy of the later half of a record; the friction is set by the distance there.
+
+        The mean square distance r² that chains reach is P over the harmonic mean a of the curvatures: the friction 2√a
+        damps such a direction critically. It is 2√γ where most directions are flat, as in networks, and larger in
+        regular models.
+        """
+        half = record["loss"].shape[1] // 2
+        late = {name: values[:, half:] for name, values in record.items()}
+        energy = self.kernel.nbeta * float((late["loss"] - late["centre"]).mean())
+        heat = max(energy / (self.problem.num_parameters / 2), 1.0)  # no posterior around a minimum has so much energy
+        squares = float(late["distance"].square().mean()) / heat
+        if squares > 0 and self.kernel.scale is None:
+            fitting = 2 * math.sqrt(self.problem.num_parameters / squares)
+            self._friction = min(max(fitting, 2 * math.sqrt(self._tie)), 2 * math.sqrt(self._largest))
+        return energy / heat
+
+    def _cheapest(self, excess: float, order: int) -> int:
         """The batch size whose steps cover a unit of time at the least cost, by two timed sizes.
 
         Small problems are not timed, so that their numbers depend on the seed alone: a step then counts as its samples
@@ -326,7 +364,7 @@ class Pilot:
             price, slope = times[0], max(times[1] - times[0], 0.05 * times[0]) / (larger - now)
 
         def cost(size: int) -> float:
-            slower = max(share * now / size, 1.0) if size < samples else 1.0
+            slower = max(excess * now / size, 1.0) if size < samples else 1.0
             return (price + slope * (size - now)) * math.pow(slower, 1 / order)
 
         return int(self._least(min(sizes, key=cost), "the batch size"))
@@ -367,80 +405,107 @@ class Pilot:
         return f"{size}: an effective draw is cheapest"
 
     def _coarse(self, step: float) -> Coarse | None:
-        """Draws at a time step of ``step``; None if a chain diverges."""
-        count = min(self.lengths.coarse, self._left)
+        """Draws at a time step of ``step``, possibly none; None if a chain diverges."""
+        count, kernel = min(self.lengths.coarse, self._left), self._at(step)
         if count < FEWEST_DRAWS:
-            return Coarse(Estimate(math.nan, math.nan), math.nan)
+            return Coarse(kernel, np.empty((0, 0)), {}, {})
         record = self.runner.advance(count, look=False)
         if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
             return None
-        noise = self.runner.noise(NOISE_LOOKS)
+        noise = {name: float(values.mean()) for name, values in self.runner.noise(NOISE_LOOKS).items()}
         energies = (self.kernel.nbeta * (record["loss"] - record["centre"])).numpy()
-        trace = float(noise["trace"].mean())
-        explained = explained_bias(self._at(step), energies, record, trace, self.problem.num_parameters)
-        return Coarse(Estimate(float(energies.mean()), blocked_error(energies)), explained)
+        seen = {name: record[name].numpy() for name in ("work", "heat") if name in record}
+        return Coarse(kernel, energies, seen, noise)
 
 
-def noise_bias(kernel: Kernel, trace: float, degree: float, energy: float, parameters: int) -> float:
+def loss_share(noise: Mapping[str, float]) -> float:
+    """The share of the noise of batches that heats the loss; the rest heats the localization."""
+    trace = noise["trace"]
+    return min(max(1 - noise["tied"] / trace, 0.0), 1.0) if trace > 0 else 1.0
+
+
+def noise_bias(kernel: Kernel, trace: float, share: float, degree: float, energy: float, parameters: int) -> float:
     """What gradient noise of total variance ``trace`` adds to nβ(L − L*), to first order.
 
-    A direction of curvature a that the data determine is heated by hV/(2ξ) (velocities, friction ξ) or h²V/4 (none),
-    and half of that is energy. A loss of degree q around w* has 2/q of it. A thermostat cools all directions alike
-    until their mean temperature is right: the share of the directions that the data do not determine is left of it.
+    A direction of curvature a = nβh + γ is heated by hV/(2ξ) (velocities, friction ξ) or h²V/4 (none). Half of that is
+    energy, of which nβh/a is in the loss: in all a ``share`` of the trace. A loss of degree q around w* has 2/q of it.
+    A thermostat cools all directions alike until their mean temperature is right, and so takes off the share of the
+    directions that the data determine.
     """
     step = time_step(kernel)
     if isinstance(kernel, SGNHT):
         friction = kernel.diffusion + step**2 * trace / (2 * parameters)
-        free = min(max(1 - 2 * energy / parameters, 0.0), 1.0)
+        free = min(max(share - 2 * energy / parameters, 0.0), 1.0)
         return 2 / degree * step**2 / (4 * friction) * trace * free
     if isinstance(kernel, Kinetic | SGHMC):
         damping = kernel.damping if isinstance(kernel, Kinetic) else -math.log1p(-kernel.friction) / step
-        return 2 / degree * step / (4 * damping) * trace
-    return 2 / degree * step**2 / 8 * trace
+        return 2 / degree * step / (4 * damping) * trace * share
+    return 2 / degree * step**2 / 8 * trace * share
 
 
-def explained_bias(kernel: Kernel, energies: Array, record: Any, trace: float, parameters: int) -> float:
-    """What a formula says that finite, noisy steps add to the mean energy; NaN for kernels that have none."""
+class Explained(NamedTuple):
+    """What a formula says that steps add to the mean energy, NaN where there is none, and how far it may be off."""
+
+    value: float
+    doubt: float
+
+
+def explained_bias(
+    kernel: Kernel, energies: Array, record: Mapping[str, Array], trace: float, share: float, parameters: int
+) -> Explained:
+    """What first-order theory says that finite, noisy steps add to the mean energy.
+
+    It is trusted to a quarter of itself. How much of the noise heats the loss and not the localization is known between
+    two bounds only: ``share``, which is right if V does not depend on w, and 1.
+    """
     raw = float(energies.mean())
-    if isinstance(kernel, SGLD):
-        work, heat = (np.asarray(record[name]) for name in ("work", "heat"))
-        gamma: Any = kernel.localization
-        return step_shares(kernel.step_size, gamma, work, heat, raw).bias
-    degree = loss_degree(np.asarray(record["work"]), raw)
     if isinstance(kernel, RMSpropSGLD):
-        return math.nan
-    return noise_bias(kernel, trace, degree, raw, parameters)
+        return Explained(math.nan, UNTRUSTED * abs(raw))
+    if isinstance(kernel, SGLD):
+        gamma: Any = kernel.localization
+        value = step_shares(kernel.step_size, gamma, record["work"], record["heat"], raw).bias
+        return Explained(value, 0.25 * abs(value) + TRUSTED * abs(raw))
+    degree = loss_degree(record["work"], raw)
+    least, most = (noise_bias(kernel, trace, part, degree, raw, parameters) for part in (share, 1.0))
+    value = (least + most) / 2
+    return Explained(value, 0.25 * abs(value) + (most - least) / 2 + TRUSTED * abs(raw))
 
 
 def bias_of_steps(
-    kernel: Kernel, energies: Array, record: Any, trace: float, coarse: Coarse | None, parameters: int
+    kernel: Kernel,
+    energies: Array,
+    record: Mapping[str, Array],
+    noise: Mapping[str, float],
+    coarse: Coarse | None,
+    parameters: int,
 ) -> Estimate:
     """What finite, noisy steps add to the mean of ``energies``, with its standard error.
 
-    A formula explains part of it (``explained_bias``). What it leaves, b at h and (1 + f)·b at 2h, is known a priori to
-    a quarter of the formula and 1 % of the value (15 % where there is no formula). The draws at 2h measure it: with D
-    the difference of the two means, each less what the formula explains, u·D is taken off, f = 1 where noise is most
-    of the bias, else 3. The value's error is then (1 + u)·ε₁ − u·ε₂ + (1 − f·u)·b, with ε₁ and ε₂ the errors of the
-    means at h and 2h, and u is chosen so that its variance is least. Where D contradicts the prior by more than two
-    standard deviations, half of the contradiction goes into the error.
+    A formula explains part of it (``explained_bias``). What it leaves, b at h and (1 + f)·b at 2h, has mean 0 and the
+    formula's doubt as standard deviation a priori. The draws at 2h measure it: with D the difference of the two means,
+    each less what the formula explains, u·D is taken off, f = 1 where noise is most of the bias, else 3. The value's
+    error is then (1 + u)·ε₁ − u·ε₂ + (1 − f·u)·b, with ε₁ and ε₂ the errors of the means at h and 2h, and u is chosen
+    so that its variance is least. Where D contradicts the prior by more than two standard deviations, half of the
+    contradiction goes into the error.
     """
-    raw = float(energies.mean())
-    explained = explained_bias(kernel, energies, record, trace, parameters)
+    raw, share = float(energies.mean()), loss_share(noise)
+    explained, prior = explained_bias(kernel, energies, record, noise["trace"], share, parameters)
     known = math.isfinite(explained)
     formula = explained if known else 0.0
-    prior = 0.25 * abs(formula) + (TRUSTED if known else UNTRUSTED) * abs(raw)
-    if coarse is None or not math.isfinite(float(coarse.mean)):
+    if coarse is None or coarse.energies.size == 0:
         return Estimate(formula, prior)
     linear = isinstance(kernel, Kinetic | SGHMC | SGNHT) and abs(formula) > 0.005 * abs(raw)
     factor = 1.0 if linear else 3.0
-    difference = float(coarse.mean) - (coarse.explained if known else 0.0) - (raw - formula)
-    fine, rough = blocked_error(energies) ** 2, float(coarse.mean.stderr) ** 2
+    # the share is taken from all draws at h: the few looks at 2h would make it noisier, and it is the same there
+    there = explained_bias(coarse.kernel, coarse.energies, coarse.record, coarse.noise["trace"], share, parameters)
+    difference = float(coarse.energies.mean()) - (there.value if known else 0.0) - (raw - formula)
+    fine, rough = blocked_error(energies) ** 2, blocked_error(coarse.energies) ** 2
     total = fine + rough + (factor * prior) ** 2
-    share = max((factor * prior**2 - fine) / total, 0.0) if total > 0 else 0.0
-    squares = (2 * share + share**2) * fine + share**2 * rough + ((1 - factor * share) * prior) ** 2
+    weight = max((factor * prior**2 - fine) / total, 0.0) if total > 0 else 0.0
+    squares = (2 * weight + weight**2) * fine + weight**2 * rough + ((1 - factor * weight) * prior) ** 2
     if difference**2 > 4 * total:
         squares += (difference / (2 * factor)) ** 2
-    return Estimate(formula + share * difference, math.sqrt(squares))
+    return Estimate(formula + weight * difference, math.sqrt(squares))
 
 
 def stable(runner: AnyRunner, problem: Problem, kernel: Kernel, most: int) -> tuple[Kernel, str]:

@@ -26,12 +26,16 @@ STATISTICS = (nn.modules.batchnorm._BatchNorm,)
 
 
 class StackedModel:
-    """S models of one structure as one function of stacked tensors (S, …), with the loss of a problem."""
+    """S models of one structure as one function of stacked tensors (S, …), with the loss of a problem.
 
-    def __init__(self, models: Sequence[nn.Module], problem: Problem) -> None:
+    With ``one_by_one`` the members are differentiated one after another, not in one mapped call, in which convolutions
+    become grouped ones: those are slow on a GPU, and a recorded step has no launches to save.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], problem: Problem, one_by_one: bool = False) -> None:
         _require_alike(models)
         self._require_plain(models[0])
-        self.members, self.device = len(models), problem.device
+        self.members, self.device, self.one_by_one = len(models), problem.device, one_by_one
         self._base = models[0]
         self._evaluate = problem._evaluate
         assert isinstance(self._evaluate, Evaluator)
@@ -63,9 +67,25 @@ class StackedModel:
 
     def gradients(self, data: Any, shared: bool) -> tuple[dict[str, Tensor], Tensor]:
         """Gradients by name (S, …), and loss, targets met and targets counted, (3, S)."""
-        run = vmap(self._gradient, in_dims=(0, 0, None if shared else 0))
-        gradients, (loss, (met, counted)) = run(self.parameters, self.fixed, data)
+        gradients, (loss, (met, counted)) = self._mapped(self._gradient, data, shared)
         return gradients, torch.stack([loss.double(), met.double(), counted.double()])
+
+    @torch.no_grad()
+    def losses(self, data: Any) -> Tensor:
+        """The mean loss of every member on data of its own, (S,)."""
+        loss: Tensor = self._mapped(self._loss, data, shared=False)[0]
+        return loss
+
+    def _mapped(self, function: Any, data: Any, shared: bool) -> Any:
+        """A function of parameters, fixed tensors and data for all members, its outputs stacked."""
+        if not self.one_by_one:
+            return vmap(function, in_dims=(0, 0, None if shared else 0))(self.parameters, self.fixed, data)
+        stacked = (self.parameters, self.fixed) if shared else (self.parameters, self.fixed, data)
+        found = [
+            function(*tree_map(lambda tensor, member=member: tensor[member], stacked), *((data,) if shared else ()))
+            for member in range(self.members)
+        ]
+        return tree_map(lambda *parts: torch.stack(parts), *found)
 
     @torch.no_grad()
     def evaluate(self, batches: list[Any]) -> NDArray[np.float64]:
@@ -73,7 +93,7 @@ class StackedModel:
         sums, size = torch.zeros(3, self.members, dtype=torch.float64, device=self.device), 0
         for data in batches:
             count = _rows(data)
-            loss, (met, counted) = vmap(self._loss, in_dims=(0, 0, None))(self.parameters, self.fixed, data)
+            loss, (met, counted) = self._mapped(self._loss, data, shared=True)
             sums += torch.stack([loss.double() * count, met.double(), counted.double()])
             size += count
         return _means(sums, size)
@@ -126,9 +146,11 @@ class StackedDescent:
                 parameter.addcmul_(buffer, _wide(lr, parameter), value=-1)
 
     def _rule(self) -> Rule:
-        alpha = self._settings["alpha"]
-        given = self._by_member("alpha") if isinstance(alpha, tuple) else float(alpha)
-        smoothing = Smoothing(given, *(self._settings[name] for name in ("eta", "delta", "epsilon")))
+        alpha, epsilon = (
+            self._by_member(name) if isinstance(self._settings[name], tuple) else float(self._settings[name])
+            for name in ("alpha", "epsilon")
+        )
+        smoothing = Smoothing(alpha, self._settings["eta"], self._settings["delta"], epsilon)
         return Rule(smoothing, self._settings["rank"], self._settings["rescale"])
 
     def _by_member(self, name: str) -> Tensor:

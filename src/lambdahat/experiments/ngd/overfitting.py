@@ -162,7 +162,7 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config(replace(TINY, training=100, epochs=20), ("ffnn", 1, 8), 2, 1),
         "cpu": Config(replace(SMALL, data="fashion-mnist", training=1024, epochs=400), ("ffnn", 1, 64), 8, 4),
-        "paper": Config(replace(WHOLE, data="fashion-mnist", epochs=200), ("ffnn", 2, 256), 10, 5),
+        "paper": Config(replace(WHOLE, data="fashion-mnist", epochs=200), ("ffnn", 2, 256), 8, 5),
     },
     cells,
     run,

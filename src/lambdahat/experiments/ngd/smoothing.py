@@ -137,8 +137,7 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config(TINY, ("ffnn", 1, 8), (0.01, 1.0, 100.0), (1e-10, 1.0, 100.0), 1),
         "cpu": Config(SMALL, ("ffnn", 1, 64), (0.001, 0.01, 0.1, 1.0, 10.0, 1000.0), (1e-10, 1e-3, 0.1, 10.0), 4),
-        "paper": Config(WHOLE, ("ffnn", 2, 256), (0.001, 0.01, 0.1, 1.0, 10.0, 1000.0),
-                        (1e-10, 1e-6, 1e-4, 1e-2), 5),
+        "paper": Config(WHOLE, ("ffnn", 1, 256), (0.01, 0.1, 1.0, 10.0, 1000.0), (1e-10, 1e-4, 1e-2, 1.0), 5),
     },
     cells,
     run,
@@ -146,6 +145,8 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (*ASSUMED, SMALLER, "The values of α and ε in Figure 3 are not in the text; ε is swept at α = 0.1.",
+     ("One hidden layer of 256 at paper scale, since with two NGD at α = 0.01 ends at no minimum after 60 epochs "
+      "(ngd-widths). This was chosen before the runs."),
      "At cpu scale λ̂ at nβ = n/ln n falling with ε is decided only since two claims are left out as not testable."),
     size=("λ̂ against α and against ε; their values, the network, epochs and seeds are not in the text."),
 )  # fmt: skip

@@ -220,7 +220,7 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config(TINY, (("4", "digits"), ("5 and 6", "digits")), ("ffnn", 1, 8), 5e-4, 10, 1, 1),
         "cpu": Config(SMALL, (("4", "fashion-mnist"), ("5 and 6", "mnist")), ("ffnn", 2, 64), 5e-4, 100, 3, 4),
-        "paper": Config(replace(WHOLE, epochs=30), (("4", "fashion-mnist"),), ("ffnn", 2, 256), 1e-4, 50, 3, 5),
+        "paper": Config(replace(WHOLE, epochs=30), (("4", "fashion-mnist"),), ("ffnn", 2, 256), 1e-4, 50, 2, 5),
     },
     cells,
     run,

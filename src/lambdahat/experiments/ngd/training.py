@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.nn.functional import interpolate
 
 from lambdahat._check import require, require_choice
@@ -27,7 +26,6 @@ from lambdahat.models.lenet import lenet5
 from lambdahat.models.perceptrons import mlp
 from lambdahat.optim.ngd import NGD
 from lambdahat.problem import Problem
-from lambdahat.sampling.unfolded import UnfoldedConvolutions
 from lambdahat.training.ensembles import DEFAULTS
 from lambdahat.training.feeding import epoch_order
 from lambdahat.training.loop import fit
@@ -290,9 +288,9 @@ def train_together(
 ) -> list[Way]:
     """Train runs of one network, data set and optimiser at once, each as ``trained`` would, and leave them in a folder.
 
-    Rate and α may differ between members. The runs are written at each of ``milestones``, in epochs, the last of which
-    ends them; ``reached`` is then told of it. About 45 points of the first 100 epochs are kept, those of the first
-    epochs closer together.
+    Rate, α and ε may differ between members. The runs are written at each of ``milestones``, in epochs, the last of
+    which ends them; ``reached`` is then told of it. About 45 points of the first 100 epochs are kept, those of the
+    first epochs closer together.
     """
     cell, settings = members[0].cell, [setting_of(member.cell) for member in members]
     setting = settings[0]
@@ -300,11 +298,11 @@ def train_together(
     x, y = (part.to(device) for part in near)
     models = [_start(member, near, classes).to(device) for member in members]
     problem = Problem(models[0], "cross_entropy", (x[:2], y[:2]))
-    model = StackedModel(models, problem)
+    model = StackedModel(models, problem, one_by_one=cell["network"] == "lenet5")
     chosen = [_chosen(one, dict(member.changes)) for one, member in zip(settings, members, strict=True)]
     values = {**DEFAULTS[optimizer], "lr": tuple(one["rate"] for one in chosen)}
     if optimizer == "ngd":
-        values |= {"alpha": tuple(one["alpha"] for one in chosen), "epsilon": chosen[0]["epsilon"]}
+        values |= {name: tuple(one[name] for one in chosen) for name in ("alpha", "epsilon")}
     stepped = _Normed(model, StackedDescent(model.parameters, optimizer, values), (x, y), values["lr"])
     rows = torch.stack([_drawn(setting, member.cell["seed"], len(y), 0)[0] for member in members])
     abouts = [_about(one, member.cell["seed"], optimizer, vector, member.stage, dict(member.changes))
@@ -320,8 +318,7 @@ def train_together(
         for part in _parts(epoch):
             last = round(part * steps)
             if last > done:
-                with UnfoldedConvolutions():
-                    stepped.epoch(orders[:, done * setting.batch : last * setting.batch].to(device), setting.batch)
+                stepped.epoch(orders[:, done * setting.batch : last * setting.batch].to(device), setting.batch)
                 done = last
             if part < 1 or _wanted(epoch + 1) or epoch + 1 in milestones:
                 places.append(epoch + done / steps)
@@ -392,9 +389,7 @@ def _losses(model: StackedModel, x: Tensor, y: Tensor, rows: Tensor) -> list[flo
     total = torch.zeros(len(rows), dtype=torch.float64, device=x.device)
     for part in rows.split(5000, dim=1):
         chosen = part.to(x.device)
-        with UnfoldedConvolutions():
-            loss, _ = vmap(model._loss)(model.parameters, model.fixed, (x[chosen], y[chosen]))
-        total += loss.double() * part.shape[1]
+        total += model.losses((x[chosen], y[chosen])).double() * part.shape[1]
     return (total / rows.shape[1]).tolist()
 
 
