@@ -17,6 +17,7 @@ import json
 import math
 import os
 import tempfile
+import warnings
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -268,7 +269,9 @@ def is_result_file(path: Path) -> bool:
     try:
         document = json.loads(blob.decode("utf-8"))
     except (ValueError, RecursionError):
-        return blob[: len(HEAD)] == HEAD[: len(blob)] or f'"{DIGEST}": "'.encode() in blob
+        if len(blob) < len(HEAD) and HEAD.startswith(blob):
+            warnings.warn(f"{path} is left out: it may be a result that was cut short", RuntimeWarning, stacklevel=3)
+        return blob.startswith(HEAD) or f'"{DIGEST}": "'.encode() in blob
     if not isinstance(document, dict):
         return False
     kind = document.get("format")
