@@ -17,15 +17,24 @@ from lambdahat._rng import generator
 from lambdahat.batches import Batch, Batches, chosen_indices, is_columns, make_batches, rng_untouched
 from lambdahat.evaluators import AnyEvaluator, Evaluator, FunctionEvaluator, OutputEvaluator, Parameters
 from lambdahat.labels import COUNTS
-from lambdahat.losses import Loss, make_loss
+from lambdahat.losses import Custom, Loss, make_loss
 from lambdahat.memory import fitted, memory_bytes
-from lambdahat.network import BATCH_NORMS, accumulating, device_of, named_tensors, private_copy, select_parameters
+from lambdahat.network import (
+    BATCH_NORMS,
+    accumulating,
+    device_of,
+    named_tensors,
+    private_copy,
+    select_parameters,
+    structure,
+)
 from lambdahat.problem_checks import checked
 from lambdahat.ranks import Ranks
 from lambdahat.recomputing import recomputing
 from lambdahat.sharded_tensors import Gathered, whole
-from lambdahat.shares import Share, first_look, joined, splits
+from lambdahat.shares import Share, behaviour, first_look, joined, splits
 from lambdahat.space import Pattern, Space
+from lambdahat.storage import digest, digest_tensors
 
 OWN_LOSSES = ("cross_entropy", "mse", "bce_with_logits")  # what a model's own loss may be, of its logits and labels
 FEW_ROWS = 64  # batches of no more are not worth cutting
@@ -478,6 +487,30 @@ class Problem:
         norms = [(name, layer) for name, layer in layers if isinstance(layer, BATCH_NORMS)]
         unread = {key for name, layer in norms for key, _ in layer.named_buffers(name, recurse=False)}
         return [tensor for name, tensor in self._evaluate.constants.items() if name not in unread]
+
+    def identity(self) -> dict[str, Any]:
+        """What tells this problem from others: digests of all that its loss is made of, and how it behaves.
+
+        Every byte of the data counts, which takes a pass over them; so do the parameters, the buffers and other
+        constants, the layers and the code of the model, the loss and its settings. "behaviour" is the loss of the
+        first sample and its gradient near the parameters: it shows what no digest sees, such as a closure.
+        ``shares.behaves_alike`` compares it up to rounding; all else is equal or the problem is another one.
+        """
+        evaluate, theta = self._evaluate, self.vector
+        loss = evaluate.loss if isinstance(evaluate, Evaluator) else None
+        known = isinstance(evaluate, Evaluator) and not (isinstance(loss, Custom) or evaluate.model_loss)
+        meet = self.norm == "train" or not known  # whether the loss may depend on how data are cut into batches
+        with rng_untouched():
+            seen = behaviour(evaluate, self.named(theta), self.batches.first(), meet)
+        model = self.model or getattr(evaluate, "function", None)
+        return {
+            "theta": digest_tensors({"theta": theta}),
+            "data": self.batches.digest(cut=meet) if self.has_data else "none",
+            "constants": digest_tensors({f"{i}": tensor for i, tensor in enumerate(self._read_constants())}),
+            "model": digest(f"{self.space} {structure(model)}".encode())[:32],
+            "loss function": digest(structure(loss).encode())[:32],
+            "behaviour": list(seen),
+        }
 
     def __repr__(self) -> str:
         unit = f" {self.count}" if self.count else ""

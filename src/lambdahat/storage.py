@@ -1,7 +1,11 @@
-"""Results on disk: the base class that saves and loads, and the status every result carries.
+"""Files that are read back: digests that show damage, atomic writes, and results with the status each one carries.
 
 On disk a result is a JSON file, written last and atomically, plus one ``.npz`` for its arrays whose name
 holds a digest of its contents: a reader never sees half a result, and a killed writer leaves the old one whole.
+
+Every JSON document that is read back is sealed: it carries a digest of everything else it says (``seal``), and its
+digests of other files cover those. A file that differs from what was written raises ``Damaged``, which names it.
+Documents written before version 2 of a format have no seal, and are read without that check.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import json
 import math
 import os
 import tempfile
+import warnings
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -25,9 +30,89 @@ from torch import Tensor
 
 from lambdahat._check import describe, require
 
-FORMAT_VERSION = 1
+FORMAT = "lambdahat"
+FORMAT_VERSION = 2  # 1 had no digest
+DIGEST = "digest"  # the key of a document's digest of all else in it
+HEAD = f'{{\n "format": "{FORMAT}"'.encode()  # what the file of a result begins with
 FEW = 5  # parts of a tuple or a mapping that the text of a result shows
 LONG = 80  # letters of a result within it
+
+
+class Damaged(ValueError):
+    """A file is not as it was written; the message names it."""
+
+
+def digest(data: bytes) -> str:
+    """The SHA-256 of some bytes, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def update_digest(found: Any, tensor: Tensor, headed: bool = True) -> None:
+    """Add all bytes of a tensor, with ``headed`` after its dtype and shape, to a ``hashlib`` object."""
+    plain = tensor.detach()
+    if headed:
+        found.update(f"{plain.dtype} {tuple(plain.shape)} {plain.layout}".encode())
+    if plain.layout == torch.sparse_coo:
+        plain = plain.coalesce()
+        parts = [plain.indices(), plain.values()]
+    elif plain.layout != torch.strided:
+        parts = [plain.to_dense()]
+    else:
+        parts = [torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain]
+    for part in parts:
+        found.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """A digest of the names, dtypes, shapes and bytes of tensors, on any device."""
+    found = hashlib.sha256()
+    for name, tensor in tensors.items():
+        found.update(f"{len(name)} {name} ".encode())
+        update_digest(found, tensor)
+    return found.hexdigest()[:32]
+
+
+def seal(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON document with a digest of all it says; ``unseal`` checks it and takes it off.
+
+    >>> seal({"step": 3})
+    {'step': 3, 'digest': 'f2c76473acac2fa2146cd9615b918e8a'}
+    """
+    require(DIGEST not in document, f"the key {DIGEST!r}", "be left to the digest of a document", "one of its own")
+    return {**document, DIGEST: _digest_of(document)}
+
+
+def unseal(document: Any, where: str | Path, sealed: bool = True) -> dict[str, Any]:
+    """The document that ``seal`` was given, read from the file ``where``; without ``sealed`` a digest may be missing.
+
+    Raises:
+        Damaged: If it says anything else than what was sealed.
+    """
+    told = document.get(DIGEST) if isinstance(document, dict) else None
+    if not isinstance(document, dict) or (sealed and told is None):
+        raise Damaged(f"{where} is damaged: it has no digest of its contents")
+    rest = {key: value for key, value in document.items() if key != DIGEST}
+    if told is not None and told != _digest_of(rest):
+        raise Damaged(f"{where} is damaged: its contents do not match their digest")
+    return rest
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in a file; ``Damaged`` where there is none."""
+    try:
+        return json.loads(path.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged: it is not JSON ({error})") from error
+
+
+def write_sealed(path: Path, document: Mapping[str, Any], indent: int | None = None) -> None:
+    """Write a JSON document with its digest, atomically."""
+    write_atomically(path, json.dumps(seal(document), indent=indent, ensure_ascii=False).encode())
+
+
+def _digest_of(document: Mapping[str, Any]) -> str:
+    """Of a document as JSON without white space: what a file says, not how it is laid out."""
+    return digest(json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode())[:32]
 
 
 class Status(Enum):
@@ -87,15 +172,15 @@ class Result:
         path = _json_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, NDArray[Any]] = {}
-        document: dict[str, Any] = {"format": "lambdahat", "version": FORMAT_VERSION, "result": _encode(self, arrays)}
+        document: dict[str, Any] = {"format": FORMAT, "version": FORMAT_VERSION, "result": _encode(self, arrays)}
         if arrays:
             buffer = io.BytesIO()
             np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-            digest = hashlib.sha256(buffer.getvalue()).hexdigest()
-            document["arrays"] = {"file": f"{path.stem}.{digest[:12]}.npz", "sha256": digest}
+            mark = digest(buffer.getvalue())
+            document["arrays"] = {"file": f"{path.stem}.{mark[:12]}.npz", "sha256": mark}
             write_atomically(path.with_name(document["arrays"]["file"]), buffer.getvalue())
         stale = _arrays_file(path)
-        write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
+        write_sealed(path, document, indent=1)
         if stale is not None and stale.name != document.get("arrays", {}).get("file"):
             stale.unlink(missing_ok=True)
         return path
@@ -108,27 +193,22 @@ class Result:
             path.is_file(), "path", "name a result written by save()", f"{path} (no such file)", "", FileNotFoundError
         )
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is not a lambdahat result: it is not JSON ({error})") from error
-        ours = isinstance(document, dict) and document.get("format") == "lambdahat" and "result" in document
+            document = read_json(path)
+        except Damaged as error:
+            raise Damaged(f"{path} is not a lambdahat result, or a damaged one: {error.__cause__}") from error
+        ours = isinstance(document, dict) and document.get("format") == FORMAT and "result" in document
+        if not ours and isinstance(document, dict) and DIGEST in document:
+            unseal(document, path)
         require(ours, "path", "name a result written by save()", f"{path} (other contents)")
         version = document.get("version")
-        require(version == FORMAT_VERSION, "path", f"hold format version {FORMAT_VERSION}", f"version {version}",
-                "upgrade lambdahat to read it")  # fmt: skip
-        arrays: dict[str, NDArray[Any]] = {}
-        if "arrays" in document:
-            file = path.with_name(document["arrays"]["file"])
-            require(file.is_file(), "path", "have its arrays beside it", f"{file} (no such file)", "copy the .npz too",
-                    FileNotFoundError)  # fmt: skip
-            blob = file.read_bytes()
-            require(hashlib.sha256(blob).hexdigest() == document["arrays"]["sha256"], "path",
-                    "have the arrays it was saved with", f"{document['arrays']['file']} (damaged)")  # fmt: skip
-            with np.load(io.BytesIO(blob), allow_pickle=False) as stored:
-                arrays = {key: stored[key] for key in stored.files}
+        document = unseal(document, path, sealed=version == FORMAT_VERSION)
+        require(version in (1, FORMAT_VERSION), "path", f"hold format version {FORMAT_VERSION} or 1",
+                f"version {version} in {path}", "upgrade lambdahat to read it")  # fmt: skip
         try:
-            result = _decode(document["result"], arrays)
-        except (KeyError, TypeError) as error:
+            result = _decode(document["result"], _read_arrays(path, document.get("arrays")))
+        except (Damaged, FileNotFoundError):
+            raise
+        except Exception as error:  # whatever a file of another version, or one made by others, leads to
             raise ValueError(f"{path} holds unknown parts ({error}); upgrade lambdahat to read it") from error
         require(isinstance(result, cls), "path", f"hold a {cls.__name__}", f"a {type(result).__name__}",
                 f"call {type(result).__name__}.load, or Result.load for any kind", TypeError)  # fmt: skip
@@ -181,6 +261,35 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def is_result_file(path: Path) -> bool:
+    """Whether a JSON file holds a result; a damaged one counts, so that whoever reads it finds the damage."""
+    blob = path.read_bytes()
+    try:
+        document = json.loads(blob.decode("utf-8"))
+    except (ValueError, RecursionError):
+        if len(blob) < len(HEAD) and HEAD.startswith(blob):
+            warnings.warn(f"{path} is left out: it may be a result that was cut short", RuntimeWarning, stacklevel=3)
+        return blob.startswith(HEAD) or f'"{DIGEST}": "'.encode() in blob
+    if not isinstance(document, dict):
+        return False
+    kind = document.get("format")
+    return kind == FORMAT or (DIGEST in document and not str(kind).startswith(f"{FORMAT}-"))
+
+
+def _read_arrays(path: Path, told: Any) -> dict[str, NDArray[Any]]:
+    """The arrays beside the result at ``path``, which says (``told``) where they are and what their digest is."""
+    if told is None:
+        return {}
+    file = path.with_name(told["file"])
+    require(file.is_file(), "path", "have its arrays beside it", f"{file} (no such file)", "copy the .npz too",
+            FileNotFoundError)  # fmt: skip
+    blob = file.read_bytes()
+    if digest(blob) != told["sha256"]:
+        raise Damaged(f"{file} is damaged: it is not what {path.name} was saved with")
+    with np.load(io.BytesIO(blob), allow_pickle=False) as stored:
+        return {key: stored[key] for key in stored.files}
 
 
 def _json_path(path: str | Path) -> Path:

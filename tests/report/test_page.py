@@ -14,7 +14,7 @@ from lambdahat.measurements import Measurement
 from lambdahat.report.page import page, page_of_stores, write_page
 from lambdahat.report.page_markup import ASSETS
 from lambdahat.report.plotly_charts import figure_of
-from lambdahat.report.sections import Card, Section, section_of_store
+from lambdahat.report.sections import Card, Section, saved_in, section_of_store
 from lambdahat.report.style import sentence
 from lambdahat.results import Estimate
 from tests.experiments.toys import Config, toy
@@ -287,9 +287,15 @@ def test_any_results_make_a_page(tmp_path):
     measured.save(folder / "run" / "measured")
     (folder / "other.json").write_text('{"not": "ours"}')
     (folder / "broken.json").write_text("{")
-    seen = Reader(page(folder, tmp_path / "page.html").read_text(encoding="utf-8"))
+    with pytest.warns(RuntimeWarning, match=r"broken\.json is left out"):
+        seen = Reader(page(folder, tmp_path / "page.html").read_text(encoding="utf-8"))
     titles = [text for text in seen.texts["h2"] if text != "Overview"]
     assert titles == sorted([*RESULTS, "run/measured"])
+    (folder / "broken.json").unlink()
+    path = Estimate(1.0).save(folder / "cut")
+    path.write_text(path.read_text()[:60])
+    with pytest.raises(ValueError, match=r"cut\.json is not a lambdahat result, or a damaged one"):
+        list(saved_in(folder))
     assert [column[0] for column in seen.payload("run-measured")["rows"]["values"]][:3] == ["trace", 3.0, 0.1]
     assert any("spectrum: Ritz values" in text for text in seen.texts["h4"])
 

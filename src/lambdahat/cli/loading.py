@@ -18,6 +18,7 @@ from lambdahat._check import require_count
 from lambdahat.cli.exits import InputError, one_line
 from lambdahat.network import named_tensors
 from lambdahat.problem import Problem
+from lambdahat.training.checkpoints import read_tensors
 from lambdahat.training.folders import WHICH, is_run_folder, load_run, read_recipe, weights
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -117,9 +118,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         raise InputError(f"--checkpoint: no such file: {path}")
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
+            return read_tensors(path)
         stored = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         cure = "save model.state_dict() with torch.save, or with safetensors"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from lambdahat.report.figures import estimates_in
 from lambdahat.report.result_charts import charts_of, drawn, fields_table, records_table, tables_of
 from lambdahat.report.style import counted, value_text
 from lambdahat.results import Estimate, Result
+from lambdahat.storage import is_result_file
 from lambdahat.training.runs import Run
 
 
@@ -197,16 +197,8 @@ def saved_in(folder: Path) -> Iterator[tuple[str, Result]]:
             FileNotFoundError)  # fmt: skip
     for path in sorted(folder.rglob("*.json")):
         index = path.parent / "measurement.json"
-        if (index.is_file() and path != index) or not _is_ours(path):
+        if (index.is_file() and path != index) or not is_result_file(path):
             continue
         result = Result.load(path)
         place = path.parent if path == index else path.with_suffix("")
         yield str(place.relative_to(folder)) if place != folder else folder.name or type(result).__name__, result
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return False
-    return isinstance(document, dict) and document.get("format") == "lambdahat"
