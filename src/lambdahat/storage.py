@@ -13,6 +13,7 @@ import json
 import math
 import os
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -28,6 +29,8 @@ from lambdahat._check import describe, require
 FORMAT_VERSION = 1
 FEW = 5  # parts of a tuple or a mapping that the text of a result shows
 LONG = 80  # letters of a result within it
+SMALL = 64 << 20  # bytes that any packed file may unpack to
+RATIO = 50  # beyond that, times its own size: what people store packs 2 to 20 times, a bomb 1,000 times
 
 
 class Status(Enum):
@@ -124,8 +127,7 @@ class Result:
             blob = file.read_bytes()
             require(hashlib.sha256(blob).hexdigest() == document["arrays"]["sha256"], "path",
                     "have the arrays it was saved with", f"{document['arrays']['file']} (damaged)")  # fmt: skip
-            with np.load(io.BytesIO(blob), allow_pickle=False) as stored:
-                arrays = {key: stored[key] for key in stored.files}
+            arrays = read_arrays(file)
         try:
             result = _decode(document["result"], arrays)
         except (KeyError, TypeError) as error:
@@ -181,6 +183,38 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def unpacked_size(packed: int) -> int:
+    """The most bytes that a packed file of a given size may unpack to where nothing says how many it should.
+
+    >>> unpacked_size(1_000) == SMALL, unpacked_size(10_000_000)
+    (True, 500000000)
+    """
+    return max(SMALL, RATIO * packed)
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz; ValueError names the file where it is damaged, holds objects, or unpacks to far more.
+
+    zipfile reads no more of a member than the archive declares, so that the declared sizes are what counts.
+    """
+    try:
+        require_modest(path)
+        with np.load(path, allow_pickle=False) as stored:
+            return {key: stored[key] for key in stored.files}
+    except Exception as error:  # a damaged archive fails in a dozen ways, and none is worth a traceback
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} must be a whole .npz of arrays, got {text[:200]}") from None
+
+
+def require_modest(path: Path) -> None:
+    """Refuse a zip archive that declares to hold far more than its own size can."""
+    size = path.stat().st_size
+    with zipfile.ZipFile(path) as archive:
+        declared = sum(member.file_size for member in archive.infolist())
+    require(declared <= unpacked_size(size), str(path), f"unpack to at most {unpacked_size(size):,} bytes",
+            f"{declared:,} packed into {size:,}")  # fmt: skip
 
 
 def _json_path(path: str | Path) -> Path:
