@@ -12,12 +12,13 @@ import io
 import json
 import math
 import os
+import re
 import tempfile
 import zipfile
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import IO, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from lambdahat._check import describe, require
 FORMAT_VERSION = 1
 FEW = 5  # parts of a tuple or a mapping that the text of a result shows
 LONG = 80  # letters of a result within it
+BUFFER = 1 << 18
 SMALL = 64 << 20  # bytes that any packed file may unpack to
 RATIO = 50  # beyond that, times its own size: what people store packs 2 to 20 times, a bomb 1,000 times
 
@@ -99,7 +101,8 @@ class Result:
             write_atomically(path.with_name(document["arrays"]["file"]), buffer.getvalue())
         stale = _arrays_file(path)
         write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
-        if stale is not None and stale.name != document.get("arrays", {}).get("file"):
+        own = re.compile(rf"{re.escape(path.stem)}\.[0-9a-f]{{12}}\.npz")  # what a file names need not be ours
+        if stale is not None and own.fullmatch(stale.name) and stale.name != document.get("arrays", {}).get("file"):
             stale.unlink(missing_ok=True)
         return path
 
@@ -192,6 +195,48 @@ def unpacked_size(packed: int) -> int:
     (True, 500000000)
     """
     return max(SMALL, RATIO * packed)
+
+
+def bounded(stream: IO[bytes], path: Path) -> IO[bytes]:
+    """A stream of what a packed file unpacks to, which ends in ``ValueError`` beyond ``unpacked_size``."""
+    return io.BufferedReader(_Bounded(stream, path), BUFFER)
+
+
+class _Bounded(io.RawIOBase):
+    """An unpacked stream that ends in a ``ValueError`` where a file unpacks to more than it may."""
+
+    def __init__(self, stream: IO[bytes], path: Path) -> None:
+        self._stream, self._path = stream, path
+        self._packed = path.stat().st_size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        self._check()
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        place = self._stream.seek(offset, whence)
+        self._check()
+        return place
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+    def _check(self) -> None:
+        most = unpacked_size(self._packed)
+        require(self._stream.tell() <= most, str(self._path), f"unpack to at most {most:,} bytes",
+                f"more, packed into {self._packed:,}", "unpack it first if it is what you want")  # fmt: skip
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:

@@ -23,10 +23,9 @@ from lambdahat._check import require
 from lambdahat._progress import report
 from lambdahat.graphs.edges import Chunk
 from lambdahat.graphs.name_table import NameTable
-from lambdahat.storage import unpacked_size
+from lambdahat.storage import bounded
 
 CHUNK_ROWS = 1 << 12
-BUFFER = 1 << 18
 COMMENTS = ("#", "%", "//")
 PACKED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 DATA = re.compile(r"\{.*\}$")
@@ -37,47 +36,10 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 GML_TOKEN = re.compile(r'"[^"]*"|\[|\]|[^\s\[\]"]+')
 
 
-class _Bounded(io.RawIOBase):
-    """An unpacked stream that refuses to go further than a packed file may unpack to."""
-
-    def __init__(self, stream: IO[bytes], path: Path) -> None:
-        self._stream, self._path = stream, path
-        self._packed = path.stat().st_size
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        self._check()
-        return len(data)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        place = self._stream.seek(offset, whence)
-        self._check()
-        return place
-
-    def tell(self) -> int:
-        return self._stream.tell()
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-    def _check(self) -> None:
-        most = unpacked_size(self._packed)
-        require(self._stream.tell() <= most, str(self._path), f"unpack to at most {most:,} bytes",
-                f"more, packed into {self._packed:,}", "unpack it first if it is what you want")  # fmt: skip
-
-
 def open_bytes(path: Path) -> IO[bytes]:
-    """A binary file, packed or not."""
+    """A binary file, packed or not; one that is packed may not unpack to far more than its own size."""
     opener: Any = PACKED.get(path.suffix)
-    return path.open("rb") if opener is None else io.BufferedReader(_Bounded(opener(path, "rb"), path), BUFFER)
+    return path.open("rb") if opener is None else bounded(opener(path, "rb"), path)
 
 
 def open_text(path: Path) -> IO[str]:
