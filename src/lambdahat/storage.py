@@ -197,7 +197,7 @@ def unpacked_size(packed: int) -> int:
     return max(SMALL, RATIO * packed)
 
 
-def bounded(stream: IO[bytes], path: Path) -> IO[bytes]:
+def bounded(stream: Any, path: Path) -> IO[bytes]:
     """A stream of what a packed file unpacks to, which ends in ``ValueError`` beyond ``unpacked_size``."""
     return io.BufferedReader(_Bounded(stream, path), BUFFER)
 

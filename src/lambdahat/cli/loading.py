@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdahat._check import require_count
-from lambdahat.cli.exits import InputError, one_line
+from lambdahat.cli.exits import InputError, foreign_output, one_line
 from lambdahat.network import named_tensors
 from lambdahat.problem import Problem
 from lambdahat.training.folders import WHICH, is_run_folder, load_run, read_recipe, weights
@@ -78,12 +78,13 @@ def call_factory(spec: str, option: str = "FACTORY") -> Any:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
+        with foreign_output():
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         ours = error.name is not None and (module_name == error.name or module_name.startswith(error.name + "."))
         where = "the current directory and the Python path were searched" if ours else f"imported by {module_name}"
         raise InputError(f"{option}: no module named {error.name!r}; {where}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{option}: importing {module_name} raised {_blame(error)}") from error
     if not hasattr(module, attribute):
         names = ", ".join(sorted(name for name in vars(module) if callable(getattr(module, name)) and name[0] != "_"))
@@ -92,12 +93,13 @@ def call_factory(spec: str, option: str = "FACTORY") -> Any:
     if not callable(factory):
         raise InputError(f"{option}: {spec} must be a function, got {type(factory).__name__}")
     try:
-        return factory()
-    except Exception as error:
+        with foreign_output():
+            return factory()
+    except (Exception, SystemExit) as error:
         raise InputError(f"{option}: {spec}() raised {_blame(error)}") from error
 
 
-def _blame(error: Exception) -> str:
+def _blame(error: BaseException) -> str:
     """The error and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -23,7 +23,7 @@ from lambdahat.models.registry import MODELS
 from lambdahat.optim import IterateAverage, Lookahead, layers_of, make_schedule
 from lambdahat.optim.registry import REGULARIZERS, make_optimizer, make_regularizer
 from lambdahat.problem import Problem
-from lambdahat.report.figures import plot
+from lambdahat.report.figures import plot, save_figure
 from lambdahat.training import Run, fit
 from lambdahat.training.folders import Recipe
 from lambdahat.training.trackers import make_trackers
@@ -102,7 +102,7 @@ def run_train(recipe: Recipe, plan: Plan, out: Path | None, as_json: bool, quiet
     for warning in heard:
         say(f"warning: {one_line(Warning(warning.message))}")
     if out is not None:
-        plot(run).savefig(out / "training.png", dpi=110)
+        save_figure(plot(run), out / "training.png", dpi=110)
     show(run, out, as_json, quiet)
     return code_of([run.status])
 
