@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ class Choices:
 def load_problem(spec: str, choices: Choices) -> Problem:
     """The problem of the factory, or of the run folder, at the checkpoint's weights, as the choices want it."""
     run = Path(spec).is_dir()
-    problem = load_run(spec) if run else call_factory(spec)
+    problem = _run_problem(spec) if run else call_factory(spec)
     if not isinstance(problem, Problem):
         raise InputError(f"{spec} must return a lambdahat.Problem, got {type(problem).__name__}; "
                          "end it with: return lambdahat.Problem(model, loss, data)")  # fmt: skip
@@ -50,6 +51,18 @@ def load_problem(spec: str, choices: Choices) -> Problem:
         return problem
     require_count(choices.samples, "--samples", 1, problem.num_samples, "leave it out for all of the data")
     return problem.subsample(choices.samples, seed=choices.seed)
+
+
+def _run_problem(folder: str) -> Problem:
+    """The problem of a run; what is wrong with its recipe is said of the file that it is in."""
+    try:
+        return load_run(folder)
+    except FileNotFoundError:
+        raise
+    except (ValueError, TypeError, RuntimeError, MemoryError, OverflowError) as error:
+        text = one_line(error)
+        where = "" if folder in text else f"{Path(folder) / 'config.json'}: "
+        raise InputError(f"{where}{text[:300]}") from error
 
 
 def held_out_data(spec: str, factory: str) -> Any:
@@ -122,10 +135,14 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
             from safetensors.torch import load_file
 
             return load_file(path)
-        stored = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            stored = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         cure = "save model.state_dict() with torch.save, or with safetensors"
-        raise InputError(f"--checkpoint: {path} is not a state dict ({one_line(error)[:120]}); {cure}") from error
+        told = one_line(error)
+        told = "it holds other things than tensors, or is damaged" if "weights_only" in told else told[:120]
+        raise InputError(f"--checkpoint: {path} is not a state dict ({told}); {cure}") from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping):
             stored = stored[key]
