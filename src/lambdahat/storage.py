@@ -312,7 +312,9 @@ def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
         kind = Result._types.get(value["type"])
         require(kind is not None, "path", "hold a known result", value["type"], "upgrade lambdahat to read it")
         assert kind is not None
-        return kind(**{name: _decode(item, arrays) for name, item in value["fields"].items()})
+        fields = {str(name): _decode(item, arrays) for name, item in dict(value["fields"]).items()}
+        _require_kinds(kind, fields)
+        return kind(**fields)
     if "status" in value:
         return Status[value["status"]]
     if "array" in value:
@@ -325,3 +327,23 @@ def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     if "map" in value:
         return {key: _decode(item, arrays) for key, item in value["map"]}
     return tuple(_decode(item, arrays) for item in value["tuple"])
+
+
+def _require_kinds(kind: type[Result], fields: Mapping[str, Any]) -> None:
+    """Refuse plainly wrong fields, such as text for a number: a figure or a page would fail on them, and name no file.
+
+    This reads the annotations of the class and judges only what they leave no doubt about.
+    """
+    for part in dataclasses.fields(kind):  # type: ignore[arg-type]
+        hint, value = str(part.type), fields.get(part.name)
+        if part.name not in fields or (value is None and "None" in hint):
+            continue
+        wrong = (
+            (isinstance(value, str) and not any(word in hint for word in ("str", "Any", "object")))
+            or (hint == "Status" and not isinstance(value, Status))
+            or (hint.startswith(("Array", "NDArray")) and not isinstance(value, np.ndarray))
+            or (hint in ("float", "int") and not isinstance(value, int | float))
+            or (hint == "float | Tensor" and not isinstance(value, int | float | Tensor))
+        )
+        if wrong:
+            raise TypeError(f"{part.name} must be {hint}, got {describe(value)}")

@@ -199,7 +199,12 @@ def saved_in(folder: Path) -> Iterator[tuple[str, Result]]:
         index = path.parent / "measurement.json"
         if (index.is_file() and path != index) or not _is_ours(path):
             continue
-        result = Result.load(path)
+        try:
+            result = Result.load(path)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if str(path) in str(error):
+                raise
+            raise ValueError(f"{path} must be a result written by save(), got another: {error}") from error
         place = path.parent if path == index else path.with_suffix("")
         yield str(place.relative_to(folder)) if place != folder else folder.name or type(result).__name__, result
 
@@ -207,6 +212,6 @@ def saved_in(folder: Path) -> Iterator[tuple[str, Result]]:
 def _is_ours(path: Path) -> bool:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(document, dict) and document.get("format") == "lambdahat"
