@@ -2,10 +2,12 @@
 
 import dataclasses
 import itertools
+import json
 import math
 import re
 
 import pytest
+import torch
 
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.reproduction import VERDICTS, Table, Verdict
