@@ -17,7 +17,12 @@ sys.modules["faults"] = faults
 spec.loader.exec_module(faults)
 
 
-@pytest.mark.parametrize("name", faults.KINDS)
+SLOW = ("bombs", "full disks", "pages of many results", "leaks")  # many processes, or many results
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in faults.KINDS]
+)
 def test_nothing_is_lost(name, tmp_path):
     kind = faults.KINDS[name]
     tried, survived, lost, notes = kind.run(kind.sample, tmp_path)
