@@ -508,7 +508,7 @@ def hostile_pages(count: int, folder: Path) -> Tally:
                           and not (value or "").startswith("#")]  # fmt: skip
 
     pieces = ["<script>evil()</script>", "</script>", "<img src=x onerror=evil()>", '" onclick="evil()', "'", "<!--",
-              "-->", "]]>", "&lt;b&gt;", "<b>", "javascript:evil()", "\u2028", "</style>", "{{", "</title>"]  # fmt: skip
+              "-->", "]]>", "&lt;b&gt;", "<b>", "javascript:evil()", "\u2028", "</style>", "</title>"]  # fmt: skip
     random_, outcomes = random.Random(0), []
     plain = Reader()
     plain.feed(page({"one": Estimate(1.0)}, folder / "plain.html").read_text())
