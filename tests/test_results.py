@@ -514,3 +514,17 @@ def test_density_of_a_single_point():
 def test_readings_refuse(call, message, many):
     with pytest.raises(ValueError, match=message):
         call(many)
+
+
+def test_the_density_at_a_point_is_the_expectation_of_its_gaussian():
+    rng = np.random.default_rng(0)
+    weights = rng.dirichlet(np.ones(7), 3)
+    found = Spectrum(rng.normal(size=(3, 7)), weights, np.zeros((3, 7)), 50)
+    grid, width = np.array([-1.0, 0.3, 60.0]), 0.2
+    density = found.density(grid, width=width)
+    for place, height, error in zip(grid, density.values, density.stderr, strict=True):
+        one = found.expectation(
+            lambda x, place=place: np.exp(-0.5 * ((place - x) / width) ** 2) / (width * np.sqrt(2 * np.pi))
+        )
+        assert height == pytest.approx(float(one), rel=1e-12, abs=0)
+        assert error == pytest.approx(float(one.stderr), rel=1e-12, abs=0)

@@ -16,12 +16,14 @@ import io
 import json
 import math
 import os
+import re
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import IO, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -36,6 +38,9 @@ DIGEST = "digest"  # the key of a document's digest of all else in it
 HEAD = f'{{\n "format": "{FORMAT}"'.encode()  # what the file of a result begins with
 FEW = 5  # parts of a tuple or a mapping that the text of a result shows
 LONG = 80  # letters of a result within it
+BUFFER = 1 << 18
+SMALL = 64 << 20  # bytes that any packed file may unpack to
+RATIO = 50  # beyond that, times its own size: what people store packs 2 to 20 times, a bomb 1,000 times
 
 
 class Damaged(ValueError):
@@ -181,7 +186,8 @@ class Result:
             write_atomically(path.with_name(document["arrays"]["file"]), buffer.getvalue())
         stale = _arrays_file(path)
         write_sealed(path, document, indent=1)
-        if stale is not None and stale.name != document.get("arrays", {}).get("file"):
+        own = re.compile(rf"{re.escape(path.stem)}\.[0-9a-f]{{12}}\.npz")  # what a file names need not be ours
+        if stale is not None and own.fullmatch(stale.name) and stale.name != document.get("arrays", {}).get("file"):
             stale.unlink(missing_ok=True)
         return path
 
@@ -288,8 +294,81 @@ def _read_arrays(path: Path, told: Any) -> dict[str, NDArray[Any]]:
     blob = file.read_bytes()
     if digest(blob) != told["sha256"]:
         raise Damaged(f"{file} is damaged: it is not what {path.name} was saved with")
-    with np.load(io.BytesIO(blob), allow_pickle=False) as stored:
-        return {key: stored[key] for key in stored.files}
+    return read_arrays(file)
+
+
+def unpacked_size(packed: int) -> int:
+    """The most bytes that a packed file of a given size may unpack to where nothing says how many it should.
+
+    >>> unpacked_size(1_000) == SMALL, unpacked_size(10_000_000)
+    (True, 500000000)
+    """
+    return max(SMALL, RATIO * packed)
+
+
+def bounded(stream: Any, path: Path) -> IO[bytes]:
+    """A stream of what a packed file unpacks to, which ends in ``ValueError`` beyond ``unpacked_size``."""
+    return io.BufferedReader(_Bounded(stream, path), BUFFER)
+
+
+class _Bounded(io.RawIOBase):
+    """An unpacked stream that ends in a ``ValueError`` where a file unpacks to more than it may."""
+
+    def __init__(self, stream: IO[bytes], path: Path) -> None:
+        self._stream, self._path = stream, path
+        self._packed = path.stat().st_size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        self._check()
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        place = self._stream.seek(offset, whence)
+        self._check()
+        return place
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+    def _check(self) -> None:
+        most = unpacked_size(self._packed)
+        require(self._stream.tell() <= most, str(self._path), f"unpack to at most {most:,} bytes",
+                f"more, packed into {self._packed:,}", "unpack it first if it is what you want")  # fmt: skip
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz; ValueError names the file where it is damaged, holds objects, or unpacks to far more.
+
+    zipfile reads no more of a member than the archive declares, so that the declared sizes are what counts.
+    """
+    try:
+        require_modest(path)
+        with np.load(path, allow_pickle=False) as stored:
+            return {key: stored[key] for key in stored.files}
+    except Exception as error:  # a damaged archive fails in a dozen ways, and none is worth a traceback
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} must be a whole .npz of arrays, got {text[:200]}") from None
+
+
+def require_modest(path: Path) -> None:
+    """Refuse a zip archive that declares to hold far more than its own size can."""
+    size = path.stat().st_size
+    with zipfile.ZipFile(path) as archive:
+        declared = sum(member.file_size for member in archive.infolist())
+    require(declared <= unpacked_size(size), str(path), f"unpack to at most {unpacked_size(size):,} bytes",
+            f"{declared:,} packed into {size:,}")  # fmt: skip
 
 
 def _json_path(path: str | Path) -> Path:
@@ -342,7 +421,9 @@ def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
         kind = Result._types.get(value["type"])
         require(kind is not None, "path", "hold a known result", value["type"], "upgrade lambdahat to read it")
         assert kind is not None
-        return kind(**{name: _decode(item, arrays) for name, item in value["fields"].items()})
+        fields = {str(name): _decode(item, arrays) for name, item in dict(value["fields"]).items()}
+        _require_kinds(kind, fields)
+        return kind(**fields)
     if "status" in value:
         return Status[value["status"]]
     if "array" in value:
@@ -355,3 +436,23 @@ def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     if "map" in value:
         return {key: _decode(item, arrays) for key, item in value["map"]}
     return tuple(_decode(item, arrays) for item in value["tuple"])
+
+
+def _require_kinds(kind: type[Result], fields: Mapping[str, Any]) -> None:
+    """Refuse plainly wrong fields, such as text for a number: a figure or a page would fail on them, and name no file.
+
+    This reads the annotations of the class and judges only what they leave no doubt about.
+    """
+    for part in dataclasses.fields(kind):  # type: ignore[arg-type]
+        hint, value = str(part.type), fields.get(part.name)
+        if part.name not in fields or (value is None and "None" in hint):
+            continue
+        wrong = (
+            (isinstance(value, str) and not any(word in hint for word in ("str", "Any", "object")))
+            or (hint == "Status" and not isinstance(value, Status))
+            or (hint.startswith(("Array", "NDArray")) and not isinstance(value, np.ndarray))
+            or (hint in ("float", "int") and not isinstance(value, int | float))
+            or (hint == "float | Tensor" and not isinstance(value, int | float | Tensor))
+        )
+        if wrong:
+            raise TypeError(f"{part.name} must be {hint}, got {describe(value)}")

@@ -90,7 +90,7 @@ def test_what_is_to_be_explained_is_stated():
         (["--only", "none"], "only must match a family of rows: " + ", ".join(FAMILIES)),
         (["--device", "tpu"], "--device must be cpu or cuda, got 'tpu'"),
         (["--device", "cpu:7"], "--device must be cpu or cuda, got 'cpu:7'; there is one cpu"),
-        (["--out", "record.json"], "--out must be a folder or a new one, got 'record.json' (File exists)"),
+        (["--out", "record.json"], "--out must be a folder that can be written to, got 'record.json' (File exists)"),
         (["--against", "nowhere.json"], "path must name a result written by save()"),
         (["--tolerance", "0", "--against", "record.json"], "tolerance must be a finite number above 0"),
     ],

@@ -2,10 +2,12 @@
 
 import dataclasses
 import itertools
+import json
 import math
 import re
 
 import pytest
+import torch
 
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.reproduction import VERDICTS, Table, Verdict
@@ -324,3 +326,39 @@ def test_misuse(call, error, text, tmp_path):
     with pytest.raises(error, match=text):
         call(tmp_path)
     assert not (tmp_path / "p.html").exists()
+
+
+ESTIMATE = {"type": "Estimate", "fields": {"value": 1.0}}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"result": {"type": "Estimate", "fields": {"value": "abc"}}},
+        {"result": {"type": "Estimate", "fields": {"value": {"float": "abc"}}}},
+        {"result": {"type": "Estimate", "fields": {"value": None}}},
+        {"result": {"type": "Estimate", "fields": {"value": 1.0, "stderr": "<script>alert(1)</script>"}}},
+        {"result": {"type": "Estimate", "fields": {"value": 1.0, "status": [1]}}},
+        {"result": {"type": "Estimate", "fields": [1]}},
+        {"result": {"type": ["Estimate"], "fields": {}}},
+        {"result": {"type": "Spectrum", "fields": {"nodes": 1.0, "weights": 1.0, "residuals": 1.0, "dim": 2}}},
+        {"result": [1, 2]},
+        {"result": ESTIMATE, "arrays": {"file": "../other.npz", "sha256": ""}},
+        {"result": ESTIMATE, "arrays": 3},
+    ],
+)
+def test_a_crafted_result_is_named(tmp_path, document):
+    (tmp_path / "crafted.json").write_text(json.dumps({"format": "lambdahat", "version": 1, **document}))
+    with pytest.raises(ValueError, match=r"crafted\.json"):
+        page(tmp_path, tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_saving_over_a_crafted_result_removes_no_file_but_its_own(tmp_path):
+    (tmp_path / "precious.npz").write_bytes(b"precious")
+    document = {"format": "lambdahat", "version": 1, "result": {}, "arrays": {"file": "precious.npz", "sha256": ""}}
+    (tmp_path / "one.json").write_text(json.dumps(document))
+    Estimate(torch.ones(3)).save(tmp_path / "one")
+    Estimate(torch.zeros(3)).save(tmp_path / "one")
+    assert (tmp_path / "precious.npz").read_bytes() == b"precious"
+    assert len(list(tmp_path.glob("one.*.npz"))) == 1
