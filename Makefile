@@ -13,7 +13,7 @@ demo: .venv/.dev ## The NGD paper in miniature, on digits; writes demo-output/
 	$(BIN)/lambdahat demo --out demo-output
 
 test: check ## Style, types, layering, tests, documentation
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=25
 	$(BIN)/python -m pytest --doctest-modules src
 	$(BIN)/mkdocs build --strict --quiet
 

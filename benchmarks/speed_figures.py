@@ -1,10 +1,10 @@
-"""Is everything as fast as the issues asked for? The table of asked figures in docs/bench.md, from stored results.
+"""Does the library meet its goals of speed and memory? The table of goals in docs/bench.md, from stored results.
 
     python benchmarks/speed_figures.py
 
-writes, between its marks in the page, each figure that issues 2 to 5 ask for (there is no issue 1) with what was
-measured on the CPU and on the H200. Most are rows of ``lambdahat bench`` (benchmarks/results/bench-cpu.json and
-bench-h200.json), the others of the scripts here; a figure with no measurement has the command that makes it.
+writes, between its marks in the page, each goal with what was measured on the CPU and on the H200. Most are rows
+of ``lambdahat bench`` (benchmarks/results/bench-cpu.json and bench-h200.json), the others of the scripts here; a figure
+with no measurement has the command that makes it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from lambdahat.cli.tables import markdown_table
 
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "bench.md", ROOT / "benchmarks" / "results"
-BEGIN, END = "<!-- asked: begin -->", "<!-- asked: end -->"
-HEADER = ("issue", "asked", "measured by", "CPU", "H200", "verdict")
+BEGIN, END = "<!-- goals: begin -->", "<!-- goals: end -->"
+HEADER = ("about", "goal", "measured by", "CPU", "H200", "verdict")
 CPU, H200 = "cpu", "h200"
 
 Read = Callable[["Stored", str], float]  # the number on a machine; NaN where there is none
@@ -89,14 +89,14 @@ def ratio(above: Read, below: Read) -> Read:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that an issue asks for on one machine, ``on``: at ``most`` or at ``least`` so much; or to be reported.
+    """A goal on one machine, ``on``: at ``most`` or at ``least`` so much; or, without a bound, a figure to report.
 
     ``by`` is the family of the benchmark, or the script, that measures it, ``where`` the machines on which it can.
     What that has not measured yet is taken from the results of an ``older`` script: its name and reading.
     """
 
-    issue: int
-    asked: str
+    about: str
+    goal: str
     by: str
     read: Read
     unit: str = ""
@@ -109,7 +109,7 @@ class Figure:
     def line(self, stored: Stored) -> tuple[str, ...]:
         """A row of the table."""
         cells = (self._cell(stored, machine) for machine in (CPU, H200))
-        return str(self.issue), self.asked, f"`{self.by}`", *cells, self._verdict(stored)
+        return self.about, self.goal, f"`{self.by}`", *cells, self._verdict(stored)
 
     def _found(self, stored: Stored, machine: str) -> tuple[float, str]:
         """The number and, where it is an older one, its source."""
@@ -142,7 +142,7 @@ class Figure:
 
 
 def curvature() -> Iterator[Figure]:
-    """Issue 2."""
+    """Products with curvature matrices, and what is estimated from them."""
     tasks = {
         "HVP": ("products", {"mlp": 1.4, "lenet5": 2.4}),
         "GGN product": ("products", {"mlp": 1.1, "lenet5": 2.2}),
@@ -152,108 +152,114 @@ def curvature() -> Iterator[Figure]:
     }
     for work, (family, bounds) in tasks.items():
         for case, most in bounds.items():
-            asked = f"{work}, {case}: at most {most:g} gradients on the CPU"
-            yield Figure(2, asked, family, cost(work, case), most=most)
+            goal = f"{work}, {case}: at most {most:g} gradients on the CPU"
+            yield Figure("curvature", goal, family, cost(work, case), most=most)
     density = "density, depth 100"
-    yield Figure(2, "memory of Lanczos, 100 deep, mlp", "estimates", memory(density, "mlp"), " MiB")
-    asked = "HVP, mlp, 8,192 images on the H200: at least 10 times as fast as curvlinops"
-    yield Figure(2, asked, "products", faster("HVP", "mlp", "curvlinops"), "×", least=10, on=H200)
+    yield Figure("curvature", "memory of Lanczos, 100 deep, mlp", "estimates", memory(density, "mlp"), " MiB")
+    goal = "HVP, mlp, 8,192 images on the H200: at least 10 times as fast as curvlinops"
+    yield Figure("curvature", goal, "products", faster("HVP", "mlp", "curvlinops"), "×", least=10, on=H200)
     for work in ("HVP", "GGN product"):
-        asked, read = (
+        goal, read = (
             f"{work}, vgg16 on the H200, float32: no slower than curvlinops",
             faster(work, "vgg16", "curvlinops"),
         )
-        yield Figure(2, asked, "products", read, "×", least=1, on=H200, where=(H200,))
+        yield Figure("curvature", goal, "products", read, "×", least=1, on=H200, where=(H200,))
     for case, most in (("vgg16", 14.0), ("vgg16, TF32", 8.0)):
-        asked = f"{density}, {case}, on the H200: under {most:g} s"
-        yield Figure(2, asked, "estimates", seconds(density, case), " s", most, on=H200, where=(H200,))
+        goal = f"{density}, {case}, on the H200: under {most:g} s"
+        yield Figure("curvature", goal, "estimates", seconds(density, case), " s", most, on=H200, where=(H200,))
     for axis in ("data", "parameters", "depth"):
         read = filed({CPU: "scaling-cpu"}, "exponent", axis=axis)
-        yield Figure(2, f"time linear in {axis}: the exponent", "scaling.py", read, where=(CPU,))
-    asked = "the demo: under a minute; since issue 7, the NGD paper in miniature, under two"
-    yield Figure(2, asked, "time make demo", filed({CPU: "demo-cpu"}, "seconds", work="demo"), " s", 120, where=(CPU,))
+        yield Figure("curvature", f"time linear in {axis}: the exponent", "scaling.py", read, where=(CPU,))
+    goal = "the demo, the NGD paper in miniature: under two minutes"
+    yield Figure(
+        "curvature", goal, "time make demo", filed({CPU: "demo-cpu"}, "seconds", work="demo"), " s", 120, where=(CPU,)
+    )
 
 
 def degeneracy() -> Iterator[Figure]:
-    """Issue 3."""
+    """Chains, and the learning coefficient."""
     files = {
         "mlp": {CPU: "sampling-cpu", H200: "sampling_cuda"},
         "lenet5": {CPU: "sampling_lenet_cpu", H200: "sampling_lenet_cuda"},
     }
     for case, names in files.items():
         older = filed(names, "gradients", case=case, chains=4, by="lambdahat, auto")
-        asked, read = f"chain-step, {case}, 4 chains: at most 1.15 gradients on the CPU", f"{case}, 4 chains"
-        yield Figure(3, asked, "chains", cost("chain-step", read), most=1.15, older=("sampling.py", older))
+        goal, read = f"chain-step, {case}, 4 chains: at most 1.15 gradients on the CPU", f"{case}, 4 chains"
+        yield Figure("sampling", goal, "chains", cost("chain-step", read), most=1.15, older=("sampling.py", older))
     for case, chains, least in (("mlp", 4, 25.0), ("mlp", 32, 80.0), ("lenet5", 32, 14.0)):
         older = filed(files[case], "devinterp over it", case=case, chains=chains, by="lambdahat, auto")
-        asked = f"chain-step, {case}, {chains} chains on the H200: at least {least:g} times as fast as devinterp"
+        goal = f"chain-step, {case}, {chains} chains on the H200: at least {least:g} times as fast as devinterp"
         read = faster("chain-step", f"{case}, {chains} chains", "devinterp")
         where = (CPU, H200) if chains == 4 else (H200,)
-        yield Figure(3, asked, "chains", read, "×", least=least, on=H200, where=where, older=("sampling.py", older))
+        yield Figure(
+            "sampling", goal, "chains", read, "×", least=least, on=H200, where=where, older=("sampling.py", older)
+        )
     results = {CPU: "llc_cost_cpu", H200: "llc_cost_cuda"}
     for unit, machine in (("samples", CPU), ("seconds", H200)):
-        asked = f"λ̂ of the MNIST MLP to 5 %, in {unit}: at least 5 times as cheap as devinterp"
+        goal = f"λ̂ of the MNIST MLP to 5 %, in {unit}: at least 5 times as cheap as devinterp"
         read = filed({machine: results[machine]}, "ratio", by="least", setting=f"{unit} to 5 %")
-        yield Figure(3, asked, "llc_cost.py", read, "×", least=5.0, on=machine, where=(machine,))
+        yield Figure("sampling", goal, "llc_cost.py", read, "×", least=5.0, on=machine, where=(machine,))
     for chains in (4, 32):
-        asked = f"kinetic step, 784-128-10, {chains} chains on the H200: at most 1.1 of SGLD's"
+        goal = f"kinetic step, 784-128-10, {chains} chains on the H200: at most 1.1 of SGLD's"
         read = filed(results, "ratio", by="steps", setting=f"graph, {chains} chains, batch 512")
-        yield Figure(3, asked, "llc_cost.py", read, most=1.1, on=H200, where=(H200,))
+        yield Figure("sampling", goal, "llc_cost.py", read, most=1.1, on=H200, where=(H200,))
     read = faster("λ̂ to 5 %", "least squares, d = 30", "devinterp", accuracy=0.05)
-    yield Figure(3, "λ̂ of least squares to 5 %, beside devinterp", "chains", read, "×", where=(CPU,))
+    yield Figure("sampling", "λ̂ of least squares to 5 %, beside devinterp", "chains", read, "×", where=(CPU,))
 
 
 def training() -> Iterator[Figure]:
-    """Issue 4."""
+    """Steps of optimisers."""
     case = "mlp, batch 128"
     for work, most in (("NGD step", 2.2), ("KFAC step", 2.5), ("KFAC step, rank 32", 2.5)):
-        asked = f"{work}, {case}: at most {most:g} steps of SGD on the CPU"
-        yield Figure(4, asked, "optimizers", cost(work, case), most=most)
-    asked, read = "NGD step on the H200: at most 1.0 ms", seconds("NGD step", case, 1e3)
-    yield Figure(4, asked, "optimizers", read, " ms", 1.0, on=H200)
-    asked, read = "NGD steps of ten seeds together on the H200: at most 2 of one", cost("NGD step of ten seeds", case)
-    yield Figure(4, asked, "optimizers", read, most=2.0, on=H200, where=(H200,))
+        goal = f"{work}, {case}: at most {most:g} steps of SGD on the CPU"
+        yield Figure("training", goal, "optimizers", cost(work, case), most=most)
+    goal, read = "NGD step on the H200: at most 1.0 ms", seconds("NGD step", case, 1e3)
+    yield Figure("training", goal, "optimizers", read, " ms", 1.0, on=H200)
+    goal, read = "NGD steps of ten seeds together on the H200: at most 2 of one", cost("NGD step of ten seeds", case)
+    yield Figure("training", goal, "optimizers", read, most=2.0, on=H200, where=(H200,))
 
 
 def determinants() -> Iterator[Figure]:
-    """Issue 5, log-determinants, on two CPU cores."""
+    """Log-determinants, on two CPU cores."""
     case = "Laplacian, n = 1,000,000"
-    asked, read = "log det of a Laplacian of 10⁶ rows to 0.02 %: under 15 s", seconds("log-determinant to 0.02 %", case)
+    goal, read = "log det of a Laplacian of 10⁶ rows to 0.02 %: under 15 s", seconds("log-determinant to 0.02 %", case)
     older = "logdet.py", filed({CPU: "logdet-matrices"}, "seconds", matrix=case, method="slq")
-    yield Figure(5, asked, "determinants", read, " s", 15, where=(CPU,), older=older)
+    yield Figure("determinants", goal, "determinants", read, " s", 15, where=(CPU,), older=older)
     read = faster("log-determinant to 1 %", "Laplacian, n = 32,768", "SciPy")
-    yield Figure(5, "log-determinant, n = 32,768, beside SuperLU", "determinants", read, "×", where=(CPU,))
+    yield Figure("determinants", "log-determinant, n = 32,768, beside SuperLU", "determinants", read, "×", where=(CPU,))
 
 
 def graphs() -> Iterator[Figure]:
-    """Issue 5, graphs, on two CPU cores."""
+    """Graphs, on two CPU cores."""
     speed, script = {CPU: "graphs-speed"}, "graphs.py speed"
-    asked = "100 moments, 100 probes, road graph of 114,599 nodes: under 10 s"
+    goal = "100 moments, 100 probes, road graph of 114,599 nodes: under 10 s"
     read = filed(speed, "seconds", work="100 moments, 100 probes")
-    yield Figure(5, asked, script, read, " s", 10, where=(CPU,))
+    yield Figure("graphs", goal, script, read, " s", 10, where=(CPU,))
     read = faster("100 graph moments", "torus, n = 2,025", "networkx")
-    yield Figure(5, "100 moments, 2,025 nodes, beside networkx's spectrum", "graphs", read, "×", where=(CPU,))
+    yield Figure("graphs", "100 moments, 2,025 nodes, beside networkx's spectrum", "graphs", read, "×", where=(CPU,))
     work = "count of 240 clusters"
     ours, some, every = (
         filed(speed, "seconds", work=work, by=by) for by in ("ours", "eigsh, 250 largest of I − L", "eigh, all (numpy)")
     )
     read = faster("cluster count", "240 clusters, n = 7,074", "SciPy")
-    yield Figure(5, f"{work}, beside eigsh", "graphs", read, "×", where=(CPU,), older=(script, ratio(some, ours)))
-    yield Figure(5, f"{work}, beside eigh", script, ratio(every, ours), "×", where=(CPU,))
+    yield Figure(
+        "graphs", f"{work}, beside eigsh", "graphs", read, "×", where=(CPU,), older=(script, ratio(some, ours))
+    )
+    yield Figure("graphs", f"{work}, beside eigh", script, ratio(every, ours), "×", where=(CPU,))
     growth, script = {CPU: "graphs-scaling"}, "graphs.py scaling"
     for kind in ("near", "anywhere"):
         read = filed(growth, "CPU seconds", nodes="exponent", neighbours=kind)
-        yield Figure(5, f"time linear in edges, neighbours {kind}: the exponent", script, read, where=(CPU,))
+        yield Figure("graphs", f"time linear in edges, neighbours {kind}: the exponent", script, read, where=(CPU,))
     peak, block = (
         filed(growth, field, neighbours="near", nodes=1599935)
         for field in ("peak of moments, MiB", "a block of 16 vectors, MiB")
     )
-    asked = "memory of the moments of 1.6 million nodes: a few vectors a probe"
-    yield Figure(5, asked, script, ratio(peak, block), " vectors", where=(CPU,))
+    goal = "memory of the moments of 1.6 million nodes: a few vectors a probe"
+    yield Figure("graphs", goal, script, ratio(peak, block), " vectors", where=(CPU,))
     for kind in ("plain", "weights", "names"):
-        asked = f"edges by the million ({kind}) stream in without doubling memory: peak over graph and names"
+        goal = f"edges by the million ({kind}) stream in without doubling memory: peak over graph and names"
         read = filed({CPU: "graphs-reading"}, "times the graph", kind=kind)
-        yield Figure(5, asked, "graphs.py reading", read, most=2, where=(CPU,))
+        yield Figure("graphs", goal, "graphs.py reading", read, most=2, where=(CPU,))
 
 
 def table(folder: Path = RESULTS) -> str:

@@ -139,6 +139,15 @@ def no_grad_loss(z: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(z, y)
 
 
+def spoiled() -> lh.Problem:
+    """A problem whose model diverged after it was made."""
+    model = nn.Linear(4, 3)
+    made = problem(model)
+    with torch.no_grad():
+        model.weight[0, 0] = math.nan
+    return made
+
+
 def batchnorm() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
@@ -301,7 +310,13 @@ MODELS: dict[str, Row] = {
         'device must be available, got .cuda:99.; use "cpu"'),
     "inference mode": (in_inference_mode, ValueError, r"a problem must be made outside torch\.inference_mode.*no_grad"),
     "meta device": (lambda: problem(nn.Linear(4, 3, device="meta")), ValueError,
-        "model must be on one device, with data"),
+        "model must be on one device, with data, got meta.*to_empty"),
+    "meta as device": (lambda: problem(device="meta"), ValueError, "device must be one that computes, got 'meta'.*cpu"),
+    "data on meta": (lambda: problem(data=(X.to("meta"), Y)), ValueError, "data must hold numbers, got.*meta device"),
+    "parameters that became NaN": (lambda: lh.hessian(spoiled()), ValueError,
+        "theta must be finite, got NaN or infinity in 'weight'; load a checkpoint"),
+    "gradient at parameters that became NaN": (lambda: spoiled().gradient(), ValueError,
+        "theta must be finite, got NaN or infinity in 'weight'; load a checkpoint"),
     "parameters as tensors": (lambda: problem(parameters=[Z]), TypeError, "pass names, as in parameters="),
     "parameters by number": (lambda: problem(parameters=3), TypeError, "parameters must be a glob, a list of globs"),
     "missing device of a function": (lambda: function(device="cuda:99"), ValueError, "device must be available"),
@@ -364,7 +379,8 @@ OPERATORS: dict[str, Row] = {
         r"operators of \+ must have the same order, got 43 and 8"),
     "product of different orders": (lambda: H @ A, ValueError, "operators of @ must have the same order"),
     "infinite factor": (lambda: math.inf * H, ValueError, "the factor must be finite, got inf"),
-    "operator plus number": (lambda: H + 1e-3, TypeError, "unsupported operand"),
+    "operator plus number": (lambda: H + 1e-3, TypeError,
+        r"must be an operator, got 0.001; add 0.001 \* lh.identity\(operator\)"),
     "restrict to no name": (lambda: H.restrict("conv*"), ValueError,
         r"parameters must match at least one of 0\.weight"),
     "restrict to nothing": (lambda: A.restrict([]), ValueError,
@@ -484,4 +500,27 @@ ESTIMATORS: dict[str, Row] = {
         "path must name a result.*no such"),
 }  # fmt: skip
 
-ERRORS = {**DATA, **LOSSES, **MODELS, **OPERATORS, **ESTIMATORS}
+ARPACK = {
+    f"which={word!r} of ARPACK": (lambda word=word: lh.eigenpairs(A, k=2, which=word), ValueError,
+        f"which must be one of .*got '{word}'; which='{ours}'")
+    for word, ours in {"LA": "largest", "SA": "smallest", "LM": "magnitude", "BE": "both", "SM": "smallest",
+                       "la": "largest"}.items()
+}  # fmt: skip
+
+ALGEBRA = {
+    "array added": (lambda: A + np.eye(8), TypeError, r"other side of \+ must be an operator.*lh.operator\(matrix\)"),
+    "added to an array": (lambda: np.eye(8) + A, TypeError, r"other side of \+ must be an operator.*lh.operator"),
+    "tensor subtracted": (lambda: A - torch.eye(8), TypeError, "other side of − must be an operator.*lh.operator"),
+    "subtracted from a sparse matrix": (lambda: scipy.sparse.eye_array(8) - A, TypeError, "must be an operator.*lh.op"),
+    "times a vector": (lambda: A * torch.ones(8), TypeError, "factor of an operator must be one real number.*A @ v"),
+    "times an operator": (lambda: A * A, TypeError, "factor of an operator must be one real number.*A @ B"),
+    "times a complex number": (lambda: A * 2j, TypeError, "factor of an operator must be one real number, got 2j"),
+    "product with None": (lambda: A @ None, TypeError, "right-hand side of @ must be a tensor or an array.*got None"),
+    "product with objects": (lambda: A @ np.ones(8, dtype=object), TypeError, r"dtype object; .*astype\(float\)"),
+    "a tensor missing in a list": (lambda: H @ [*(torch.ones(s) for s in MLP.space.shapes[:-1]), None], TypeError,
+        "right-hand side of @, at '2.bias', must be a tensor"),
+    "matrix of objects": (lambda: lh.trace(np.eye(3, dtype=object)), TypeError, r"dtype object; .*astype\(float\)"),
+    "matrix on meta": (lambda: lh.trace(torch.eye(3, device="meta")), ValueError, "matrix must hold numbers.*meta"),
+}  # fmt: skip
+
+ERRORS = {**DATA, **LOSSES, **MODELS, **OPERATORS, **ESTIMATORS, **ARPACK, **ALGEBRA}

@@ -5,6 +5,8 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from lambdahat import measuring
 from lambdahat.measurements import Measurement
@@ -14,6 +16,7 @@ from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, LearningCoefficient
 from lambdahat.singular.coefficient import llc
+from lambdahat.storage import Damaged
 
 
 def a_problem(seed=0, dtype=torch.float64):
@@ -126,6 +129,103 @@ def test_a_folder_of_other_parameters_or_data_is_refused(tmp_path):
     other = problem.on(next(iter(a_problem(1).batches)).data)
     with pytest.raises(ValueError, match="with loss_value ="):
         measure(other, "trace", folder=tmp_path)
+
+
+def headless(data_seed=0, label_seed=0, activation=nn.Tanh, **settings):
+    """A network whose last layer is 0: its loss is ln 3 whatever the data are."""
+    model = nn.Sequential(nn.Linear(6, 8), activation(), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    rng = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        model[0].weight.copy_(torch.randn(8, 6, generator=rng))
+        for parameter in model[3].parameters():
+            parameter.zero_()
+        model[0].bias.zero_()
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(data_seed))
+    y = torch.randint(3, (40,), generator=torch.Generator().manual_seed(label_seed))
+    return Problem(model, settings.pop("loss", "cross_entropy"), (x, y), **settings)
+
+
+def other_statistics():
+    problem = headless()
+    problem.model[2].running_mean.add_(1.0)
+    return problem
+
+
+OTHERS = {
+    "data": (lambda: headless(data_seed=1), "data ="),
+    "labels": (lambda: headless(label_seed=1), "data ="),
+    "buffers": (other_statistics, "constants ="),
+    "layers": (lambda: headless(activation=nn.ReLU), "model ="),
+    "loss": (lambda: headless(loss=nn.CrossEntropyLoss(weight=torch.ones(3) / 3)), "loss function ="),
+    "function": (lambda: headless(loss=lambda z, y: F.cross_entropy(z, y)), "loss ="),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_problem_of_the_same_parameters_and_loss_is_another_measurement(what, tmp_path):
+    make, named = OTHERS[what]
+    measure(headless(), "trace", folder=tmp_path)
+    assert make().loss() == pytest.approx(headless().loss(), rel=1e-6)
+    with pytest.raises(ValueError, match=rf"folder must hold results of this run, with {named}"):
+        measure(make(), "trace", folder=tmp_path)
+
+
+def test_a_closure_shows_in_how_the_loss_behaves(tmp_path):
+    def made(scale):
+        return Problem.from_function(lambda p, b: scale * (b[0] @ p["w"]).square().mean(), {"w": torch.zeros(6)},
+                                     (torch.randn(40, 6, generator=torch.Generator().manual_seed(0)),))  # fmt: skip
+
+    measure(made(1.0), "trace", folder=tmp_path)
+    measure(made(1.0), "trace", folder=tmp_path)
+    with pytest.raises(ValueError, match="with behaviour ="):
+        measure(made(2.0), "trace", folder=tmp_path)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+def test_how_the_data_are_cut_into_batches_does_not_matter(batch_size, tmp_path, counted):
+    first = measure(headless(), "trace", folder=tmp_path)
+    again = measure(headless(batch_size=batch_size), "trace", folder=tmp_path)
+    assert counted == ["trace"]
+    assert float(again["trace"]) == float(first["trace"])
+    train = headless(batch_size=10, norm="train").identity()["data"]
+    assert train != headless(batch_size=20, norm="train").identity()["data"]
+
+
+def test_a_folder_of_an_earlier_version_is_refused(tmp_path):
+    measure(a_problem(), "trace", folder=tmp_path)
+    path = tmp_path / "run.json"
+    document = json.loads(path.read_text())
+    kept = {key: value for key, value in document["settings"].items() if key not in problem_keys()}
+    path.write_text(json.dumps({"settings": kept, "seconds": document["seconds"]}))
+    with pytest.raises(ValueError, match="theta = unknown, by an earlier version of lambdahat; choose another folder"):
+        measure(a_problem(), "trace", folder=tmp_path)
+
+
+def problem_keys():
+    return set(a_problem().identity())
+
+
+@pytest.mark.parametrize("damage", ["digit", "cut", "other"])
+def test_a_damaged_result_is_measured_again(damage, tmp_path, counted):
+    first = measure(a_problem(), ("trace", "frobenius"), folder=tmp_path)
+    path = tmp_path / "trace.json"
+    if damage == "other":  # whole, and not of this run
+        Estimate(12.5).save(path)
+    else:
+        text = path.read_text()
+        path.write_text(text.replace('"cost": ', '"cost": 1') if damage == "digit" else text[:30])
+    with pytest.warns(RuntimeWarning, match=r"trace\.json.*measuring trace again"):
+        again = measure(a_problem(), ("trace", "frobenius"), folder=tmp_path)
+    assert counted == ["trace", "frobenius", "trace"]
+    assert str(again.table()) == str(first.table())
+
+
+def test_a_damaged_index_is_named(tmp_path):
+    measure(a_problem(), "trace", folder=tmp_path)
+    path = tmp_path / "run.json"
+    path.write_text(path.read_text().replace('"samples": 40', '"samples": 41'))
+    with pytest.raises(Damaged, match=r"run\.json is damaged"):
+        measure(a_problem(), "trace", folder=tmp_path)
 
 
 def test_eigenvectors_are_dropped_on_request(tmp_path):

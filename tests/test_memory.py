@@ -167,27 +167,30 @@ def attentive(memory: int | None = None, dtype: torch.dtype = torch.float32) -> 
             return self.head(h + torch.softmax(q @ k.mT, dim=-1) @ v).mT
 
     rng = generator(0, "attentive")
-    x, y = (torch.randint(24, (12, 6), generator=rng) for _ in range(2))
+    x, y = (torch.randint(24, (6, 6), generator=rng) for _ in range(2))
     return lh.Problem(seeded(Attentive).to(dtype), "cross_entropy", (x, y), memory=memory, count="tokens")
 
 
 ESTIMATES = {
-    "diagonal": lambda p: lh.diagonal(lh.hessian(p), tol=1e-9),
+    "diagonal": lambda p: lh.diagonal(lh.hessian(p.subset(range(3))), tol=1e-9),  # a product for each parameter
     "diagonal, sampled": lambda p: lh.diagonal(lh.hessian(p), probes=40),
     "diagonal of a sum": lambda p: lh.diagonal(lh.hessian(p) + lh.identity(lh.hessian(p)), probes=70),
-    "trace": lambda p: lh.trace(lh.hessian(p), tol=0.05, max_matvecs=150),
-    "hutch++": lambda p: lh.trace(lh.hessian(p), tol=0.05, method="hutch++", max_matvecs=150),
-    "trace_per_layer": lambda p: lh.trace_per_layer(lh.hessian(p), tol=0.1, max_matvecs=150),
-    "frobenius_norm": lambda p: lh.frobenius_norm(lh.hessian(p), tol=0.05, max_matvecs=150),
+    "trace": lambda p: lh.trace(lh.hessian(p), tol=0.05, max_matvecs=80),
+    "hutch++": lambda p: lh.trace(lh.hessian(p), tol=0.05, method="hutch++", max_matvecs=80),
+    "trace_per_layer": lambda p: lh.trace_per_layer(lh.hessian(p), tol=0.1, max_matvecs=80),
+    "frobenius_norm": lambda p: lh.frobenius_norm(lh.hessian(p), tol=0.05, max_matvecs=80),
     "moments": lambda p: lh.moments(lh.hessian(p), 4, basis="chebyshev", probes=40),
     "eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 3, max_matvecs=60, basis="host"),
     "spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=20),
 }
 
 
-@pytest.mark.parametrize("estimate", ESTIMATES)
-@pytest.mark.parametrize(("vectors", "dtype"), [(60, torch.float32), (200, torch.float64)])
-def test_estimators_cut_their_blocks_to_the_budget(estimate, dtype, vectors):
+BUDGETS = [(name, 60, torch.float32) for name in ESTIMATES]
+BUDGETS += [(name, 200, torch.float64) for name in ("diagonal, sampled", "trace", "eigenpairs")]
+
+
+@pytest.mark.parametrize(("estimate", "vectors", "dtype"), BUDGETS)
+def test_estimators_cut_their_blocks_to_the_budget(estimate, vectors, dtype):
     problem = attentive(vectors * attentive().num_parameters * dtype.itemsize, dtype)
     with LiveBytes() as seen:
         ESTIMATES[estimate](problem)
@@ -206,7 +209,7 @@ def test_depths_near_the_limit_stay_within_the_budget():
     """Of every depth that is accepted, the peak; rounded vectors are widened in pieces."""
     for basis in ("auto", "host", "half"):
         accepted = []
-        for depth in (10, 18, 22, 26, 30, 70):
+        for depth in (10, 22, 26, 30, 70):
             problem = attentive(60 * 640 * 4)
             with LiveBytes() as seen:
                 try:

@@ -37,6 +37,7 @@ from lambdahat.results import (
     Variance,
     write_atomically,
 )
+from lambdahat.storage import Damaged, seal
 from tests.cases import with_eigenvalues
 
 ODD = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324], dtype=torch.float64)
@@ -226,6 +227,12 @@ def test_atomic_writes_replace_and_clean_up(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["f"]
 
 
+def rewrite(path: Path, old: str, new: str) -> None:
+    """Change a result and its digest, as another version of the library would have written it."""
+    document = json.loads(path.read_text().replace(old, new))
+    path.write_text(json.dumps(seal({key: value for key, value in document.items() if key != "digest"})))
+
+
 def damaged(path: Path, how: str) -> None:
     document = json.loads(path.read_text())
     arrays = path.with_name(document["arrays"]["file"])
@@ -236,7 +243,11 @@ def damaged(path: Path, how: str) -> None:
     elif how == "other JSON":
         path.write_text("[1, 2]")
     elif how == "version":
-        path.write_text(json.dumps({**document, "version": 99}))
+        rewrite(path, '"version": 2', '"version": 99')
+    elif how == "one digit":
+        path.write_text(path.read_text().replace('"cost": 0', '"cost": 1'))
+    elif how == "no digest":
+        path.write_text(json.dumps({key: value for key, value in document.items() if key != "digest"}))
     elif how == "bit rot":
         arrays.write_bytes(arrays.read_bytes()[:-1] + b"x")
     elif how == "cut short":
@@ -244,11 +255,11 @@ def damaged(path: Path, how: str) -> None:
     elif how == "no arrays":
         arrays.unlink()
     elif how == "unknown kind":
-        path.write_text(path.read_text().replace('"Estimate"', '"Oracle"'))
+        rewrite(path, '"Estimate"', '"Oracle"')
     elif how == "unknown status":
-        path.write_text(path.read_text().replace('"CONVERGED"', '"BROKEN"'))
+        rewrite(path, '"CONVERGED"', '"BROKEN"')
     elif how == "other fields":
-        path.write_text(path.read_text().replace('"stderr"', '"sigma"'))
+        rewrite(path, '"stderr"', '"sigma"')
     else:
         path.unlink()
 
@@ -256,14 +267,16 @@ def damaged(path: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
-        ("not JSON", ValueError, "r.json is not a lambdahat result: it is not JSON"),
-        ("not text", ValueError, "it is not JSON"),
+        ("not JSON", Damaged, "r.json is not a lambdahat result, or a damaged one: Expecting"),
+        ("not text", Damaged, "r.json is not a lambdahat result, or a damaged one: .*codec"),
         ("other JSON", ValueError, r"path must name a result written by save\(\)"),
-        ("version", ValueError, "path must hold format version 1, got version 99; upgrade lambdahat"),
-        ("bit rot", ValueError, r"path must have the arrays it was saved with, got r\..*\.npz \(damaged\)"),
-        ("cut short", ValueError, "damaged"),
+        ("version", ValueError, r"path must hold format version 2 or 1, got version 99 in .*r\.json; upgrade"),
+        ("bit rot", Damaged, r"r\..*\.npz is damaged: it is not what r\.json was saved with"),
+        ("cut short", Damaged, r"r\..*\.npz is damaged"),
+        ("one digit", Damaged, r"r\.json is damaged: its contents do not match their digest"),
+        ("no digest", Damaged, r"r\.json is damaged: it has no digest"),
         ("no arrays", FileNotFoundError, r"path must have its arrays beside it.*copy the \.npz"),
-        ("unknown kind", ValueError, "path must hold a known result, got Oracle; upgrade lambdahat"),
+        ("unknown kind", ValueError, "r.json .*path must hold a known result, got Oracle; upgrade lambdahat"),
         ("unknown status", ValueError, "r.json.*BROKEN.*upgrade lambdahat"),
         ("other fields", ValueError, "r.json.*sigma.*upgrade lambdahat"),
         ("missing", FileNotFoundError, r"path must name a result written by save\(\), got .*no such file"),
@@ -274,6 +287,14 @@ def test_damage_is_named(how, error, message, tmp_path):
     damaged(path, how)
     with pytest.raises(error, match=message):
         Estimate.load(path)
+
+
+def test_results_of_the_first_version_are_read_without_a_digest(tmp_path):
+    path = Estimate(torch.ones(3), cost=4).save(tmp_path / "r")
+    document = json.loads(path.read_text())
+    del document["digest"]
+    path.write_text(json.dumps({**document, "version": 1}))
+    assert Estimate.load(path).cost == 4
 
 
 def test_the_wrong_type_is_named(tmp_path):
@@ -493,3 +514,17 @@ def test_density_of_a_single_point():
 def test_readings_refuse(call, message, many):
     with pytest.raises(ValueError, match=message):
         call(many)
+
+
+def test_the_density_at_a_point_is_the_expectation_of_its_gaussian():
+    rng = np.random.default_rng(0)
+    weights = rng.dirichlet(np.ones(7), 3)
+    found = Spectrum(rng.normal(size=(3, 7)), weights, np.zeros((3, 7)), 50)
+    grid, width = np.array([-1.0, 0.3, 60.0]), 0.2
+    density = found.density(grid, width=width)
+    for place, height, error in zip(grid, density.values, density.stderr, strict=True):
+        one = found.expectation(
+            lambda x, place=place: np.exp(-0.5 * ((place - x) / width) ** 2) / (width * np.sqrt(2 * np.pi))
+        )
+        assert height == pytest.approx(float(one), rel=1e-12, abs=0)
+        assert error == pytest.approx(float(one.stderr), rel=1e-12, abs=0)

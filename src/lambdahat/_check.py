@@ -50,6 +50,28 @@ def require_positive(value: Any, name: str, cure: str = "") -> float:
     return float(value)
 
 
+def require_like(value: Any, default: Any, name: str, hint: str = "") -> None:
+    """Refuse an option of another kind than its default: text for a number, a number for a truth value, and NaN.
+
+    ``hint`` is the annotation; where it allows text, text is left to whoever reads the option.
+    """
+    tensor = hasattr(value, "shape")
+    if isinstance(value, float):
+        require(not math.isnan(value), name, "be a number", "nan")
+    if tensor or default is None or ("str" in hint and isinstance(value, str)):
+        return
+    if isinstance(default, bool):
+        require(isinstance(value, bool), name, "be True or False", describe(value), error=TypeError)
+    elif isinstance(default, numbers.Real):
+        fits = value is None or (isinstance(value, numbers.Real) and not isinstance(value, bool))
+        require(fits, name, "be a number", describe(value), error=TypeError)
+    elif isinstance(default, tuple) and default and all(isinstance(item, numbers.Real) for item in default):
+        alike = isinstance(value, tuple | list) and all(isinstance(item, numbers.Real) for item in value)
+        require(alike, name, f"be numbers such as {default}", describe(value), error=TypeError)
+        for item in value:
+            require_like(item, None, name)
+
+
 def require_interval(value: Any, name: str, least: float = -math.inf) -> tuple[float, float]:
     """Two finite numbers, least < low < high, of any sequence, as floats."""
     try:

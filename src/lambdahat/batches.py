@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pickle
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from torch.utils._pytree import register_pytree_node, tree_flatten, tree_map, tr
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from lambdahat._check import describe, require, require_count
+from lambdahat.storage import update_digest
 
 CACHE_FRACTION = 0.25
 
@@ -141,6 +144,30 @@ class Batches:
             if wanted is None or index in wanted:
                 yield self.place(raw, index)
 
+    def digest(self, cut: bool = False) -> str:
+        """A digest of every byte of the data, in one pass; with ``cut`` also of how it is cut into batches.
+
+        Without ``cut`` the same samples in batches of another size, as on another device, have the same digest.
+        """
+        columns: list[Any] = []
+        headers: list[str] = []
+        for batch in self:
+            leaves, form = tree_flatten(batch.data)
+            while len(columns) < len(leaves):
+                columns.append(hashlib.sha256())
+                headers.append("")
+            for place, leaf in enumerate(leaves):
+                rows = isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.layout == torch.strided
+                header = f"{form}{leaf.dtype}{tuple(leaf.shape[1:])}" if rows else f"{form}{_content(leaf)}"
+                if header != headers[place]:  # numbers and strings that all batches share count once
+                    columns[place].update(header.encode())
+                    headers[place] = header
+                if rows:
+                    update_digest(columns[place], leaf, headed=False)
+        whole = hashlib.sha256("".join(column.hexdigest() for column in columns).encode())
+        whole.update(f"{self.sizes if cut else self.num_samples}".encode())
+        return whole.hexdigest()[:32]
+
     @property
     def in_memory(self) -> bool:
         """Whether all batches are kept on the device."""
@@ -181,11 +208,26 @@ class Batches:
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
+            require(not leaf.is_meta, "data", "hold numbers", "tensors on the meta device, which have shapes alone",
+                    "load them on a device that computes")  # fmt: skip
             cast = self.dtype if leaf.is_floating_point() else None
             return leaf.detach().to(self.device, cast)
 
         raw = as_tree(raw)
         return Batch(tree_map(move, raw), _size(raw), index)
+
+
+def _content(leaf: Any) -> str:
+    """What is not a tensor of rows, in words that another value does not have."""
+    found = hashlib.sha256()
+    if isinstance(leaf, Tensor):
+        update_digest(found, leaf)
+    else:
+        try:
+            found.update(pickle.dumps(leaf))
+        except Exception:  # whatever the class of a user's object raises
+            return type(leaf).__qualname__
+    return found.hexdigest()
 
 
 def _sums(data: Any) -> list[Tensor]:

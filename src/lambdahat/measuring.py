@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 import platform
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +30,8 @@ from lambdahat.measurements import Measurement
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hessian
 from lambdahat.problem import Problem, require_problem
-from lambdahat.results import Eigenpairs, Result, write_atomically
+from lambdahat.results import Eigenpairs, Result
+from lambdahat.shares import behaves_alike
 from lambdahat.singular.coefficient import llc
 from lambdahat.singular.criteria import bayes_criteria
 from lambdahat.singular.curves import llc_curve
@@ -41,6 +41,7 @@ from lambdahat.singular.free_energies import free_energy
 from lambdahat.singular.sweeps import Sweep, sweep
 from lambdahat.singular.temperatures import temperature_regression
 from lambdahat.singular.volumes import volume_scaling
+from lambdahat.storage import Damaged, digest, read_json, unseal, write_sealed
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {
     "hessian": hessian,
@@ -157,14 +158,18 @@ def measure(
     "volume_scaling" is for small models only.
 
     With ``folder``, every finished result is written there at once, and a later call with the same problem and
-    settings measures only what is missing; in the end ``Measurement.load(folder)`` reads everything. Without
-    ``keep_vectors`` the eigenvectors, (P, top), are dropped.
+    settings measures only what is missing; in the end ``Measurement.load(folder)`` reads everything. The problem is
+    the same where all data, parameters, buffers, the model and the loss are (``Problem.identity``, which passes over
+    the data once); a folder of another one is refused. A result that is damaged is measured again, with a warning.
+    Without ``keep_vectors`` the eigenvectors, (P, top), are dropped.
     """
     require_problem(problem)
     names = quantity_names(what)
     settings = Settings(curvature, depth, probes, top, seed, dict(sampling or {}))
     about = description(problem, settings)
-    store = None if folder is None else _Folder(Path(folder), {**fingerprint(problem, about), "vectors": keep_vectors})
+    store = None
+    if folder is not None:
+        store = _Folder(Path(folder), {**fingerprint(problem, about), "vectors": keep_vectors}, problem.dtype)
     operator: LinearOperator | None = None
     results, seconds = {}, {}
     for done, name in enumerate(names):
@@ -208,10 +213,8 @@ def description(problem: Problem, settings: Settings) -> dict[str, Any]:
 
 
 def fingerprint(problem: Problem, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What must agree for a result on disk to be the one asked for: settings, sizes, the loss and a digest of θ."""
-    theta = problem.vector.cpu().contiguous().view(torch.uint8).numpy()
-    kept = {key: value for key, value in about.items() if key not in ("versions", "device")}
-    return {**kept, "theta": hashlib.sha256(theta.tobytes()).hexdigest()[:16]}
+    """What must agree for a result on disk to be the one asked for: settings, sizes, and the problem's identity."""
+    return {**{key: value for key, value in about.items() if key not in ("versions", "device")}, **problem.identity()}
 
 
 def without_vectors(result: Any) -> Any:
@@ -222,16 +225,17 @@ def without_vectors(result: Any) -> Any:
 
 
 class _Folder:
-    """Finished results in a folder, with the fingerprint of the run they belong to."""
+    """Finished results in a folder, with the fingerprint of the run they belong to and their digests."""
 
-    def __init__(self, path: Path, mark: Mapping[str, Any]) -> None:
-        self.path, self.mark = path, mark
+    def __init__(self, path: Path, mark: Mapping[str, Any], dtype: torch.dtype) -> None:
+        self.path, self.mark, self._dtype = path, mark, dtype
         self.seconds: dict[str, float] = {}
+        self._digests: dict[str, str] = {}
         path.mkdir(parents=True, exist_ok=True)
         if self._index.is_file():
-            stored = json.loads(self._index.read_text(encoding="utf-8"))
-            self._require_same(stored["settings"])
-            self.seconds = stored["seconds"]
+            stored = unseal(read_json(self._index), self._index, sealed=False)
+            self._require_same(stored.get("settings", {}))
+            self.seconds, self._digests = stored["seconds"], stored["digests"]
 
     @property
     def _index(self) -> Path:
@@ -240,23 +244,33 @@ class _Folder:
     def _require_same(self, stored: Mapping[str, Any]) -> None:
         """The loss may differ by rounding, as on another device; all else is equal or the run is another one."""
         for key, now in self.mark.items():
-            was = stored.get(key)
-            near = isinstance(was, float) and isinstance(now, float) and math.isclose(was, now, rel_tol=1e-4)
-            require(was == now or near, "folder", f"hold results of this run, with {key} = {now}",
+            was = stored.get(key, "unknown, by an earlier version of lambdahat")
+            if key == "behaviour" and isinstance(was, list):
+                same = behaves_alike(was, now, self._dtype)
+            else:
+                near = isinstance(was, float) and isinstance(now, float) and math.isclose(was, now, rel_tol=1e-4)
+                same = was == now or near
+            require(same, "folder", f"hold results of this run, with {key} = {now}",
                     f"{self.path} with {key} = {was}", "choose another folder, or delete this one")  # fmt: skip
 
     def read(self, name: str) -> tuple[Any, float] | None:
-        """A finished result and the seconds it took, or None."""
+        """A finished result and the seconds it took; None where there is none that this run wrote, undamaged."""
         path = self.path / f"{name}.json"
         if name not in self.seconds or not path.is_file():
             return None
-        stored = Result.load(path)
+        try:
+            stored = Result.load(path)
+            if digest(path.read_bytes()) != self._digests.get(name):
+                raise Damaged(f"{path} is not what this run wrote")
+        except (ValueError, OSError) as error:
+            warnings.warn(f"{error}: measuring {name} again", RuntimeWarning, stacklevel=3)
+            return None
         return (stored.results if isinstance(stored, Measurement) else stored), self.seconds[name]
 
     def write(self, name: str, result: Any, seconds: float) -> None:
         """Keep a result: its file first, then the index that makes it count."""
         kept = result if isinstance(result, Result) else Measurement(result)
-        Result.save(kept, self.path / f"{name}.json")
-        self.seconds[name] = seconds
-        document = {"settings": dict(self.mark), "seconds": self.seconds}
-        write_atomically(self._index, json.dumps(document, indent=1).encode())
+        path = Result.save(kept, self.path / f"{name}.json")
+        self.seconds[name], self._digests[name] = seconds, digest(path.read_bytes())
+        document = {"format": "lambdahat-measure", "settings": dict(self.mark), "seconds": self.seconds}
+        write_sealed(self._index, {**document, "digests": self._digests}, indent=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ from lambdahat._check import require
 from lambdahat.derivatives import recomputed_weights, true_derivatives
 from lambdahat.sharded_tensors import is_sharded, without_sharding
 from lambdahat.space import Pattern, matcher
+from lambdahat.storage import digest_tensors
 
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm, *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()))
@@ -88,6 +90,51 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
+def structure(part: Any) -> str:
+    """A model, a loss or a function in words that another one does not have: its layers, its settings, its code.
+
+    The code of torch's own classes is left out, and so are attributes of a model, which a forward pass may change.
+    """
+    if isinstance(part, nn.Module):
+        kinds = dict.fromkeys(type(layer) for layer in part.modules())
+        return f"{part!r} {[_code(kind.forward) for kind in kinds if not _of_torch(kind)]}"
+    if callable(part) and not hasattr(part, "value"):
+        return _code(part)
+    settings = {} if part is None else {name: value for name, value in vars(part).items() if name != "name"}
+    return f"{type(part).__qualname__} {[(name, _setting(value)) for name, value in sorted(settings.items())]}"
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return digest_tensors({"": value})
+    if isinstance(value, nn.Module) or callable(value):
+        return structure(value)
+    return re.sub(r"0x[0-9a-f]+", "", repr(value))
+
+
+def _of_torch(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "torch"
+
+
+def _code(function: Any) -> str:
+    """The name of a function with its code and constants; for other callables that of their class."""
+    if isinstance(function, partial):
+        arguments = {str(i): value for i, value in enumerate(function.args)} | function.keywords
+        return f"{_code(function.func)} {[(name, _setting(value)) for name, value in arguments.items()]}"
+    code = getattr(function, "__code__", getattr(type(function), "__code__", None))
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    if code is None:
+        return str(name)
+    return f"{name} {code.co_code.hex()} {code.co_names} {[_constant(each) for each in code.co_consts]}"
+
+
+def _constant(value: Any) -> str:
+    """A constant of some code; the order of a set differs from process to process."""
+    if hasattr(value, "co_code"):
+        return str(value.co_code.hex())
+    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
+
+
 def select_parameters(model: nn.Module, pattern: Pattern | None, norm: str) -> dict[str, Tensor]:
     """The parameters that make up the vector, in the model's order."""
     everything = dict(model.named_parameters())
@@ -124,11 +171,15 @@ def select_parameters(model: nn.Module, pattern: Pattern | None, norm: str) -> d
 
 def device_of(tensors: Mapping[str, Tensor], asked: torch.device | str | None) -> torch.device:
     """The device asked for, or the one that all the tensors are on."""
+    found = {tensor.device for tensor in tensors.values()}
+    require(all(device.type != "meta" for device in found), "model", "be on one device, with data", "meta, where "
+            "parameters have shapes alone", "fill it: model.to_empty(device='cpu') and load_state_dict")  # fmt: skip
     if asked is None:
-        found = {tensor.device for tensor in tensors.values()}
-        one = len(found) == 1 and torch.device("meta") not in found
-        require(one, "model", "be on one device, with data", ", ".join(sorted(map(str, found))), "pass device=")
+        places = ", ".join(sorted(map(str, found)))
+        require(len(found) == 1, "model", "be on one device, with data", places, "pass device=")
         return found.pop()
+    meta = isinstance(asked, str | torch.device) and str(asked) == "meta"
+    require(not meta, "device", "be one that computes", "'meta', which has shapes alone", 'use "cpu" or "cuda"')
     try:
         torch.empty(0, device=asked)
     except (RuntimeError, AssertionError, TypeError) as error:

@@ -17,17 +17,27 @@ from lambdahat._rng import generator
 from lambdahat.batches import Batch, Batches, chosen_indices, is_columns, make_batches, rng_untouched
 from lambdahat.evaluators import AnyEvaluator, Evaluator, FunctionEvaluator, OutputEvaluator, Parameters
 from lambdahat.labels import COUNTS
-from lambdahat.losses import Loss, make_loss
+from lambdahat.losses import Custom, Loss, make_loss
 from lambdahat.memory import fitted, memory_bytes
-from lambdahat.network import BATCH_NORMS, accumulating, device_of, named_tensors, private_copy, select_parameters
+from lambdahat.network import (
+    BATCH_NORMS,
+    accumulating,
+    device_of,
+    named_tensors,
+    private_copy,
+    select_parameters,
+    structure,
+)
 from lambdahat.problem_checks import checked
 from lambdahat.ranks import Ranks
 from lambdahat.recomputing import recomputing
 from lambdahat.sharded_tensors import Gathered, whole
-from lambdahat.shares import Share, first_look, joined, splits
+from lambdahat.shares import Share, behaviour, first_look, joined, splits
 from lambdahat.space import Pattern, Space
+from lambdahat.storage import digest, digest_tensors
 
 OWN_LOSSES = ("cross_entropy", "mse", "bce_with_logits")  # what a model's own loss may be, of its logits and labels
+FEW_ROWS = 64  # batches of no more are not worth cutting
 DEFAULT_BATCH = {"cpu": 1024, "cuda": 8192}
 BUFFERS = "buffers and constants"
 BROADCAST = (
@@ -260,6 +270,28 @@ class Problem:
         other._theta = vector.clone()
         return other
 
+    @property
+    def reduced(self) -> bool:
+        """Whether the model computes in less than float64."""
+        kinds = {tensor.dtype for tensor in self._parameters.values()} if self._cast is None else {self._cast}
+        return kinds != {torch.float64}
+
+    def in_double(self, halved: bool = False) -> Problem:
+        """The same parameters, constants and data, as they are now, computed with in float64.
+
+        ``halved`` cuts batches in two where samples do not share statistics, so that a pass takes the same memory.
+        """
+        other = self.fixed()
+        other._cast, other._theta = torch.float64, self.vector.double()
+        if isinstance(other._evaluate, Evaluator):
+            held = _placed(other._evaluate.constants, self.device, torch.float64)
+            other._evaluate = other._evaluate.with_constants(held)
+        rows = max(1, max(self.batches.sizes) // 2)
+        source = self.batches.cut(rows) if halved and self.norm != "train" and rows > FEW_ROWS else self.batches
+        other.batches = Batches(lambda: (batch.data for batch in source), self.device, torch.float64)
+        other._finish()
+        return other
+
     def fixed(self) -> Problem:
         """The same at the parameters it has now: nothing in it follows later training."""
         return self.at(self.vector) if self._theta is None else copy.copy(self)
@@ -418,6 +450,8 @@ class Problem:
             total.add_(torch.cat([grad.reshape(-1) for grad in grads]), alpha=weight)
         found = self.ranks.sum(total, "the gradient", vector).to(vector.dtype)
         finite = theta is not None or bool(found.isfinite().all())  # elsewhere a run may have diverged
+        if not finite:
+            self._require_finite(vector)
         require(finite, "the gradient", "be finite", "NaN or infinity in it",
                 "look for a square root, a norm or a quotient at 0 in the model and the loss")  # fmt: skip
         return found
@@ -454,6 +488,30 @@ class Problem:
         unread = {key for name, layer in norms for key, _ in layer.named_buffers(name, recurse=False)}
         return [tensor for name, tensor in self._evaluate.constants.items() if name not in unread]
 
+    def identity(self) -> dict[str, Any]:
+        """What tells this problem from others: digests of all that its loss is made of, and how it behaves.
+
+        Every byte of the data counts, which takes a pass over them; so do the parameters, the buffers and other
+        constants, the layers and the code of the model, the loss and its settings. "behaviour" is the loss of the
+        first sample and its gradient near the parameters: it shows what no digest sees, such as a closure.
+        ``shares.behaves_alike`` compares it up to rounding; all else is equal or the problem is another one.
+        """
+        evaluate, theta = self._evaluate, self.vector
+        loss = evaluate.loss if isinstance(evaluate, Evaluator) else None
+        known = isinstance(evaluate, Evaluator) and not (isinstance(loss, Custom) or evaluate.model_loss)
+        meet = self.norm == "train" or not known  # whether the loss may depend on how data are cut into batches
+        with rng_untouched():
+            seen = behaviour(evaluate, self.named(theta), self.batches.first(), meet)
+        model = self.model or getattr(evaluate, "function", None)
+        return {
+            "theta": digest_tensors({"theta": theta}),
+            "data": self.batches.digest(cut=meet) if self.has_data else "none",
+            "constants": digest_tensors({f"{i}": tensor for i, tensor in enumerate(self._read_constants())}),
+            "model": digest(f"{self.space} {structure(model)}".encode())[:32],
+            "loss function": digest(structure(loss).encode())[:32],
+            "behaviour": list(seen),
+        }
+
     def __repr__(self) -> str:
         unit = f" {self.count}" if self.count else ""
         held = {self._cast or tensor.dtype for tensor in self._parameters.values()}
@@ -472,10 +530,17 @@ class Problem:
             return self.vector
         fits = isinstance(theta, Tensor) and theta.shape == (self.num_parameters,)
         require(fits, "theta", f"be a tensor of shape ({self.num_parameters},)", theta)
-        finite = float((0 * theta).sum()) == 0.0  # as isfinite would say, in fewer operations
-        require(finite, "theta", "be finite", "NaN or infinity in it")
+        require(not theta.is_meta, "theta", "hold numbers", "a tensor on the meta device, which has a shape alone")
+        self._require_finite(theta)
         self._held.refresh()
         return theta.detach().to(self.device, self.dtype)
+
+    def _require_finite(self, theta: Tensor) -> None:
+        if float((0 * theta).sum()) == 0.0:  # as isfinite would say, in fewer operations
+            return
+        wrong = [name for name, part in self.space.unflatten(theta).items() if not bool(part.isfinite().all())]
+        require(False, "theta", "be finite", f"NaN or infinity in {', '.join(map(repr, wrong[:3]))}",
+                "load a checkpoint from before training diverged")  # fmt: skip
 
     def _with_model(self, what: str) -> Evaluator:
         function = isinstance(self._evaluate, FunctionEvaluator)

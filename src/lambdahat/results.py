@@ -23,6 +23,7 @@ from lambdahat.storage import write_atomically as write_atomically
 
 Array = NDArray[np.float64]
 ALONE = 0.1  # a node is resolved when its residual is below this part of the distance to its neighbours
+AT_ONCE = 1 << 20  # readings of nodes that a density holds at a time
 ONE = 10.83  # the 99.9 % quantile of χ²₁: more than one eigenvalue's weight beyond it
 
 
@@ -107,7 +108,9 @@ class Spectrum(Result):
     sum to 1, and Σ_j w_j θ_j^k = zᵀAᵏz exactly for k ≤ 2·depth − 1. Averaged over probes they estimate the spectral
     measure, so that ``moment(k)`` is tr(Aᵏ)/P. For such a probe Var(zᵀf(A)z) = 2/(P+2)·(tr f²/P − (tr f/P)²): the
     standard error of every reading below comes from this identity with the measured measure put in, and so exists for
-    one probe too. ``residuals`` bound the distance of each node to an eigenvalue.
+    one probe too. ``residuals`` bound the distance of each node to an eigenvalue. The rounding inside a model moves the
+    mean eigenvalue by about ``rounding``, and the largest by the part ``relative_rounding`` of it: moments and what is
+    made of them have it in their error.
     """
 
     nodes: Array
@@ -118,6 +121,8 @@ class Spectrum(Result):
     resolution: float = 0.0
     cost: int = 0
     status: Status = Status.CONVERGED
+    rounding: float = 0.0
+    relative_rounding: float = 0.0
 
     def expectation(self, function: Callable[[Array], Array], scale: float = 1.0) -> Estimate:
         """scale · tr f(A)/P for an element-wise ``function``, with its standard error."""
@@ -134,15 +139,29 @@ class Spectrum(Result):
         dof = math.inf if spread <= 1e-12 * variance**2 or self.dim == 1 else max(2.0 * variance**2 / spread, 1.0)
         return Estimate(scale * mean, abs(scale) * math.sqrt(factor * variance), self.cost, self.status, dof)
 
+    def rounded(self, function: Callable[[Array], Array], scale: float = 1.0) -> Estimate:
+        """The same for a smooth function, with what the rounding of the model makes of it in the error."""
+        found = self.expectation(function, scale)
+        if self.rounding == 0 == self.relative_rounding:
+            return found
+        moved = self.rounding + self.relative_rounding * np.abs(self.nodes)
+        with np.errstate(all="ignore"):
+            changes = [np.abs(function(self.nodes + step) - function(self.nodes)) for step in (moved, -moved)]
+        known = np.fmax(*changes)  # one side may be outside of where the function is defined
+        error = abs(scale) * float((self.weights * np.nan_to_num(known, posinf=0.0)).sum()) / len(self.nodes)
+        total = math.hypot(float(found.stderr), error)
+        dof = found.dof if total == 0 or found.stderr == 0 else found.dof * (total / float(found.stderr)) ** 4
+        return dataclasses.replace(found, stderr=total, dof=dof)
+
     def moment(self, order: int) -> Estimate:
         """tr(Aᵏ)/P for k = ``order``."""
         require_count(order, "order", least=0)
-        return self.expectation(lambda nodes: nodes**order)
+        return self.rounded(lambda nodes: nodes**order)
 
     @property
     def trace(self) -> Estimate:
         """tr A."""
-        return self.expectation(lambda nodes: nodes, self.dim)
+        return self.rounded(lambda nodes: nodes, self.dim)
 
     @property
     def mean(self) -> Estimate:
@@ -153,7 +172,7 @@ class Spectrum(Result):
     def frobenius(self) -> Estimate:
         """‖A‖_F = √(tr A²)."""
         size = float(np.abs(self.nodes).max()) or 1.0
-        square = self.expectation(lambda nodes: (nodes / size) ** 2, self.dim)
+        square = self.rounded(lambda nodes: (nodes / size) ** 2, self.dim)
         root = math.sqrt(max(float(square), 0.0))
         stderr = float(square.stderr) / (2 * root) if root else 0.0
         return dataclasses.replace(square, value=size * root, stderr=size * stderr)
@@ -252,13 +271,23 @@ class Spectrum(Result):
         points = np.linspace(low - 5 * width, high + 5 * width, 1000) if grid is None else np.asarray(grid, np.float64)
         require(points.ndim == 1 and points.size > 1, "grid", "be a 1-D array of at least two points", points)
         norm = 1.0 / (width * math.sqrt(2 * math.pi))
-        at_points = [
-            self.expectation(lambda nodes, x=x: norm * np.exp(-0.5 * ((x - nodes) / width) ** 2))  # type: ignore[misc]
-            for x in points
-        ]
-        return Density(
-            points, np.array([float(e) for e in at_points]), np.array([float(e.stderr) for e in at_points]), width
-        )
+        rows = max(1, AT_ONCE // self.nodes.size)
+        parts = [self._heights(points[start : start + rows], width, norm) for start in range(0, len(points), rows)]
+        values, errors = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return Density(points, values, errors, width)
+
+    def _heights(self, points: Array, width: float, norm: float) -> tuple[Array, Array]:
+        """The density of Gaussians at some points and its standard error, as ``expectation`` has it at each."""
+        probes = len(self.nodes)
+        readings = norm * np.exp(-0.5 * ((points[:, None, None] - self.nodes) / width) ** 2)
+        size = readings.max((1, 2))
+        size[(size == 0) | ~np.isfinite(size)] = 1.0
+        readings /= size[:, None, None]
+        means = (self.weights * readings).sum((1, 2)) / probes
+        factor = 2.0 / (self.dim + 2) / probes
+        squares = (readings - means[:, None, None]) ** 2
+        variances = (self.weights * squares).sum((1, 2)) / probes / (1 - factor)
+        return size * means, size * np.sqrt(factor * variances)
 
     def _maximum_entropy(self, moments: int | None) -> MaxentDensity:
         """From the moments of all probes, on the support and 1 % more; their covariance by the identity above."""

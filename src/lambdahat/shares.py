@@ -164,6 +164,41 @@ def first_look(evaluate: AnyEvaluator, parameters: Parameters, first: Batch) -> 
     }
 
 
+def behaviour(evaluate: AnyEvaluator, parameters: Parameters, first: Batch, meet: bool) -> tuple[float, ...]:
+    """The loss of the first sample, readings of its gradient, and the gradient's norm, beside the parameters.
+
+    Where samples ``meet`` it is that of the first batch; else it does not depend on how the data are cut into batches.
+
+    They show another model or another loss, whatever the parameters are: where a layer is 0, all that comes before it
+    is hidden at the parameters themselves. ``behaves_alike`` compares two of them.
+    """
+    few = first if meet else take(first, slice(1))
+    point = dict(zip(parameters, moved(parameters.values()), strict=True))
+    for where, batch in ((point, few), (point, first), (parameters, few)):
+        try:
+            leaves = {name: tensor.detach().requires_grad_() for name, tensor in where.items()}
+            with torch.enable_grad():
+                loss = evaluate(leaves, batch).reshape(())
+                grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        except (RuntimeError, ValueError, IndexError):  # a model for one batch size only, or not defined there
+            continue
+        read, norm = told(grads).numbers[:4], math.hypot(*(float(torch.linalg.vector_norm(grad)) for grad in grads))
+        if math.isfinite(float(loss.detach()) + norm):
+            return float(loss.detach()), *read, norm
+    return ()
+
+
+def behaves_alike(one: Sequence[float], other: Sequence[float], dtype: torch.dtype) -> bool:
+    """Whether two of ``behaviour`` are the same up to rounding."""
+    if len(one) != len(other) or not one:
+        return len(one) == len(other)
+    loss, *read, norm = (abs(a - b) for a, b in zip(one, other, strict=True))
+    size = max(one[-1], other[-1])
+    return loss <= rounding(SAME_LOSS, dtype) * (abs(one[0]) + size) and all(
+        gap <= rounding(10 * SAME_GRADIENT, dtype) * size for gap in (*read, norm)
+    )
+
+
 def gradient_of(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch) -> tuple[float, Tensor]:
     """The loss of a batch and its gradient as one vector, in float64."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}

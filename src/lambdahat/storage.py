@@ -1,7 +1,11 @@
-"""Results on disk: the base class that saves and loads, and the status every result carries.
+"""Files that are read back: digests that show damage, atomic writes, and results with the status each one carries.
 
 On disk a result is a JSON file, written last and atomically, plus one ``.npz`` for its arrays whose name
 holds a digest of its contents: a reader never sees half a result, and a killed writer leaves the old one whole.
+
+Every JSON document that is read back is sealed: it carries a digest of everything else it says (``seal``), and its
+digests of other files cover those. A file that differs from what was written raises ``Damaged``, which names it.
+Documents written before version 2 of a format have no seal, and are read without that check.
 """
 
 from __future__ import annotations
@@ -12,11 +16,14 @@ import io
 import json
 import math
 import os
+import re
 import tempfile
+import warnings
+import zipfile
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import IO, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -25,9 +32,92 @@ from torch import Tensor
 
 from lambdahat._check import describe, require
 
-FORMAT_VERSION = 1
+FORMAT = "lambdahat"
+FORMAT_VERSION = 2  # 1 had no digest
+DIGEST = "digest"  # the key of a document's digest of all else in it
+HEAD = f'{{\n "format": "{FORMAT}"'.encode()  # what the file of a result begins with
 FEW = 5  # parts of a tuple or a mapping that the text of a result shows
 LONG = 80  # letters of a result within it
+BUFFER = 1 << 18
+SMALL = 64 << 20  # bytes that any packed file may unpack to
+RATIO = 50  # beyond that, times its own size: what people store packs 2 to 20 times, a bomb 1,000 times
+
+
+class Damaged(ValueError):
+    """A file is not as it was written; the message names it."""
+
+
+def digest(data: bytes) -> str:
+    """The SHA-256 of some bytes, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def update_digest(found: Any, tensor: Tensor, headed: bool = True) -> None:
+    """Add all bytes of a tensor, with ``headed`` after its dtype and shape, to a ``hashlib`` object."""
+    plain = tensor.detach()
+    if headed:
+        found.update(f"{plain.dtype} {tuple(plain.shape)} {plain.layout}".encode())
+    if plain.layout == torch.sparse_coo:
+        plain = plain.coalesce()
+        parts = [plain.indices(), plain.values()]
+    elif plain.layout != torch.strided:
+        parts = [plain.to_dense()]
+    else:
+        parts = [torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain]
+    for part in parts:
+        found.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """A digest of the names, dtypes, shapes and bytes of tensors, on any device."""
+    found = hashlib.sha256()
+    for name, tensor in tensors.items():
+        found.update(f"{len(name)} {name} ".encode())
+        update_digest(found, tensor)
+    return found.hexdigest()[:32]
+
+
+def seal(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON document with a digest of all it says; ``unseal`` checks it and takes it off.
+
+    >>> seal({"step": 3})
+    {'step': 3, 'digest': 'f2c76473acac2fa2146cd9615b918e8a'}
+    """
+    require(DIGEST not in document, f"the key {DIGEST!r}", "be left to the digest of a document", "one of its own")
+    return {**document, DIGEST: _digest_of(document)}
+
+
+def unseal(document: Any, where: str | Path, sealed: bool = True) -> dict[str, Any]:
+    """The document that ``seal`` was given, read from the file ``where``; without ``sealed`` a digest may be missing.
+
+    Raises:
+        Damaged: If it says anything else than what was sealed.
+    """
+    told = document.get(DIGEST) if isinstance(document, dict) else None
+    if not isinstance(document, dict) or (sealed and told is None):
+        raise Damaged(f"{where} is damaged: it has no digest of its contents")
+    rest = {key: value for key, value in document.items() if key != DIGEST}
+    if told is not None and told != _digest_of(rest):
+        raise Damaged(f"{where} is damaged: its contents do not match their digest")
+    return rest
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in a file; ``Damaged`` where there is none."""
+    try:
+        return json.loads(path.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged: it is not JSON ({error})") from error
+
+
+def write_sealed(path: Path, document: Mapping[str, Any], indent: int | None = None) -> None:
+    """Write a JSON document with its digest, atomically."""
+    write_atomically(path, json.dumps(seal(document), indent=indent, ensure_ascii=False).encode())
+
+
+def _digest_of(document: Mapping[str, Any]) -> str:
+    """Of a document as JSON without white space: what a file says, not how it is laid out."""
+    return digest(json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode())[:32]
 
 
 class Status(Enum):
@@ -37,7 +127,7 @@ class Status(Enum):
     BUDGET_SPENT = "The products allowed ran out before the tolerance was reached: raise max_matvecs or tol."
     SAMPLES_SPENT = "The rounds of random signals ran out before the tolerance was reached: raise tol."
     NOT_CONVERGED = "Residuals are above tol, or further copies are not ruled out: raise max_matvecs, or lower k."
-    PRECISION_LIMIT = "Rounding of the operator's dtype stops further progress: use a float64 problem, or raise tol."
+    PRECISION_LIMIT = "Rounding, also in the model, stops further progress: use dtype=torch.float64, or raise tol."
     QUADRATURE = "The quadrature has not settled: raise depth."
     POSITIVITY = "No eigenvalue bound above 0 is known, nor was one seen: pass bounds, add a shift, or raise depth."
     NOT_A_MINIMUM = "The sampled loss fell below the loss at the centre: train further, or raise localization."
@@ -87,16 +177,17 @@ class Result:
         path = _json_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, NDArray[Any]] = {}
-        document: dict[str, Any] = {"format": "lambdahat", "version": FORMAT_VERSION, "result": _encode(self, arrays)}
+        document: dict[str, Any] = {"format": FORMAT, "version": FORMAT_VERSION, "result": _encode(self, arrays)}
         if arrays:
             buffer = io.BytesIO()
             np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-            digest = hashlib.sha256(buffer.getvalue()).hexdigest()
-            document["arrays"] = {"file": f"{path.stem}.{digest[:12]}.npz", "sha256": digest}
+            mark = digest(buffer.getvalue())
+            document["arrays"] = {"file": f"{path.stem}.{mark[:12]}.npz", "sha256": mark}
             write_atomically(path.with_name(document["arrays"]["file"]), buffer.getvalue())
         stale = _arrays_file(path)
-        write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
-        if stale is not None and stale.name != document.get("arrays", {}).get("file"):
+        write_sealed(path, document, indent=1)
+        own = re.compile(rf"{re.escape(path.stem)}\.[0-9a-f]{{12}}\.npz")  # what a file names need not be ours
+        if stale is not None and own.fullmatch(stale.name) and stale.name != document.get("arrays", {}).get("file"):
             stale.unlink(missing_ok=True)
         return path
 
@@ -108,27 +199,22 @@ class Result:
             path.is_file(), "path", "name a result written by save()", f"{path} (no such file)", "", FileNotFoundError
         )
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is not a lambdahat result: it is not JSON ({error})") from error
-        ours = isinstance(document, dict) and document.get("format") == "lambdahat" and "result" in document
+            document = read_json(path)
+        except Damaged as error:
+            raise Damaged(f"{path} is not a lambdahat result, or a damaged one: {error.__cause__}") from error
+        ours = isinstance(document, dict) and document.get("format") == FORMAT and "result" in document
+        if not ours and isinstance(document, dict) and DIGEST in document:
+            unseal(document, path)
         require(ours, "path", "name a result written by save()", f"{path} (other contents)")
         version = document.get("version")
-        require(version == FORMAT_VERSION, "path", f"hold format version {FORMAT_VERSION}", f"version {version}",
-                "upgrade lambdahat to read it")  # fmt: skip
-        arrays: dict[str, NDArray[Any]] = {}
-        if "arrays" in document:
-            file = path.with_name(document["arrays"]["file"])
-            require(file.is_file(), "path", "have its arrays beside it", f"{file} (no such file)", "copy the .npz too",
-                    FileNotFoundError)  # fmt: skip
-            blob = file.read_bytes()
-            require(hashlib.sha256(blob).hexdigest() == document["arrays"]["sha256"], "path",
-                    "have the arrays it was saved with", f"{document['arrays']['file']} (damaged)")  # fmt: skip
-            with np.load(io.BytesIO(blob), allow_pickle=False) as stored:
-                arrays = {key: stored[key] for key in stored.files}
+        document = unseal(document, path, sealed=version == FORMAT_VERSION)
+        require(version in (1, FORMAT_VERSION), "path", f"hold format version {FORMAT_VERSION} or 1",
+                f"version {version} in {path}", "upgrade lambdahat to read it")  # fmt: skip
         try:
-            result = _decode(document["result"], arrays)
-        except (KeyError, TypeError) as error:
+            result = _decode(document["result"], _read_arrays(path, document.get("arrays")))
+        except (Damaged, FileNotFoundError):
+            raise
+        except Exception as error:  # whatever a file of another version, or one made by others, leads to
             raise ValueError(f"{path} holds unknown parts ({error}); upgrade lambdahat to read it") from error
         require(isinstance(result, cls), "path", f"hold a {cls.__name__}", f"a {type(result).__name__}",
                 f"call {type(result).__name__}.load, or Result.load for any kind", TypeError)  # fmt: skip
@@ -183,6 +269,108 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
+def is_result_file(path: Path) -> bool:
+    """Whether a JSON file holds a result; a damaged one counts, so that whoever reads it finds the damage."""
+    blob = path.read_bytes()
+    try:
+        document = json.loads(blob.decode("utf-8"))
+    except (ValueError, RecursionError):
+        if len(blob) < len(HEAD) and HEAD.startswith(blob):
+            warnings.warn(f"{path} is left out: it may be a result that was cut short", RuntimeWarning, stacklevel=3)
+        return blob.startswith(HEAD) or f'"{DIGEST}": "'.encode() in blob
+    if not isinstance(document, dict):
+        return False
+    kind = document.get("format")
+    return kind == FORMAT or (DIGEST in document and not str(kind).startswith(f"{FORMAT}-"))
+
+
+def _read_arrays(path: Path, told: Any) -> dict[str, NDArray[Any]]:
+    """The arrays beside the result at ``path``, which says (``told``) where they are and what their digest is."""
+    if told is None:
+        return {}
+    file = path.with_name(told["file"])
+    require(file.is_file(), "path", "have its arrays beside it", f"{file} (no such file)", "copy the .npz too",
+            FileNotFoundError)  # fmt: skip
+    blob = file.read_bytes()
+    if digest(blob) != told["sha256"]:
+        raise Damaged(f"{file} is damaged: it is not what {path.name} was saved with")
+    return read_arrays(file)
+
+
+def unpacked_size(packed: int) -> int:
+    """The most bytes that a packed file of a given size may unpack to where nothing says how many it should.
+
+    >>> unpacked_size(1_000) == SMALL, unpacked_size(10_000_000)
+    (True, 500000000)
+    """
+    return max(SMALL, RATIO * packed)
+
+
+def bounded(stream: Any, path: Path) -> IO[bytes]:
+    """A stream of what a packed file unpacks to, which ends in ``ValueError`` beyond ``unpacked_size``."""
+    return io.BufferedReader(_Bounded(stream, path), BUFFER)
+
+
+class _Bounded(io.RawIOBase):
+    """An unpacked stream that ends in a ``ValueError`` where a file unpacks to more than it may."""
+
+    def __init__(self, stream: IO[bytes], path: Path) -> None:
+        self._stream, self._path = stream, path
+        self._packed = path.stat().st_size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        self._check()
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        place = self._stream.seek(offset, whence)
+        self._check()
+        return place
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+    def _check(self) -> None:
+        most = unpacked_size(self._packed)
+        require(self._stream.tell() <= most, str(self._path), f"unpack to at most {most:,} bytes",
+                f"more, packed into {self._packed:,}", "unpack it first if it is what you want")  # fmt: skip
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz; ValueError names the file where it is damaged, holds objects, or unpacks to far more.
+
+    zipfile reads no more of a member than the archive declares, so that the declared sizes are what counts.
+    """
+    try:
+        require_modest(path)
+        with np.load(path, allow_pickle=False) as stored:
+            return {key: stored[key] for key in stored.files}
+    except Exception as error:  # a damaged archive fails in a dozen ways, and none is worth a traceback
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} must be a whole .npz of arrays, got {text[:200]}") from None
+
+
+def require_modest(path: Path) -> None:
+    """Refuse a zip archive that declares to hold far more than its own size can."""
+    size = path.stat().st_size
+    with zipfile.ZipFile(path) as archive:
+        declared = sum(member.file_size for member in archive.infolist())
+    require(declared <= unpacked_size(size), str(path), f"unpack to at most {unpacked_size(size):,} bytes",
+            f"{declared:,} packed into {size:,}")  # fmt: skip
+
+
 def _json_path(path: str | Path) -> Path:
     path = Path(path)
     return path if path.suffix == ".json" else path.with_name(path.name + ".json")
@@ -233,7 +421,9 @@ def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
         kind = Result._types.get(value["type"])
         require(kind is not None, "path", "hold a known result", value["type"], "upgrade lambdahat to read it")
         assert kind is not None
-        return kind(**{name: _decode(item, arrays) for name, item in value["fields"].items()})
+        fields = {str(name): _decode(item, arrays) for name, item in dict(value["fields"]).items()}
+        _require_kinds(kind, fields)
+        return kind(**fields)
     if "status" in value:
         return Status[value["status"]]
     if "array" in value:
@@ -246,3 +436,23 @@ def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     if "map" in value:
         return {key: _decode(item, arrays) for key, item in value["map"]}
     return tuple(_decode(item, arrays) for item in value["tuple"])
+
+
+def _require_kinds(kind: type[Result], fields: Mapping[str, Any]) -> None:
+    """Refuse plainly wrong fields, such as text for a number: a figure or a page would fail on them, and name no file.
+
+    This reads the annotations of the class and judges only what they leave no doubt about.
+    """
+    for part in dataclasses.fields(kind):  # type: ignore[arg-type]
+        hint, value = str(part.type), fields.get(part.name)
+        if part.name not in fields or (value is None and "None" in hint):
+            continue
+        wrong = (
+            (isinstance(value, str) and not any(word in hint for word in ("str", "Any", "object")))
+            or (hint == "Status" and not isinstance(value, Status))
+            or (hint.startswith(("Array", "NDArray")) and not isinstance(value, np.ndarray))
+            or (hint in ("float", "int") and not isinstance(value, int | float))
+            or (hint == "float | Tensor" and not isinstance(value, int | float | Tensor))
+        )
+        if wrong:
+            raise TypeError(f"{part.name} must be {hint}, got {describe(value)}")

@@ -1,4 +1,4 @@
-"""The table of asked figures in docs/bench.md: what the stored results say, and nothing else."""
+"""The table of goals in docs/bench.md: what the stored results say, and nothing else."""
 
 import importlib.util
 import json
@@ -22,7 +22,7 @@ def script():
 
 
 def lines(table):
-    """The rows of the table by what was asked."""
+    """The rows of the table by goal."""
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
     return {row[1]: row for row in cells}
 
@@ -42,8 +42,8 @@ def test_verdicts_are_those_of_the_machine_asked_for(script, tmp_path):
     found = lines(script.table(tmp_path))
     assert found["HVP, mlp: at most 1.4 gradients on the CPU"][3:] == ["1.5", "0.5", "**missed**"]
     assert found["HVP, lenet5: at most 2.4 gradients on the CPU"][5] == "met"
-    asked = "HVP, mlp, 8,192 images on the H200: at least 10 times as fast as curvlinops"
-    assert found[asked][4:] == ["12×", "met"]
+    goal = "HVP, mlp, 8,192 images on the H200: at least 10 times as fast as curvlinops"
+    assert found[goal][4:] == ["12×", "met"]
 
 
 def test_what_is_not_measured_has_its_command(script, tmp_path):
@@ -61,10 +61,10 @@ def test_what_is_not_measured_has_its_command(script, tmp_path):
 def test_an_older_result_is_named(script, tmp_path):
     row = {"case": "lenet5", "chains": 4, "by": "lambdahat, auto", "gradients": 0.9}
     (tmp_path / "sampling_lenet_cpu.json").write_text(json.dumps({"rows": [row]}))
-    asked = "chain-step, lenet5, 4 chains: at most 1.15 gradients on the CPU"
-    assert lines(script.table(tmp_path))[asked][3::2] == ["0.9 (`sampling.py`)", "met"]
+    goal = "chain-step, lenet5, 4 chains: at most 1.15 gradients on the CPU"
+    assert lines(script.table(tmp_path))[goal][3::2] == ["0.9 (`sampling.py`)", "met"]
     stored(tmp_path, "cpu", [("chain-step", "lenet5, 4 chains", OURS, 1.0, 1.2)])
-    assert lines(script.table(tmp_path))[asked][3::2] == ["1.2", "**missed**"]
+    assert lines(script.table(tmp_path))[goal][3::2] == ["1.2", "**missed**"]
 
 
 def test_every_row_of_the_benchmark_that_is_read_is_there(script):

@@ -33,13 +33,6 @@ def test_products(plan):
     assert found.about["quick"]
 
 
-def test_nothing_global_is_left_changed(plan):
-    before = torch.random.get_rng_state(), torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
-    run(plan, "determinants")
-    assert torch.equal(before[0], torch.random.get_rng_state())
-    assert before[1:] == (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)
-
-
 def test_a_family_that_is_not_there_is_refused(plan):
     with pytest.raises(ValueError, match=r"only must match a family of rows: products, estimates, .* got 'curvature'"):
         run(plan, "curvature")
@@ -73,15 +66,21 @@ def test_peers_give_the_same_numbers(peer, plan):
         torch.testing.assert_close(peer.kfac(case, g, 0.1).double(), truth, rtol=1e-3, atol=1e-5)
 
 
-def test_log_determinants_of_both_sizes(plan):
+def test_log_determinants_of_both_sizes_and_nothing_global_left_changed(plan):
+    before = torch.random.get_rng_state(), torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
     found = run(plan, "determinants")
     assert [work for work, _ in found.tasks()] == ["log-determinant to 1 %", "log-determinant to 0.02 %"]
     assert all(row.accurate for row in found.rows)
+    assert {row.note for row in found.rows if row.note} == {"2 probes, depth 10", "3 probes, depth 30"}
+    assert torch.equal(before[0], torch.random.get_rng_state())
+    assert before[1:] == (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_everyone_counts_the_planted_clusters():
-    found = run(Plan(peers=True, quick=True), "graphs").of("cluster count", "9 clusters, n = 250")
+    whole = run(Plan(peers=True, quick=True), "graphs")
+    assert {work for work, _ in whole.tasks()} == {"100 graph moments", "cluster count"}
+    found = whole.of("cluster count", "9 clusters, n = 250")
     assert set(found) == {UNIT, OURS, "SciPy"}
     assert found["SciPy"].error == 0
     assert found[OURS].error < 0.05
@@ -101,5 +100,5 @@ def test_tf32_is_on_inside_only():
             flag.allow_tf32 = value
 
 
-def test_every_family_of_the_issue_is_there():
+def test_every_family_is_there():
     assert list(FAMILIES) == ["products", "estimates", "chains", "optimizers", "determinants", "graphs"]

@@ -493,3 +493,20 @@ def test_demo_writes_rows_tables_figures_and_the_page(tmp_path, monkeypatch):
     assert "Claims" in result.stdout
     assert "report.html" in result.stdout
     assert "NGD is above SGD at equal training loss" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("cores", "jobs"), [(1, 1), (2, 2), (64, 4)])
+def test_demo_runs_as_many_seeds_at_once_as_there_are_cores(tmp_path, monkeypatch, cores, jobs):
+    from lambdahat.cli import demo
+
+    asked = {}
+
+    def stop(experiment, folder, **settings):
+        asked.update(settings)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("joblib.cpu_count", lambda: cores)
+    monkeypatch.setattr(demo, "sweep", stop)
+    with pytest.raises(KeyboardInterrupt):
+        demo.run_demo(tmp_path, seed=0, quiet=True)
+    assert asked["jobs"] == jobs

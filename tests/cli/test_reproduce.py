@@ -170,9 +170,9 @@ def test_report_builds_the_page_from_the_store_alone(tmp_path, monkeypatch):
         (["reproduce", "toy", "--only", "x=1"], "only must match a cell, got 'x=1'; cells read like"),
         (
             ["reproduce", "toy", "--scale", "smoke", "--out", "file"],
-            "the folder of the store must be one that can be made, got file (File exists); name another",
+            "--out must be a folder that can be written to, got 'file' (File exists)",
         ),
-        (["report", ".", "--out", "."], "--out must be a page to write, got the folder '.'"),
+        (["report", ".", "--out", "."], "--out must be a file that can be written to, got '.' (it is a folder)"),
         (["report", "nowhere"], "FOLDERS must be folders with stored rows or results, got 'nowhere'"),
     ],
 )

@@ -222,3 +222,31 @@ def test_options_as_text():
         "monte_carlo",
         1e-3,
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--momentum", "abc"], "momentum must be a number, got 'abc'"),
+        (["--lr", "nan"], "lr must be a number, got nan"),
+        (["--lr", "inf"], "lr must be a finite number, got inf"),
+        (["--nesterov", "3"], "nesterov must be True or False, got 3"),
+        (["--optimizer", "adam", "--betas", "abc"], "betas must be numbers such as (0.9, 0.999), got 'abc'"),
+        (
+            ["--optimizer", "adam", "--betas", "(0.9, nan)"],
+            "betas must be numbers such as (0.9, 0.999), got '(0.9, nan)'",
+        ),
+        (["--schedule", "cosine:ratio=abc"], "--schedule with ratio='abc': ratio must be a number, got 'abc'"),
+        (["--regularizer", "l2:rate=abc"], "--regularizer with rate='abc': rate must be a number"),
+        (["--averaging", "average:start=abc"], "--averaging with start='abc': start must be an integer of at least 1"),
+        (["--model-option", "widths=(1000000000000,)"], "--model with widths=(1000000000000,): "),
+        (["--model-option", f"widths={'(' * 9999}"], "--model with widths=str '((((("),
+        (["--data-option", "held_out=abc"], "--data with held_out='abc': "),
+    ],
+)
+def test_options_of_the_wrong_kind_are_named(arguments, message):
+    command = ["train", "--model", "mlp", "--data", "digits", "--epochs", "1", *arguments]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"error: {message}"), line

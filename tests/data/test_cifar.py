@@ -79,14 +79,14 @@ class Bomb:
         ({b"data": colours(4)}, "must have the entry 'labels', got data"),
         ({b"labels": [0]}, "must have the entry 'data', got labels"),
         ({b"data": colours(4), b"labels": [0, 1, 2]}, r"must hold 4 whole labels, got int64 \(3,\)"),
-        ({b"data": colours(4), b"labels": [0.5] * 4}, "must hold 4 whole labels, got float64"),
+        ({b"data": colours(4), b"labels": [0.5] * 4}, "must hold 4 whole labels, got float;"),
         ({b"data": colours(4), b"labels": [0, 1, 2, 10]}, "must hold labels 0 to 9, got 0 to 10"),
         ({b"data": colours(4), b"labels": [0, 1, 2, -1]}, "must hold labels 0 to 9, got -1 to 2"),
         ({b"data": colours(4)[:, 1:], b"labels": [0] * 4}, r"must hold bytes \(n, 3072\), got uint8 \(4, 3071\)"),
         ({b"data": colours(4).astype(float), b"labels": [0] * 4}, "got float64"),
         ({b"data": "text", b"labels": [0] * 4}, "got str"),
         ({b"data": colours(0), b"labels": []}, "must hold 0 whole labels, got float64"),
-        ([1, 2], "must be a pickled dictionary, got a list"),
+        ([1, 2], "must be a pickled dictionary of arrays, got a list"),
     ],
 )
 def test_wrong_batches_are_refused_by_name(tmp_path, monkeypatch, batch, message):

@@ -16,7 +16,7 @@ from lambdahat._progress import progress
 from lambdahat.data import check, fetch, load
 from lambdahat.data.catalogue import CATALOGUE, DataSet
 from lambdahat.data.downloads import download
-from lambdahat.data.files import File
+from lambdahat.data.files import File, contents
 from lambdahat.data.sources import Archive, Debian, Mirror, Npm
 from tests.data.standard_files import published, write_handwriting
 
@@ -226,26 +226,41 @@ def test_a_fetch_succeeds_only_if_the_files_are_right_in_the_end(known, server, 
     check("known")
 
 
+class Kind(str):
+    """A member of an archive that is no file."""
+
+    def __new__(cls, kind):
+        return super().__new__(cls, kind.decode())
+
+
 def tar_of(members):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name, body in members.items():
             info = tarfile.TarInfo(name)
-            if body is None:
-                info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
-            else:
+            if isinstance(body, bytes):
                 info.size = len(body)
-            archive.addfile(info, None if body is None else io.BytesIO(body))
+            else:
+                info.type, info.linkname = body.encode(), "/etc/passwd"
+            archive.addfile(info, io.BytesIO(body) if isinstance(body, bytes) else None)
     return buffer.getvalue()
 
 
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"in/one": BODY, "../evil": b"evil", "in/more": b"more"}, ""),
+        ({"in/one": BODY, "in/more": b"more"}, ""),
         ({"in/other": BODY}, "must be a tar archive with in/, got"),
-        ({"in/one": None}, "must"),
-        ({"in/one": BODY[1:]}, "one must hold 10,240 bytes, got 10,239"),
+        ({"in/one": BODY[1:]}, "must hold in/one of 10240 bytes, got 10,239"),
+        (
+            {"in/one": BODY, "../evil": b"evil"},
+            r"hold files and folders below its own, got '../evil' \(a path out of it",
+        ),
+        ({"in/one": BODY, "/evil": b"evil"}, "got '/evil'"),
+        ({"in/one": BODY, "in/evil": Kind(tarfile.SYMTYPE)}, r"got 'in/evil' \(a link\)"),
+        ({"in/one": Kind(tarfile.LNKTYPE)}, r"got 'in/one' \(a link\)"),
+        ({"in/one": BODY, "in/evil": Kind(tarfile.CHRTYPE)}, r"got 'in/evil' \(a device\)"),
+        ({"in/one": BODY, "in/evil": Kind(tarfile.FIFOTYPE)}, r"got 'in/evil' \(a device\)"),
     ],
 )
 def test_of_an_archive_only_the_named_files_are_taken(tmp_path, server, members, message):
@@ -263,6 +278,61 @@ def test_of_an_archive_only_the_named_files_are_taken(tmp_path, server, members,
         source.bring([file_of("one", BODY)], folder)
         assert [path.name for path in folder.iterdir()] == ["one"]
     assert not (tmp_path / "deep" / "evil").exists()
+
+
+def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path, server, monkeypatch):
+    monkeypatch.setattr("lambdahat.storage.SMALL", 1 << 20)
+    whole = tar_of({"in/one": BODY, "in/zeros": bytes(1 << 22)})
+    server.files = {"all.tar.gz": whole}
+    entry = file_of("all", whole)
+    source = Archive(f"{server.address_of}/all.tar.gz", entry.size, entry.digest, "in")
+    with pytest.raises(ValueError, match="unpack to at most 1,048,576 bytes, got more"):
+        source.bring([file_of("one", BODY)], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("link", ["symbolic", "hard", "dangling"])
+def test_a_part_is_never_written_through_a_link(known, server, tmp_path, link):
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    known.mkdir(parents=True)
+    if link == "hard":
+        (known / "one.part").hardlink_to(precious)
+    else:
+        (known / "one.part").symlink_to(precious if link == "symbolic" else tmp_path / "new")
+    fetch("known")
+    assert (known / "one").read_bytes() == BODY
+    assert not (known / "one").is_symlink()
+    assert precious.read_bytes() == b"precious"
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_mirror_that_sends_without_end_is_left(known, server):
+    server.files["one"] = BODY * 20
+    with pytest.raises(ConnectionError, match=r"one must have at most 14,438 bytes, got more"):
+        fetch("known")
+    assert not list(known.iterdir())
+
+
+@pytest.mark.parametrize("size", [len(BODY), None])
+def test_unpacking_stops_at_the_declared_size(tmp_path, monkeypatch, size):
+    monkeypatch.setattr("lambdahat.storage.SMALL", 1 << 20)
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(bytes(1 << 24)))
+    read = []
+    monkeypatch.setattr(
+        gzip.GzipFile, "read", lambda self, most, real=gzip.GzipFile.read: read.append(most) or real(self, most)
+    )
+    most = size or 1 << 20
+    with pytest.raises(ValueError, match=rf"bomb.gz must unpack to at most {most:,} bytes, got more, packed into"):
+        contents(path, size)
+    assert read == [most + 1]
+
+
+def test_the_first_source_of_every_data_set_is_encrypted():
+    for entry in CATALOGUE.values():
+        if entry.sources:
+            assert str(entry.sources[0]).startswith("https://")
 
 
 def test_an_archive_of_another_checksum_is_not_opened(tmp_path, server):

@@ -35,7 +35,11 @@ def test_imagenet32_counts_its_classes_from_one(tmp_path, form):
     [
         (lambda path: path.write_bytes(path.read_bytes()[:200]), ValueError, "train_data_batch_3.npz must be a whole"),
         (lambda path: np.savez(path, data=colours(2)), ValueError, "must have the entry 'labels', got data"),
-        (lambda path: np.savez(path, data=colours(2), labels=[0, 1]), ValueError, "must hold labels 0 to 999, got -1"),
+        (
+            lambda path: np.savez(path, data=colours(2), labels=[0, 1]),
+            ValueError,
+            "must hold labels 1 to 1000, got 0 to 1",
+        ),
         (lambda path: np.savez(path, data=np.array([{}], object), labels=[1]), ValueError, "must be a whole .npz"),
         (lambda path: path.unlink(), FileNotFoundError, "hold train_data_batch_3 or train_data_batch_3.npz"),
     ],

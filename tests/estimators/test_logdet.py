@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -56,6 +58,13 @@ class Diagonal(LinearOperator):
 
     def _apply(self, block: torch.Tensor) -> torch.Tensor:
         return self.values[:, None] * block
+
+
+class Known(Diagonal):
+    """The same, with its diagonal known apart from products."""
+
+    def known_diagonal(self) -> torch.Tensor:
+        return self.values
 
 
 def points(count: int = 150, dimensions: int = 3) -> torch.Tensor:
@@ -370,17 +379,20 @@ OUTLYING = {
 }
 
 
-@pytest.mark.parametrize("method", ["slq", "maxent", "chebyshev"])
-@pytest.mark.parametrize("name", OUTLYING)
+APART = [(name, "slq") for name in OUTLYING]
+APART += [(name, method) for name in ("one of 1e-8", "one at each end") for method in ("maxent", "chebyshev")]
+
+
+@pytest.mark.parametrize(("name", "method"), APART)
 def test_single_eigenvalues_apart_from_a_bulk(name, method):
-    """Over 100 seeds, by products only: 90 intervals hold at least, and what is left is the error of the bulk."""
+    """Over 40 seeds, by products only: 34 intervals hold at least, and what is left is the error of the bulk."""
     values = torch.cat([torch.tensor(OUTLYING[name], dtype=D), torch.linspace(1, 2, 200, dtype=D)])
     A, exact = Diagonal(values), float(values.log().sum())
-    runs = [logdet(A, method, depth=20, probes=6, seed=seed) for seed in range(100)]
+    runs = [logdet(A, method, depth=20, probes=6, seed=seed) for seed in range(40)]
     held = sum(low <= exact <= high for low, high in (run.interval() for run in runs))
-    assert held >= 90
+    assert held >= 34  # with probability 0.95 each, fewer hold once in 300; with 0.75, nine times in ten
     assert np.sqrt(np.mean([(run.value - exact) ** 2 for run in runs])) < 3.0
-    assert sum(run.status is Status.CONVERGED for run in runs) >= 90
+    assert sum(run.status is Status.CONVERGED for run in runs) >= 36
 
 
 @pytest.mark.parametrize("method", ["slq", "maxent", "chebyshev"])
@@ -388,8 +400,8 @@ def test_a_small_eigenvalue_that_is_left_in_its_place(method):
     """Without a preconditioner the bar is wide enough, or the status says so."""
     values = torch.cat([torch.tensor([1e-8], dtype=D), torch.linspace(1, 2, 200, dtype=D)])
     A, exact = Diagonal(values), float(values.log().sum())
-    runs = [logdet(A, method, depth=20, probes=6, seed=seed, precondition="none") for seed in range(100)]
-    assert sum(low <= exact <= high for low, high in (run.interval() for run in runs)) >= 90
+    runs = [logdet(A, method, depth=20, probes=6, seed=seed, precondition="none") for seed in range(40)]
+    assert sum(low <= exact <= high for low, high in (run.interval() for run in runs)) >= 36
 
 
 def test_a_deflated_matrix_keeps_its_determinant_and_its_traces():
@@ -507,18 +519,18 @@ TOLERANCES = {
 
 @pytest.mark.parametrize("name", TOLERANCES)
 def test_a_tolerance_is_kept(name):
-    """Over 100 seeds: the interval is as narrow as asked for, and holds in 90 at least."""
+    """Over 40 seeds: the interval is as narrow as asked for, and holds in 34 at least."""
     make, exact, tol = TOLERANCES[name]
     A = make()
     exact = float(A.values.log().sum()) if exact is None else exact
     held = 0
-    for seed in range(100):
+    for seed in range(40):
         found = logdet(A, tol=tol, seed=seed)
         low, high = found.interval()
         assert found.status in (Status.CONVERGED, Status.POSITIVITY)
         assert (high - low) / 2 <= 1.02 * tol * max(abs(found.value), abs(exact))
         held += low <= exact <= high
-    assert 90 <= held
+    assert held >= 34
 
 
 @pytest.mark.parametrize("method", ["maxent", "chebyshev"])
@@ -619,3 +631,35 @@ def test_misuse_names_the_argument(misuse):
     call, text = MISUSES[misuse]
     with pytest.raises(ValueError, match=text):
         call()
+
+
+def test_a_budget_counts_the_products_of_a_preconditioner() -> None:
+    """Sixty columns for a Cholesky factor, each a product, leave 140 of 200."""
+    A = Known(torch.logspace(-3, 0, 5000, dtype=D))
+    found = logdet(A, tol=1e-6, max_matvecs=200, precondition="cholesky", rank=60)
+    assert found.status is Status.BUDGET_SPENT
+    assert 60 < found.cost <= 200
+    assert found.cost == A.matvecs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_errors_of_scaled_operators_quote_the_numbers_of_the_caller(dtype: torch.dtype) -> None:
+    scale = 1e-25 if dtype == torch.float32 else 1e-200
+    values = torch.linspace(1, 2, 150, dtype=torch.float64)
+    values[0] = -1.0
+    dense = torch.diag(values * scale).to(dtype)
+    with pytest.raises(ValueError, match=f"positive definite, got the .*-1e{math.log10(scale):.0f}"):
+        logdet(operator(dense), depth=20, precondition="none")
+    values[0] = 1.0
+    given = operator(torch.diag(values * scale).to(dtype))
+    with pytest.raises(ValueError, match=f"hold the whole spectrum of A.*e{math.log10(scale):.0f}"):
+        logdet(given, depth=20, bounds=(1.5 * scale, 1.6 * scale), precondition="none")
+
+
+@pytest.mark.parametrize(("low", "high"), [(-22, 23), (-37, 8)])
+def test_float32_matrices_over_45_decades_keep_their_small_entries(low: int, high: int) -> None:
+    entries = torch.logspace(low, high, 200, dtype=torch.float64).float()
+    truth = float(entries.double().log().sum())
+    for settings in ({}, {"depth": 40}, {"tol": 1e-3}):
+        found = logdet(operator(torch.diag(entries)), **settings)
+        assert abs(float(found) - truth) <= max(4 * float(found.stderr), 1e-9 * abs(truth))

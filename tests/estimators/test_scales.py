@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ D = torch.float64
 INDEFINITE = with_eigenvalues(torch.cat([torch.tensor([9.0, -7, 5, -3, 2], dtype=D), torch.linspace(-1, 1, 195)]))
 POSITIVE = with_eigenvalues(torch.cat([torch.tensor([9.0, 7, 5, 3, 2], dtype=D), torch.linspace(0.5, 1, 195)]))
 SMALL = with_eigenvalues(torch.linspace(-1, 2, 40))
+# The ends of the range, where squares of entries just under- or overflow, and where fourth powers do.
 SCALES = [
-    *[(torch.float32, c) for c in (1e-36, 1e-30, 1e-22, 1e-9, 1e-4, 1e5, 1e12, 1e25, 1e35)],
-    *[(torch.float64, c) for c in (1e-305, 1e-200, 1e-170, 1e-80, 1e-20, 1e-5, 1e20, 1e80, 1e200, 1e300)],
+    *[(torch.float32, c) for c in (1e-36, 1e-22, 1e-9, 1e12, 1e35)],
+    *[(torch.float64, c) for c in (1e-305, 1e-170, 1e-80, 1e80, 1e300)],
 ]
 
 
@@ -55,8 +57,7 @@ STATUSES = {
     "frobenius norm": lambda A: lh.frobenius_norm(A, tol=0.05).status,
     "eigenpairs": lambda A: lh.eigenpairs(A, 5).status,
     "power iteration": lambda A: lh.power_iteration(A, 2).status,
-    "logdet": lambda A: lh.logdet(A, depth=25).status,
-}
+}  # that of logdet is compared with its value
 
 
 def close(found, truth, dtype):
@@ -67,12 +68,17 @@ def close(found, truth, dtype):
         assert float((one - other).abs().max()) <= rel * top, (one, other)
 
 
+@cache
+def unscaled(name, dtype):
+    """What an estimator says of A itself."""
+    return LINEAR[name](Products(INDEFINITE.to(dtype)))
+
+
 @pytest.mark.parametrize(("dtype", "c"), SCALES)
 @pytest.mark.parametrize("name", LINEAR)
 def test_linear_estimators(name, dtype, c):
-    truth = LINEAR[name](Products(INDEFINITE.to(dtype)))
     found = LINEAR[name](Products((INDEFINITE * c).to(dtype)))
-    close([part / c for part in found], truth, dtype)
+    close([part / c for part in found], unscaled(name, dtype), dtype)
 
 
 @pytest.mark.parametrize(("dtype", "c"), SCALES)
@@ -84,19 +90,29 @@ def test_small_operators_by_all_their_columns(dtype, c):
     assert lh.trace(A, tol=1e-6).value / c == pytest.approx(values.sum(), rel=1e-5)
 
 
+@cache
+def unscaled_status(name, dtype):
+    """How an estimator ends on A itself."""
+    return STATUSES[name](Products(POSITIVE.to(dtype)))
+
+
 @pytest.mark.parametrize(("dtype", "c"), SCALES)
 @pytest.mark.parametrize("name", STATUSES)
 def test_the_status_is_the_same(name, dtype, c):
-    assert STATUSES[name](Products((POSITIVE * c).to(dtype))) is STATUSES[name](Products(POSITIVE.to(dtype)))
+    assert STATUSES[name](Products((POSITIVE * c).to(dtype))) is unscaled_status(name, dtype)
+
+
+@cache
+def log_determinant(wrap, method, dtype, c=1.0):
+    """log det of c·A."""
+    return lh.logdet(wrap((POSITIVE * c).to(dtype)), method, depth=None if method == "exact" else 25)
 
 
 @pytest.mark.parametrize(("dtype", "c"), SCALES)
 @pytest.mark.parametrize("method", ["slq", "maxent", "chebyshev", "exact"])
 @pytest.mark.parametrize("wrap", [Products, lh.operator])
 def test_log_determinants(wrap, method, dtype, c):
-    depth = None if method == "exact" else 25
-    truth = lh.logdet(wrap(POSITIVE.to(dtype)), method, depth)
-    found = lh.logdet(wrap((POSITIVE * c).to(dtype)), method, depth)
+    truth, found = log_determinant(wrap, method, dtype), log_determinant(wrap, method, dtype, c)
     slack = 1e-3 if dtype == torch.float32 else 1e-9
     assert float(found) - 200 * math.log(c) == pytest.approx(float(truth), abs=slack * (1 + truth.stderr))
     assert found.stderr == pytest.approx(truth.stderr, rel=1e-2, abs=1e-9)

@@ -308,9 +308,7 @@ def test_chunks_make_the_same_graph(tmp_path, monkeypatch):
 
 LINES = {
     "plain": "{} {}\n",
-    "weights": "{} {} {}.7\n",
     "numbers with gaps and weights": "{}0 {}0 {}.5\n",
-    "names": "node{} node{}\n",
     "names and weights": "node{} node{} {}.7\n",
 }
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fractions
+from typing import Any
+
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -214,12 +218,12 @@ def test_scipy_solves_with_it() -> None:
             r"the operators of \+ must have the same order, got 7 and 3",
         ),
         (lambda A: A @ operator(torch.eye(3)), ValueError, "the operators of @ must have the same order"),
-        (lambda A: A + 1, TypeError, "unsupported operand"),
-        (lambda A: A - torch.eye(7), TypeError, "unsupported operand"),
-        (lambda A: A * torch.eye(7), TypeError, "unsupported operand"),
+        (lambda A: A + 1, TypeError, "must be an operator, got 1; add 1 .* lh.identity"),
+        (lambda A: A - torch.eye(7), TypeError, "must be an operator.*lh.operator"),
+        (lambda A: A * torch.eye(7), TypeError, "factor of an operator must be one real number"),
         (lambda A: A * float("nan"), ValueError, "the factor must be finite"),
         (lambda A: A / 0, ValueError, "the divisor must not be 0"),
-        (lambda A: A / A, TypeError, "unsupported operand"),
+        (lambda A: A / A, TypeError, "divisor of an operator must be one real number"),
         (lambda A: A.restrict([0, 0]), ValueError, "which must hold each index once"),
         (lambda A: A.restrict([7]), ValueError, r"which must hold indices in \[0, 6\]"),
         (lambda A: A.restrict([-1]), ValueError, r"which must hold indices in \[0, 6\]"),
@@ -328,3 +332,34 @@ def test_names_that_look_like_globs() -> None:
     odd = Space(("w[0]", "w[1]"), ((1,), (1,)))
     A = Products(with_eigenvalues([1.0, 2.0]), space=odd)
     assert relative(A.block_diagonal().dense(), torch.diag(A.matrix.diagonal())) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["reversed", "big-endian", "longdouble", "read-only", "sparse"])
+def test_arrays_of_every_layout_are_read(kind: str) -> None:
+    matrix = np.diag([1.0, 2.0, 4.0]) + 0.5
+    op, block = operator(matrix), np.arange(6.0).reshape(3, 2)
+    read_only = block.copy()
+    read_only.setflags(write=False)
+    rows = {
+        "reversed": block[::-1].copy()[::-1],
+        "big-endian": block.astype(">f8"),
+        "longdouble": block.astype(np.longdouble),
+        "read-only": read_only,
+        "sparse": scipy.sparse.csr_array(block),
+    }[kind]
+    assert np.allclose((op @ rows).numpy(), matrix @ block)
+    assert np.allclose((rows.T @ op).numpy(), block.T @ matrix)
+    assert np.allclose(op.to_scipy() @ block[::-1], matrix @ block[::-1])
+    if kind != "sparse":
+        form = {"reversed": matrix[::-1].copy()[::-1], "big-endian": matrix.astype(">f8")}.get(kind, matrix)
+        assert np.allclose(operator(form.astype(np.longdouble) if kind == "longdouble" else form).dense(), matrix)
+
+
+FACTORS = [2, np.float32(2.0), np.array(2.0), torch.tensor(2.0), fractions.Fraction(2)]
+
+
+@pytest.mark.parametrize("factor", FACTORS, ids=repr)
+def test_factors_are_numbers_of_every_kind(factor: Any) -> None:
+    op = operator(np.diag([1.0, 2.0]))
+    for scaled in (factor * op, op * factor, op / (1 / factor)):
+        assert torch.equal(scaled.dense(), 2.0 * op.dense())

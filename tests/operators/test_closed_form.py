@@ -450,7 +450,7 @@ def segmentation() -> Problem:
 
 
 class TestSampledTrace:
-    """Over 100 seeds the errors in their own standard errors have mean 0 and variance 1."""
+    """Over 60 seeds the errors in their own standard errors have mean 0 and variance 1."""
 
     @pytest.mark.parametrize(("make", "chunk"), [(many_classes, 256), (sequences, 3)])
     def test_error_is_true(self, make: Callable[[], Problem], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,13 +459,13 @@ class TestSampledTrace:
         monkeypatch.setitem(closed_form.CHUNK, "cpu", chunk)
         leaves = leaves_of(problem, problem.vector)
         scores = []
-        for seed in range(100):
+        for seed in range(60):
             found = sampled_trace(problem, leaves, 0.2, seed)
             chance = stats.t.cdf((found.value - exact) / found.stderr, found.dof)
             scores.append(float(stats.norm.ppf(chance)))
         z = torch.tensor(scores)
-        assert abs(float(z.mean())) < 4 / math.sqrt(100)
-        assert 0.6 < float(z.var()) < 1.6  # 4 standard deviations of a variance of 100 normal scores
+        assert abs(float(z.mean())) < 4 / math.sqrt(60)
+        assert 0.5 < float(z.var()) < 1.6  # 3 standard deviations of a variance of 60 normal scores
 
     def test_tolerance_and_budget(self) -> None:
         problem = sequences()

@@ -168,8 +168,8 @@ class TestFunctionProblem(OperatorContract):
 def test_monte_carlo_fisher_tends_to_the_exact_one(loss: str) -> None:
     problem = network("mlp", loss, samples=6)
     exact = dense_ggn(problem)
-    draws = torch.stack([fisher(problem, "monte_carlo", seed=seed).dense() for seed in range(400)])
-    error = (draws.mean(dim=0) - exact) / (draws.std(dim=0) / 20).clamp_min(1e-12)
+    draws = torch.stack([fisher(problem, "monte_carlo", seed=seed).dense() for seed in range(100)])
+    error = (draws.mean(dim=0) - exact) / (draws.std(dim=0) / 10).clamp_min(1e-12)
     assert float(error.square().mean()) < 1.5  # each z-score has unit variance
 
 

@@ -34,9 +34,9 @@ def exact_limit(rows, size, rho):
         return np.abs(np.linalg.eigvals(moments)).max() - 1
 
     highest = 2 * (1 + rho) / np.linalg.eigvalsh(mean)[-1]
-    rates = np.geomspace(1e-3 * highest, highest, 60)
+    rates = np.geomspace(1e-3 * highest, highest, 20)
     above = next((i for i, rate in enumerate(rates) if growth(rate) > 1e-9), None)
-    return highest if above is None else brentq(growth, rates[above - 1], rates[above], rtol=1e-6)
+    return highest if above is None else brentq(growth, rates[above - 1], rates[above], rtol=1e-5)
 
 
 def _sets(seed=1):
@@ -105,8 +105,7 @@ def test_nesterov_s_coupled_limit_is_where_simulated_second_moments_begin_to_gro
     assert simulated_growth(rows, 1, 0.9 * limit, 0.5) < 0 < simulated_growth(rows, 1, 1.1 * limit, 0.5)
 
 
-@pytest.mark.parametrize(("size", "rho"), [(2, 0.0), (16, 0.0), (16, 0.9)])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("size", "rho", "seed"), [(2, 0.0, 0), (16, 0.0, 1), (16, 0.9, 0)])
 def test_the_interval_holds_the_exact_limit_where_not_all_directions_are_known(size, rho, seed):
     rng = np.random.default_rng(seed)
     rows = rng.normal(size=(80, 14)) * np.geomspace(3, 0.5, 14)

@@ -2,10 +2,12 @@
 
 import dataclasses
 import itertools
+import json
 import math
 import re
 
 import pytest
+import torch
 
 from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.reproduction import VERDICTS, Table, Verdict
@@ -14,7 +16,7 @@ from lambdahat.measurements import Measurement
 from lambdahat.report.page import page, page_of_stores, write_page
 from lambdahat.report.page_markup import ASSETS
 from lambdahat.report.plotly_charts import figure_of
-from lambdahat.report.sections import Card, Section, section_of_store
+from lambdahat.report.sections import Card, Section, saved_in, section_of_store
 from lambdahat.report.style import sentence
 from lambdahat.results import Estimate
 from tests.experiments.toys import Config, toy
@@ -287,9 +289,15 @@ def test_any_results_make_a_page(tmp_path):
     measured.save(folder / "run" / "measured")
     (folder / "other.json").write_text('{"not": "ours"}')
     (folder / "broken.json").write_text("{")
-    seen = Reader(page(folder, tmp_path / "page.html").read_text(encoding="utf-8"))
+    with pytest.warns(RuntimeWarning, match=r"broken\.json is left out"):
+        seen = Reader(page(folder, tmp_path / "page.html").read_text(encoding="utf-8"))
     titles = [text for text in seen.texts["h2"] if text != "Overview"]
     assert titles == sorted([*RESULTS, "run/measured"])
+    (folder / "broken.json").unlink()
+    path = Estimate(1.0).save(folder / "cut")
+    path.write_text(path.read_text()[:60])
+    with pytest.raises(ValueError, match=r"cut\.json is not a lambdahat result, or a damaged one"):
+        list(saved_in(folder))
     assert [column[0] for column in seen.payload("run-measured")["rows"]["values"]][:3] == ["trace", 3.0, 0.1]
     assert any("spectrum: Ritz values" in text for text in seen.texts["h4"])
 
@@ -318,3 +326,39 @@ def test_misuse(call, error, text, tmp_path):
     with pytest.raises(error, match=text):
         call(tmp_path)
     assert not (tmp_path / "p.html").exists()
+
+
+ESTIMATE = {"type": "Estimate", "fields": {"value": 1.0}}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"result": {"type": "Estimate", "fields": {"value": "abc"}}},
+        {"result": {"type": "Estimate", "fields": {"value": {"float": "abc"}}}},
+        {"result": {"type": "Estimate", "fields": {"value": None}}},
+        {"result": {"type": "Estimate", "fields": {"value": 1.0, "stderr": "<script>alert(1)</script>"}}},
+        {"result": {"type": "Estimate", "fields": {"value": 1.0, "status": [1]}}},
+        {"result": {"type": "Estimate", "fields": [1]}},
+        {"result": {"type": ["Estimate"], "fields": {}}},
+        {"result": {"type": "Spectrum", "fields": {"nodes": 1.0, "weights": 1.0, "residuals": 1.0, "dim": 2}}},
+        {"result": [1, 2]},
+        {"result": ESTIMATE, "arrays": {"file": "../other.npz", "sha256": ""}},
+        {"result": ESTIMATE, "arrays": 3},
+    ],
+)
+def test_a_crafted_result_is_named(tmp_path, document):
+    (tmp_path / "crafted.json").write_text(json.dumps({"format": "lambdahat", "version": 1, **document}))
+    with pytest.raises(ValueError, match=r"crafted\.json"):
+        page(tmp_path, tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_saving_over_a_crafted_result_removes_no_file_but_its_own(tmp_path):
+    (tmp_path / "precious.npz").write_bytes(b"precious")
+    document = {"format": "lambdahat", "version": 1, "result": {}, "arrays": {"file": "precious.npz", "sha256": ""}}
+    (tmp_path / "one.json").write_text(json.dumps(document))
+    Estimate(torch.ones(3)).save(tmp_path / "one")
+    Estimate(torch.zeros(3)).save(tmp_path / "one")
+    assert (tmp_path / "precious.npz").read_bytes() == b"precious"
+    assert len(list(tmp_path.glob("one.*.npz"))) == 1

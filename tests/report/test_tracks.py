@@ -5,8 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from lambdahat.report.page import page
+from lambdahat.report.run_charts import run_charts
 from lambdahat.report.style import new_axes
 from lambdahat.report.tracks import draw_tracked, tracked_panels
+from lambdahat.report.training import draw_run_figure
 from lambdahat.training import TRACKERS, Run, make_tracker
 
 OWN = {"kind", "epoch", "step", "progress", "loss"}
@@ -63,6 +66,31 @@ def test_lines_are_the_numbers_with_their_intervals():
     assert threshold.get_ydata().tolist() == [2.0, 2.0, 2.0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "learning rate × sharpness")
     assert {text.get_text() for text in axes.get_legend().get_texts()} == {"edge", "threshold"}
+
+
+FAULT = "ValueError: max_gradients must be at least 1600"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "told"),
+    [([FAULT] * 3, "not measured: ValueError: max_gradients"),
+     (["CONVERGED", FAULT, "NOT_MIXED"], "1 of 3 not measured: ValueError: max_gradients")],
+)  # fmt: skip
+def test_a_panel_says_why_nothing_was_measured(statuses, told):
+    values = [math.nan if status == FAULT else 2.0 for status in statuses]
+    run = run_of({"llc": values, "wbic": values, "llc_localization": math.nan, "llc_status": statuses})
+    figure = draw_run_figure(run)
+    (axes,) = [each for each in figure.axes if each.get_ylabel() == "learning coefficient λ̂"]
+    shown = " ".join([axes.get_title(), *(text.get_text() for text in axes.texts)])
+    assert told in " ".join(shown.split())
+    (chart,) = [each for each in run_charts(run) if each.y_label == "learning coefficient λ̂"]
+    assert told in chart.caption[:1].lower() + chart.caption[1:]
+    assert len(chart.series) == math.isfinite(values[0])
+
+
+def test_the_page_has_the_panel_of_a_tracker_that_failed(tmp_path):
+    run = run_of({"llc": math.nan, "llc_status": FAULT})
+    assert "Not measured: ValueError: max_gradients" in page(run, tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(("values", "scale"), [([1.0, 2.0, 3.0], "linear"), ([0.001, 1.0, 2.0], "log"),

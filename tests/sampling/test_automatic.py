@@ -93,9 +93,10 @@ def test_a_batch_size_is_taken_as_given_and_all_data_where_there_are_few():
     assert (hot.chains.batch_size, hot.temperature) == (512, "B/log B, B = 512")
 
 
-@pytest.mark.parametrize("mode", ["sequential", "processes"])
-@pytest.mark.parametrize("settings", [{"kernel": "kinetic"}, {"kernel": "sgld", "batch_size": 100}], ids=str)
-def test_the_choice_is_the_same_in_all_modes(settings, mode):
+@pytest.mark.parametrize(
+    ("mode", "settings"), [("sequential", {"kernel": "kinetic"}), ("processes", {"kernel": "sgld", "batch_size": 100})]
+)
+def test_the_choice_is_the_same_in_all_modes(mode, settings):
     first, other = (llc(regression(), max_gradients=800, chains=2, mode=way, **settings) for way in ("batched", mode))
     assert other.chains.mode == mode
     assert other.cost == first.cost

@@ -121,6 +121,20 @@ def test_a_killed_run_resumes_with_the_cases_that_are_missing(calls, tmp_path):
     assert [row.case for row in found.rows] == [case.name for case in CASES]
 
 
+def test_another_problem_of_the_same_name_and_a_damaged_case_are_run_again(calls, tmp_path):
+    verify(CASES, folder=tmp_path)
+    count = len(calls)
+    verify(CASES, folder=tmp_path)
+    assert len(calls) == count
+    verify([dataclasses.replace(QUADRATIC, name=CROSSING.name)], folder=tmp_path)
+    assert len(calls) == count + 1
+    path = next((tmp_path / "cases").glob(f"{QUADRATIC.name.split()[0]}*.json"))
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+    with pytest.warns(RuntimeWarning, match=r"\.json is damaged.*running .* again"):
+        verify([QUADRATIC], folder=tmp_path)
+    assert len(calls) == count + 2
+
+
 def test_a_folder_of_another_seed_is_refused(calls, tmp_path):
     verify(CASES, folder=tmp_path)
     with pytest.raises(ValueError, match="folder must hold cases of this run, with seed = 1"):

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from lambdahat.storage import Damaged
 from lambdahat.training import Checkpoints, metrics
 from lambdahat.training.checkpoints import DamagedCheckpoint, alone_in, read
 from lambdahat.training.metrics import Metrics, read_rows
 from lambdahat.training.packing import pack, unpack
-from tests.training.small_runs import Setup, same, timeless
+from tests.training.small_runs import TRAIN, Setup, same, timeless
 
 STATE = {
     "numbers": [1, 2.5, -0.0, 1e-320, math.inf, True, None, "text", "λ"],
@@ -133,7 +134,23 @@ def lose_state(path):
     path.write_text(json.dumps({**document, "state": {"tensor": "nowhere"}}))
 
 
-DAMAGES = [damage_json, damage_tensors, truncate_tensors, empty_json, other_json, lose_tensors, lose_state]
+def change_a_number(path):
+    """A setting of the optimiser, changed in one digit, would resume to other weights."""
+    text = path.read_text()
+    assert '["dampening", 0]' in text
+    path.write_text(text.replace('["dampening", 0]', '["dampening", 1]'))
+
+
+DAMAGES = [
+    change_a_number,
+    damage_json,
+    damage_tensors,
+    truncate_tensors,
+    empty_json,
+    other_json,
+    lose_tensors,
+    lose_state,
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -172,6 +189,74 @@ def test_lost_rows_send_the_run_back_to_a_checkpoint_that_has_its_own(tmp_path):
         again = setup.fit(3, tmp_path, resume=True)
     assert same(setup.tensors, whole.tensors)
     assert timeless(again.history) == timeless(run.history)
+
+
+def test_a_damaged_row_is_left_out_by_name(tmp_path):
+    whole = Setup("sgd")
+    run = whole.fit(3, tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[0] = lines[0].replace(b'"epoch": 1', b'"epoch": 3')
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(Damaged, match=r"metrics\.jsonl, line 1, is damaged"):
+        read_rows(path)
+    with pytest.warns(RuntimeWarning, match=r"metrics\.jsonl, line 1, is damaged.*these rows are left out"):
+        again = Setup("sgd").fit(4, tmp_path, resume=True)
+    assert timeless(again.history)[:2] == timeless(run.history)[1:]
+    assert timeless(read_rows(path)) == timeless(again.history)
+
+
+def test_a_damaged_word_for_the_best_is_named(tmp_path):
+    Setup("sgd").fit(2, tmp_path)
+    path = tmp_path / "checkpoints" / "best.json"
+    path.write_text(path.read_text().replace("step-00000010", "step-00000005"))
+    with pytest.raises(Damaged, match=r"best\.json is damaged"):
+        Checkpoints(tmp_path / "checkpoints").best()
+
+
+def test_checkpoints_and_rows_of_earlier_versions_are_read(tmp_path):
+    """They had no digest of the JSON itself."""
+    whole = Setup("sgd")
+    run = whole.fit(3, tmp_path / "whole")
+    Setup("sgd").fit(2, tmp_path / "old")
+    lengths = {}
+    rows = [json.loads(line) for line in (tmp_path / "old" / "metrics.jsonl").read_text().splitlines()]
+    text = ""
+    for row in rows:
+        del row["digest"]
+        text += json.dumps(row) + "\n"
+        lengths[row["step"]] = len(text)
+    (tmp_path / "old" / "metrics.jsonl").write_text(text)
+    for path in (tmp_path / "old" / "checkpoints").glob("*.json"):
+        document = json.loads(path.read_text())
+        del document["digest"]
+        for pair in document.get("state", {}).get("dict", []):
+            if pair[0] == "metrics":
+                pair[1] = lengths[document["step"]]
+        path.write_text(json.dumps({**document, "version": 1} if "version" in document else document))
+    setup = Setup("sgd")
+    again = setup.fit(3, tmp_path / "old", resume=True)
+    assert same(setup.tensors, whole.tensors)
+    assert timeless(again.history) == timeless(run.history)
+
+
+@pytest.mark.parametrize("what", ["one label", "one pixel", "rounding"])
+def test_a_run_does_not_go_on_with_other_data(what, tmp_path):
+    Setup("sgd").fit(1, tmp_path)
+    setup = Setup("sgd")
+    (x, y) = (part.clone() for part in TRAIN)
+    if what == "one label":
+        y[-1] = (y[-1] + 1) % 10
+    elif what == "one pixel":
+        x[-1, 30] += 1.0
+    else:
+        x *= 1 + 1e-7 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    setup.problem = setup.problem.on((x, y))
+    if what == "rounding":  # another machine may prepare the data a little differently
+        assert len(setup.fit(2, tmp_path, resume=True)) == 2
+    else:
+        with pytest.raises(ValueError, match="folder must hold a run on the same data, got one on other samples or"):
+            setup.fit(2, tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("lost", [True, False])

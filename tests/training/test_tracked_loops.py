@@ -148,9 +148,32 @@ def test_an_error_in_the_loop_passes_and_the_rows_stay(tmp_path):
     assert len(Run.load(tmp_path / "training.json").history) == 2
 
 
+@pytest.mark.parametrize("change", ["data", "settings", "nothing"])
+def test_rows_of_other_data_or_trackers_are_not_gone_on_with(change, tmp_path):
+    problem, optimizer = small()
+    with tracking(problem, [make_tracker("top", k=2, unit="step")], optimizer, tmp_path) as track:
+        track.step()
+    x, y = next(iter(problem.batches)).data
+    other = problem.on((x, y.flip(0))) if change == "data" else problem
+    trackers = [make_tracker("top", k=3 if change == "settings" else 2, every=5)]
+    if change == "nothing":
+        with tracking(other, trackers, optimizer, tmp_path, resume=True) as track:
+            assert track.steps == 1
+        return
+    named = "a run on the same data" if change == "data" else "a run with trackers = "
+    with (
+        pytest.raises(ValueError, match=f"folder must hold {named}"),
+        tracking(other, trackers, optimizer, tmp_path, resume=True),
+    ):
+        pass
+
+
 def test_an_optimizer_is_needed_only_by_those_that_ask_for_it():
     problem, _ = small()
-    with tracking(problem, "trace,effective_rate") as track:
+    with (
+        pytest.warns(RuntimeWarning, match="the tracker 'effective_rate' could not measure"),
+        tracking(problem, "trace,effective_rate") as track,
+    ):
         pass
     assert math.isfinite(track.rows[0]["trace"])
     assert track.rows[0]["effective_rate_status"].startswith("TypeError: optimizer must be")

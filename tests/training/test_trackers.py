@@ -278,15 +278,19 @@ def test_what_goes_wrong_is_a_status_and_ends_nothing():
     nn.init.constant_(problem.model[0].weight, math.nan)  # a run that diverged
     for name in (*KINDS, "llc"):
         tracker = make_tracker(name, samples=None)
-        row = tracker.measure(problem, optimizer)
+        with pytest.warns(RuntimeWarning, match=rf"the tracker '{name}' could not measure at step 7 \(.*; its columns"):
+            row = tracker.measure(problem, optimizer, step=7)
+        tracker.measure(problem, optimizer, step=8)  # warns once
         assert row[f"{name}_status"] != "CONVERGED", row
         assert set(tracker.columns) <= set(row)
     problem, optimizer = small()
-    row = make_tracker("edge").measure(problem, None)
+    with pytest.warns(RuntimeWarning, match="the tracker 'edge' could not measure"):
+        row = make_tracker("edge").measure(problem, None)
     assert row["edge_status"].startswith("TypeError: optimizer must be a torch.optim.Optimizer")
     assert math.isnan(row["edge"])
     assert math.isnan(row["edge_threshold"])
-    row = make_tracker("trace").measure(problem.model)
+    with pytest.warns(RuntimeWarning, match="the tracker 'trace' could not measure"):
+        row = make_tracker("trace").measure(problem.model)
     assert row["trace_status"].startswith("TypeError: problem must be a lambdahat.Problem")
 
 
@@ -360,6 +364,15 @@ MISUSES = {
     "chains apart": (lambda: make_tracker("llc", settings={"chains": 2}), ValueError,
         "settings must hold none of the tracker's own, got chains"),
     "few gradients": (lambda: make_tracker("llc", max_gradients=10), ValueError, "max_gradients must be an integer"),
+    "no room for a pilot": (lambda: make_tracker("llc", max_gradients=400), ValueError,
+                            "max_gradients must be at least 1600 for 4 chains of HMC, got 400.*name another kernel"),
+    "no room for draws": (lambda: make_tracker("llc", max_gradients=400, settings={"kernel": "sgld", "draws": 300}),
+                          ValueError, "max_gradients must be at least .* for 4 chains, got 400"),
+    "no setting of llc": (lambda: make_tracker("llc", settings={"drawz": 300}), TypeError, "options must be those"),
+    "a setting out of range": (lambda: make_tracker("llc", settings={"draws": 1}), ValueError, "draws must be"),
+    "no temperature": (lambda: make_tracker("llc", settings={"nbeta": "hot"}), ValueError, "nbeta must be"),
+    "no kernel": (lambda: make_tracker("llc", settings={"kernel": "slgd"}), ValueError, "kernel must be one of"),
+    "no mode": (lambda: make_tracker("llc", settings={"mode": "quick"}), ValueError, "mode must be one of"),
     "another's setting": (lambda: make_tracker("trace", k=3), TypeError,
         "settings must be those of TraceTracker: tol, max_matvecs, keep, got k"),
     "another's state": (lambda: make_tracker("top").load_state_dict({"vectors": 3}), ValueError,

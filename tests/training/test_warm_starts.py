@@ -129,3 +129,21 @@ def test_too_few_products_are_said_to_be():
 def test_misuse(wrong, message):
     with pytest.raises(ValueError, match=message):
         leading_pairs(lh.operator(torch.eye(20)), **wrong)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_copies_of_repeated_eigenvalues_are_found(seed):
+    """I ⊗ A, as the last layer of a squared loss has it: each eigenvalue four times."""
+    values = torch.linspace(0.1, 1.0, 40).repeat_interleave(4).double()
+    draw = torch.randn(160, 160, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    turn = torch.linalg.qr(draw).Q
+    operator = lh.operator(turn @ torch.diag(values) @ turn.T)
+    found = leading_pairs(operator, 6, tol=TOL, seed=seed, max_matvecs=1000)
+    exact = values.flip(0)[:6]
+    assert found.status.ok
+    assert found.cost == operator.matvecs
+    assert float((found.values - exact).abs().max()) <= 3 * TOL
+    warm = leading_pairs(operator, 6, warm=found.vectors, tol=TOL, seed=seed, max_matvecs=1000)
+    assert float((warm.values - exact).abs().max()) <= 3 * TOL
+    few = leading_pairs(operator, 6, tol=TOL, seed=seed, max_matvecs=40)
+    assert not few.status.ok or float((few.values - exact).abs().max()) <= 3 * TOL

@@ -26,7 +26,7 @@ from lambdahat.training.stacked_steps import StackedDescent, StackedModel, Stepp
 
 BATCH, STEPS, DAMPING = 128, 40, 1e-2  # 40 steps are whole periods of NGD's 4 and KFAC's 10
 SGD = "SGD step"
-GOALS = {"NGD step": 2.2, "KFAC step": 2.5, "KFAC step, rank 32": 2.5}  # over SGD on two CPU cores, of issue 4
+GOALS = {"NGD step": 2.2, "KFAC step": 2.5, "KFAC step, rank 32": 2.5}  # in SGD steps, on two CPU cores
 
 Optimizers = dict[str, Callable[[nn.Module], Any]]
 
@@ -39,7 +39,7 @@ def optimizer_rows(plan: Plan) -> Iterator[list[BenchRow]]:
         makers[name] = partial(_steps, sizes, make, plan)
     timed = {name: replace(one, seconds=one.seconds / _count(plan)) for name, one in plan.timed(makers, SGD).items()}
     for name in _optimizers(plan):
-        least = Limit() if plan.gpu or plan.quick else Limit(GOALS[name], "issue 4")
+        least = Limit() if plan.gpu or plan.quick else Limit(GOALS[name], "our goal")
         yield rows(name, "mlp, batch 128", {UNIT: timed[SGD], OURS: timed[name]}, least=least, unit="SGD step")
     yield _inverse_rows(plan)
     if plan.gpu:
@@ -102,7 +102,7 @@ def _stacked_rows(plan: Plan, sizes: list[int]) -> list[BenchRow]:
         UNIT: partial(_stacked, 1, sizes, plan.device), OURS: partial(_stacked, 10, sizes, plan.device),
     }  # fmt: skip
     timed = {name: replace(one, seconds=one.seconds / STEPS) for name, one in plan.timed(makers).items()}
-    return rows("NGD step of ten seeds", "mlp, batch 128", timed, least=Limit(2.0, "issue 4"),
+    return rows("NGD step of ten seeds", "mlp, batch 128", timed, least=Limit(2.0, "our goal"),
                 unit="step of one seed")  # fmt: skip
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lambdahat.cli.exits import code_of, say
+from lambdahat.cli.exits import code_of, foreign_output, require_writable, say
 from lambdahat.cli.loading import Choices, load_problem
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
 from lambdahat.randommatrix import Advice, BatchLevels, NoiseLevels, advise
 from lambdahat.randommatrix.advice_rules import text
-from lambdahat.report.figures import plot
+from lambdahat.report.figures import plot, save_figure
 from lambdahat.report.style import value_text
 from lambdahat.results import Estimate, write_atomically
 
@@ -26,8 +26,9 @@ def run_advise(
     factory: str, choices: Choices, question: dict[str, Any], out: Path | None, as_json: bool, quiet: bool
 ) -> int:
     """Measure, advise, print and write; the exit code. ``question`` are the arguments of ``advise``."""
+    require_writable(out)
     problem = load_problem(factory, choices)
-    with bars(quiet):
+    with bars(quiet), foreign_output():
         found = advise(problem, **question)
     if choices.samples is not None:
         found = replace(found, cautions=(*found.cautions, *mind_samples(found)))
@@ -161,4 +162,4 @@ def _write(found: Advice, folder: Path) -> None:
     ]
     write_atomically(folder / "table.txt", ("\n\n".join(plain) + "\n").encode())
     write_atomically(folder / "table.md", ("\n".join(marked) + "\n").encode())
-    plot(found).figure.savefig(folder / "advice.png", dpi=150)
+    save_figure(plot(found), folder / "advice.png")

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from lambdahat.cli.data_commands import data_commands
-from lambdahat.cli.exits import EXIT_CODES, OK, exit_codes
+from lambdahat.cli.exits import EXIT_CODES, OK, exit_codes, require_writable
 from lambdahat.cli.graph_commands import graph_commands
 from lambdahat.cli.model_commands import advise, landscape, measure
-from lambdahat.cli.options import Json, Kept, Quiet, Seed
+from lambdahat.cli.options import Json, Kept, Quiet, Seed, out_option
 
 app = typer.Typer(
     name="lambdahat",
@@ -82,7 +82,7 @@ def train(
     data_option: Annotated[list[str] | None, typer.Option(help='Such as "normalization=standard".')] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Train on the first so many.", show_default="all")] = None,
     log: Annotated[str, typer.Option(help="Also to tensorboard, wandb.")] = "",
-    out: Annotated[Path | None, typer.Option(help="Folder of the run: metrics, checkpoints, measurements.")] = None,
+    out: Annotated[Path | None, out_option("Folder of the run: metrics, checkpoints, measurements.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Epochs between checkpoints.")] = 1,
     checkpoint_steps: Annotated[int | None, typer.Option(min=1, help="Also every so many steps.")] = None,
@@ -98,6 +98,7 @@ def train(
 
     kept = "the same command with --resume goes on" if out else "pass --out to keep checkpoints"
     with exit_codes(kept):
+        require_writable(out)
         options = {**({} if lr is None else {"lr": lr}), **extra_options(context.args)}
         loggers = [name.strip() for name in log.split(",") if name.strip()]
         loop = {
@@ -132,6 +133,7 @@ def verify(
 
     kept = "finished cases are kept; the same command resumes" if out else "pass --out to keep finished cases"
     with exit_codes(kept):
+        require_writable(out)
         code = run_verify(case, seed, quick, out, as_json, quiet)
     raise typer.Exit(code)
 
@@ -162,7 +164,7 @@ def reproduce(
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="Go on with the finished cells, or throw them away.")
     ] = True,
-    out: Annotated[Path, typer.Option(help="Folder for the rows, the tables and the page.")] = Path("reproductions"),
+    out: Annotated[Path, out_option("Folder for the rows, the tables and the page.")] = Path("reproductions"),
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -173,6 +175,7 @@ def reproduce(
         if listed:
             list_experiments()
             raise typer.Exit(OK)
+        require_writable(out)
         choices = Choices(out, scale, jobs, backend, address, only, device, resume)
         code = run_reproduce(asked_for(experiments, everything), choices, as_json, quiet)
     raise typer.Exit(code)
@@ -187,9 +190,7 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds, of which the medians are taken.")] = 9,
     against: Annotated[Path | None, typer.Option(help="A bench.json on record: what is slower exits with 1.")] = None,
     tolerance: Annotated[float, typer.Option(help="What counts as slower than on record.")] = 0.15,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for tables, a figure and bench.json, kept up to date.")
-    ] = None,
+    out: Annotated[Path | None, out_option("Folder for tables, a figure and bench.json, kept up to date.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -198,6 +199,7 @@ def bench(
     from lambdahat.cli.bench import run_bench
 
     with exit_codes("finished tasks are kept" if out else ""):
+        require_writable(out)
         code = run_bench(Plan(device, peers, quick, rounds), only, out, against, tolerance, as_json, quiet)
     raise typer.Exit(code)
 
@@ -205,20 +207,21 @@ def bench(
 @app.command(epilog=EXIT_CODES)
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders with the rows of experiments, or with saved results.")],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path, out_option("The page to write.")] = Path("report.html"),
     quiet: Quiet = False,
 ) -> None:
     """Build the page from what experiments and measurements have stored: one HTML file that opens offline."""
     from lambdahat.cli.reproduce import run_report
 
     with exit_codes():
+        require_writable(out, file=True)
         code = run_report(folders, out, quiet)
     raise typer.Exit(code)
 
 
 @app.command(epilog=EXIT_CODES)
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for figures, tables and results.")] = Path("lambdahat-demo"),
+    out: Annotated[Path, out_option("Folder for figures, tables and results.")] = Path("lambdahat-demo"),
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -226,6 +229,7 @@ def demo(
     from lambdahat.cli.demo import run_demo
 
     with exit_codes("finished results are kept"):
+        require_writable(out)
         code = run_demo(out, seed, quiet)
     raise typer.Exit(code)
 

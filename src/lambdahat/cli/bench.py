@@ -15,7 +15,7 @@ from lambdahat.bench.suite import described, run
 from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
-from lambdahat.report.figures import plot
+from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import write_atomically
 
 HEADER = ("work", "case", "by", "ms", "cost", "ours / it", "error", "MiB", "over limit", "over machine", "note")
@@ -31,7 +31,6 @@ def run_bench(
 ) -> int:
     """Measure, print and write; the exit code. With ``against``, tasks that seem slower are measured once more."""
     _require_device(plan.device)
-    _require_folder(out)
     record = None if against is None else BenchResult.load(against)
     if record is not None:
         require_alike(described(plan), record)
@@ -101,7 +100,7 @@ def write(found: BenchResult, folder: Path) -> None:
     text = "\n".join([headline(found), *findings(found), NOTE]) + "\n"
     write_atomically(folder / "table.txt", f"{text_table(HEADER, rows)}\n{text}".encode())
     write_atomically(folder / "table.md", f"{markdown_table(HEADER, rows)}\n{text}".encode())
-    plot(found).figure.savefig(folder / "bench.png", dpi=150)
+    save_figure(plot(found), folder / "bench.png")
 
 
 def _save(found: BenchResult, folder: Path) -> None:
@@ -124,13 +123,3 @@ def _require_device(device: str) -> None:
         raise InputError(f"--device must be cpu or cuda, got {device!r}; there is one cpu")
     if known == "cuda" and not torch.cuda.is_available():
         raise InputError("--device must be one that is there, got cuda, and torch sees no CUDA device")
-
-
-def _require_folder(out: Path | None) -> None:
-    """Before anything is measured."""
-    if out is None:
-        return
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out must be a folder or a new one, got {str(out)!r} ({error.strerror})") from error

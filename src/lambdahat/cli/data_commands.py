@@ -7,14 +7,19 @@ from typing import Annotated
 
 import typer
 
-from lambdahat.cli.exits import EXIT_CODES, exit_codes
+from lambdahat.cli.exits import EXIT_CODES, exit_codes, output_path
 from lambdahat.cli.options import Json, Quiet
 
 data_commands = typer.Typer(help="The data sets: what there is, fetching it, checking it.", no_args_is_help=True)
 Names = Annotated[list[str] | None, typer.Argument(help="Data sets.", show_default="all that are here")]
 DataFolder = Annotated[
     Path | None,
-    typer.Option(help="The folder of the files.", show_default="LAMBDAHAT_DATA, else the cache of the user"),
+    typer.Option(
+        parser=output_path,
+        metavar="PATH",
+        help="The folder of the files.",
+        show_default="LAMBDAHAT_DATA, else the cache of the user",
+    ),
 ]
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lambdahat._check import require_choice
-from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, one_line, say
+from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, one_line, require_writable, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import print_json, print_table
 from lambdahat.data.catalogue import CATALOGUE
-from lambdahat.data.files import File
+from lambdahat.data.files import File, roots
 from lambdahat.data.loading import check, fetch, locate
 
 LISTED = ("data set", "training", "test", "what", "where")
@@ -39,6 +39,7 @@ def run_fetch(names: Sequence[str], folder: Path | None, mirror: str | None, qui
     """Bring data sets; where nothing works, one line that says what was tried."""
     for name in names:
         require_choice(name, "data set", CATALOGUE)
+    require_writable(roots()[0] if folder is None else folder.expanduser(), "the folder of the data")
     for name in names:
         with bars(quiet):
             try:

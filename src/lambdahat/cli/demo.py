@@ -17,6 +17,7 @@ from lambdahat.experiments.findings import findings
 from lambdahat.experiments.ngd.digits import EXPERIMENT
 from lambdahat.experiments.sweeps import sweep
 from lambdahat.report.chart_figures import draw
+from lambdahat.report.figures import save_figure
 from lambdahat.report.page import page_of_stores
 
 SCALE = "cpu"
@@ -24,9 +25,12 @@ SCALE = "cpu"
 
 def run_demo(out: Path, seed: int, quiet: bool) -> int:
     """Train, measure, judge, write and print; 0 whatever the verdicts, 1 where a cell raised."""
+    from joblib import cpu_count
+
     experiment = seeded(EXPERIMENT, seed)
+    jobs = min(cpu_count(), len(experiment.grid(SCALE)))  # a cell gives the same numbers in any process
     with bars(quiet), one_thread():
-        store = sweep(experiment, out, scale=SCALE, resume=False, command=f"lambdahat demo --seed {seed}")
+        store = sweep(experiment, out, scale=SCALE, jobs=jobs, resume=False, command=f"lambdahat demo --seed {seed}")
     code = say_errors(store)
     if len(store.rows()) == 0:
         return code
@@ -35,7 +39,7 @@ def run_demo(out: Path, seed: int, quiet: bool) -> int:
     write_tables(experiment, found, out / "table")
     for number, chart in enumerate(found.charts, 1):
         axes: Any = draw(chart)
-        axes.figure.savefig(out / f"figure-{number:02d}.png", dpi=110)
+        save_figure(axes, out / f"figure-{number:02d}.png", dpi=110)
     page = page_of_stores(out, out / "report.html", title="Demonstration")
     if not quiet:
         show(experiment, SCALE, found)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
+import sqlite3
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
+from pathlib import Path
 
 import typer
 
+from lambdahat._check import describe
 from lambdahat.results import Status
 
 OK, NOT_CONVERGED, BAD_INPUT, FAILED, INTERRUPTED, UNREAD = 0, 1, 2, 3, 130, 141
@@ -23,15 +29,81 @@ EXIT_CODES = (
 )
 
 
+NAMELESS = Path("\0")  # no file can be called so
+ROOM = 1 << 16  # bytes that a folder for output must have room for
+DISK = {
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR,
+    errno.EISDIR, errno.EEXIST,
+}  # fmt: skip
+
+
 class InputError(Exception):
     """Something the caller gave is wrong; the text names the argument and the cure."""
+
+
+def output_path(given: str | Path) -> Path:
+    """An --out as it was given, or its default; pathlib would take an empty name for the current folder."""
+    return Path(given) if str(given).strip() else NAMELESS
+
+
+def require_writable(out: Path | None, option: str = "--out", file: bool = False) -> None:
+    """Refuse, before any work, a folder (or with ``file`` the place of a file) that cannot be written to.
+
+    A small file is written there and removed, and so are folders that this takes: permissions tell less, to root
+    nothing, and of a full disk they know nothing at all.
+    """
+    if out is None:
+        return
+    made: list[Path] = []
+    try:
+        if out == NAMELESS:
+            raise OSError(errno.EINVAL, "the name is empty")
+        if file and out.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        folder = out.parent if file else out
+        made = list(itertools.takewhile(lambda path: not os.path.lexists(path), (folder, *folder.parents)))
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{out.name}." if file else ".lambdahat.") as stream:
+            stream.write(bytes(ROOM))
+            stream.flush()
+            os.fsync(stream.fileno())
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
+        what = "a file" if file else "a folder"
+        given = "''" if out == NAMELESS else describe(str(out))
+        raise InputError(f"{option} must be {what} that can be written to, got {given} ({why})") from None
+    finally:
+        for path in made:  # the innermost first
+            with suppress(OSError):
+                path.rmdir()
+
+
+@contextmanager
+def foreign_output() -> Iterator[None]:
+    """Send to standard error what a caller's code prints meanwhile, from Python or below: standard output is ours."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1) if sys.stdout.fileno() == 1 else None
+    except (OSError, ValueError):  # captured, or closed
+        kept = None
+    with redirect_stdout(sys.stderr):
+        if kept is None:
+            yield
+            return
+        os.dup2(2, 1)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 @contextmanager
 def exit_codes(kept: str = "") -> Iterator[None]:
     """Turn what is raised inside into an exit code and, where the input is to blame, one line on standard error.
 
-    ``ValueError`` and ``TypeError`` are what the library raises for arguments (``_check.require``).
+    ``ValueError`` and ``TypeError`` are what the library raises for arguments (``_check.require``). A disk that is full
+    or read-only is no error inside either.
     """
     try:
         yield
@@ -43,9 +115,15 @@ def exit_codes(kept: str = "") -> Iterator[None]:
         raise typer.Exit(BAD_INPUT) from None
     except typer.Exit:
         raise
+    except SystemExit as error:  # the library never raises it
+        say(f"error: the model, its loss or its data called sys.exit({error.code!r}); let them raise an error instead")
+        raise typer.Exit(BAD_INPUT) from None
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _unread():
             raise typer.Exit(UNREAD) from None
+        if _of_the_disk(error):
+            say(f"error: {one_line(error)}" + (f"; make room or choose another place; {kept}" if kept else ""))
+            raise typer.Exit(BAD_INPUT) from None
         traceback.print_exc()
         raise typer.Exit(FAILED) from None
 
@@ -58,10 +136,20 @@ def unread_output() -> Iterator[None]:
             yield
         finally:
             print(end="", flush=True)
+            with suppress(OSError, ValueError):  # what other code prints as Python ends is no part of the output
+                if sys.stdout.fileno() == 1:
+                    os.dup2(2, 1)
     except BrokenPipeError:
         # Python writes what is left once more as it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(UNREAD) from None
+
+
+def _of_the_disk(error: Exception) -> bool:
+    """Whether a place to write to is full, read-only or no such place at all: not a fault of the program."""
+    if isinstance(error, sqlite3.OperationalError):
+        return any(text in str(error) for text in ("is full", "readonly", "unable to open", "disk I/O"))
+    return isinstance(error, OSError) and error.errno in DISK
 
 
 def _unread() -> bool:

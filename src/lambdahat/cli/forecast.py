@@ -20,7 +20,7 @@ from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.closed_form import MAX_ROUNDS, MIN_ROUNDS
 from lambdahat.operators.curvature import Curvature, GaussNewton, Hessian
 from lambdahat.problem import Problem
-from lambdahat.sampling.automatic import CHECKS, TRAJECTORIES, default_kernel, whole_is_cheap
+from lambdahat.sampling.automatic import CHECKS, LEAST_EFFORT, TRAJECTORIES, default_kernel, whole_is_cheap
 from lambdahat.sampling.hamiltonian import HMC
 from lambdahat.sampling.hamiltonian_pilot import GATE, LONGEST, RESCUE, WARM_UP, Effort
 from lambdahat.sampling.minibatches import DEFAULT_BATCH
@@ -260,7 +260,7 @@ def _steps(given: Mapping[str, Any]) -> tuple[int, int]:
     limit = given["max_gradients"] // given.get("chains", 4) if "max_gradients" in given else None
     tuned, burn_in, draws = "step_size" not in given, given.get("burn_in"), given.get("draws")
     lengths = Lengths.of(limit, burn_in, draws, tuned)
-    least = lengths.fitted(0.0, burn_in, draws) if tuned else lengths
+    least = lengths.fitted(0.0, burn_in, draws, LEAST_EFFORT if "tol" in given else 1.0) if tuned else lengths
     fewest = least.pilot + least.burn_in + least.coarse + least.round
     return fewest, lengths.most + EXTRA if limit is None else limit
 

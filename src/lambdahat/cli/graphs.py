@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lambdahat.cli.exits import OK, code_of, say
+from lambdahat.cli.exits import OK, code_of, require_writable, say
 from lambdahat.cli.graph_commands import Reading
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.options import Output
@@ -25,16 +25,17 @@ from lambdahat.graphs import (
     spectrum,
     which_model,
 )
-from lambdahat.report.figures import plot
+from lambdahat.report.figures import plot, save_figure
 from lambdahat.report.style import value_text
 from lambdahat.results import Estimate, Result
 
 
-def graphs_of(files: Sequence[Path], reading: Reading, quiet: bool) -> Iterator[Graph]:
+def graphs_of(files: Sequence[Path], reading: Reading, output: Output) -> Iterator[Graph]:
     """One graph after the other, named by its file, with a number where two files have one name."""
+    require_writable(output.out)
     seen: set[str] = set()
     for file in files:
-        with bars(quiet):
+        with bars(output.quiet):
             one = graph(file, format=reading.format, weighted=not reading.unweighted, loops=reading.loops,
                         duplicates=reading.duplicates, directed=reading.directed)  # fmt: skip
         name, number = one.name, 1
@@ -51,7 +52,7 @@ def write(output: Output, name: str, result: Result) -> None:
         return
     result.save(output.out / f"{name}.json")
     drawn = plot(result)
-    getattr(drawn, "figure", drawn).savefig(output.out / f"{name}.png", dpi=150)
+    save_figure(drawn, output.out / f"{name}.png")
 
 
 def show(output: Output, document: Any, header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
@@ -69,7 +70,7 @@ def run_spectrum(
 ) -> int:
     """The entropic spectrum of every file."""
     documents, rows, statuses = [], [], []
-    for one in graphs_of(files, reading, output.quiet):
+    for one in graphs_of(files, reading, output):
         with bars(output.quiet):
             found = spectrum(one, moments, probes, seed)
         write(output, f"spectrum-{one.name}", found)
@@ -103,7 +104,7 @@ def run_clusters(
 ) -> int:
     """The number of clusters of every file."""
     documents, rows, found = [], [], []
-    for one in graphs_of(files, reading, output.quiet):
+    for one in graphs_of(files, reading, output):
         with bars(output.quiet):
             result = clusters(one, moments, probes, seed, cut, labels)
         write(output, f"clusters-{one.name}", result)
@@ -128,7 +129,7 @@ def run_compare(
     files: Sequence[Path], reading: Reading, moments: int, probes: int | None, seed: int, output: Output
 ) -> int:
     """The divergences between the files' spectra."""
-    compared = list(graphs_of(files, reading, output.quiet))
+    compared = list(graphs_of(files, reading, output))
     with bars(output.quiet):
         found = similarity(compared, moments, probes, seed)
     write(output, "similarity", found)
@@ -155,7 +156,7 @@ def run_fit(
     given: dict[str, Any] = {"moments": moments, "draws": draws, "size": size, "seed": seed}
     given = {name: value for name, value in given.items() if value is not None}
     documents, rows = [], []
-    for one in graphs_of(files, reading, output.quiet):
+    for one in graphs_of(files, reading, output):
         with bars(output.quiet):
             found = which_model(one, **given) if model is None else fit_model(one, model, **given)
         write(output, f"fit-{one.name}", found)

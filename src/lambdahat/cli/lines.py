@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lambdahat._check import require, require_choice, require_count, require_positive
-from lambdahat.cli.exits import OK, code_of
+from lambdahat.cli.exits import OK, code_of, foreign_output, require_writable
 from lambdahat.cli.forecast import duration, one_product, size
 from lambdahat.cli.loading import Choices, held_out_data, load_problem
 from lambdahat.cli.measurements import bars
@@ -22,7 +22,7 @@ from lambdahat.krylov import lanczos, random_vector
 from lambdahat.measuring import CURVATURES
 from lambdahat.operators.base import LinearOperator
 from lambdahat.problem import Problem
-from lambdahat.report.figures import plot
+from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import Landscape
 
 RITZ = ("largest", "smallest", "smallest-magnitude")
@@ -76,12 +76,14 @@ def run_landscape(
     quiet: bool,
 ) -> int:
     """Draw the lines or the plane, print and write; the exit code."""
+    if rank() == 0 and not dry_run:
+        require_writable(out)
     problem = load_problem(factory, choices)
     rest = None if held_out is None else _held_out(problem, held_out_data(held_out, factory))
     operator = CURVATURES[lines.curvature](problem)
     if dry_run:
         return _predict(operator, lines, as_json)
-    with bars(quiet):
+    with bars(quiet), foreign_output():
         if lines.towards is None:
             found = _look(problem, operator, lines, rest)
         else:
@@ -92,7 +94,8 @@ def run_landscape(
     table = []
     if not (as_json or quiet):  # on all ranks, for it may ask for losses
         here = problem.refresh_statistics() if lines.refresh else problem
-        table = [_row(name, result, here, rest) for name, result in found.items()]
+        with foreign_output():
+            table = [_row(name, result, here, rest) for name, result in found.items()]
     if rank() == 0:
         _show(found, table, out, as_json)
     return code_of(result.status for result in found.values())
@@ -103,7 +106,7 @@ def _show(found: dict[str, Landscape], table: list[tuple[str, ...]], out: Path |
     if out is not None:
         for name, result in found.items():
             result.save(out / f"landscape-{name}.json")
-            plot(result).figure.savefig(out / f"landscape-{name}.png", dpi=150)
+            save_figure(plot(result), out / f"landscape-{name}.png")
     if as_json:
         print_json({name: _document(result) for name, result in found.items()})
     elif table:
@@ -168,7 +171,8 @@ def _document(found: Landscape) -> dict[str, Any]:
 
 
 def _predict(operator: LinearOperator, lines: Lines, as_json: bool) -> int:
-    first = one_product(operator, lines.seed)
+    with foreign_output():
+        first = one_product(operator, lines.seed)
     products = min(lines.depth, operator.dim) if lines.ritz else 0
     item = torch.empty(0, dtype=operator.dtype).element_size()
     held = (products + 1) * operator.dim * item

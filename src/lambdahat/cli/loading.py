@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from lambdahat._check import require_count
-from lambdahat.cli.exits import InputError, one_line
+from lambdahat.cli.exits import InputError, foreign_output, one_line
 from lambdahat.network import named_tensors
 from lambdahat.problem import Problem
+from lambdahat.training.checkpoints import read_tensors
 from lambdahat.training.folders import WHICH, is_run_folder, load_run, read_recipe, weights
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -38,7 +40,7 @@ class Choices:
 def load_problem(spec: str, choices: Choices) -> Problem:
     """The problem of the factory, or of the run folder, at the checkpoint's weights, as the choices want it."""
     run = Path(spec).is_dir()
-    problem = load_run(spec) if run else call_factory(spec)
+    problem = _run_problem(spec) if run else call_factory(spec)
     if not isinstance(problem, Problem):
         raise InputError(f"{spec} must return a lambdahat.Problem, got {type(problem).__name__}; "
                          "end it with: return lambdahat.Problem(model, loss, data)")  # fmt: skip
@@ -50,6 +52,18 @@ def load_problem(spec: str, choices: Choices) -> Problem:
         return problem
     require_count(choices.samples, "--samples", 1, problem.num_samples, "leave it out for all of the data")
     return problem.subsample(choices.samples, seed=choices.seed)
+
+
+def _run_problem(folder: str) -> Problem:
+    """The problem of a run; what is wrong with its recipe is said of the file that it is in."""
+    try:
+        return load_run(folder)
+    except FileNotFoundError:
+        raise
+    except (ValueError, TypeError, RuntimeError, MemoryError, OverflowError) as error:
+        text = one_line(error)
+        where = "" if folder in text else f"{Path(folder) / 'config.json'}: "
+        raise InputError(f"{where}{text[:300]}") from error
 
 
 def held_out_data(spec: str, factory: str) -> Any:
@@ -78,12 +92,13 @@ def call_factory(spec: str, option: str = "FACTORY") -> Any:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
+        with foreign_output():
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         ours = error.name is not None and (module_name == error.name or module_name.startswith(error.name + "."))
         where = "the current directory and the Python path were searched" if ours else f"imported by {module_name}"
         raise InputError(f"{option}: no module named {error.name!r}; {where}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{option}: importing {module_name} raised {_blame(error)}") from error
     if not hasattr(module, attribute):
         names = ", ".join(sorted(name for name in vars(module) if callable(getattr(module, name)) and name[0] != "_"))
@@ -92,12 +107,13 @@ def call_factory(spec: str, option: str = "FACTORY") -> Any:
     if not callable(factory):
         raise InputError(f"{option}: {spec} must be a function, got {type(factory).__name__}")
     try:
-        return factory()
-    except Exception as error:
+        with foreign_output():
+            return factory()
+    except (Exception, SystemExit) as error:
         raise InputError(f"{option}: {spec}() raised {_blame(error)}") from error
 
 
-def _blame(error: Exception) -> str:
+def _blame(error: BaseException) -> str:
     """The error and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
@@ -117,13 +133,15 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         raise InputError(f"--checkpoint: no such file: {path}")
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        stored = torch.load(path, map_location="cpu", weights_only=True)
+            return read_tensors(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            stored = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         cure = "save model.state_dict() with torch.save, or with safetensors"
-        raise InputError(f"--checkpoint: {path} is not a state dict ({one_line(error)[:120]}); {cure}") from error
+        told = one_line(error)
+        told = "it holds other things than tensors, or is damaged" if "weights_only" in told else told[:120]
+        raise InputError(f"--checkpoint: {path} is not a state dict ({told}); {cure}") from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping):
             stored = stored[key]

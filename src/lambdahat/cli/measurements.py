@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lambdahat._progress import progress
-from lambdahat.cli.exits import OK, code_of, say
+from lambdahat.cli.exits import OK, code_of, foreign_output, require_writable, say
 from lambdahat.cli.forecast import HEADER as FORECAST_HEADER
 from lambdahat.cli.forecast import as_document, forecast
 from lambdahat.cli.loading import Choices, load_problem
@@ -26,7 +26,7 @@ from lambdahat.cli.tables import (
 from lambdahat.measurements import Measurement
 from lambdahat.measuring import Settings, measure, quantity_names
 from lambdahat.problem import Problem
-from lambdahat.report.figures import is_number, plot
+from lambdahat.report.figures import is_number, plot, save_figure
 from lambdahat.results import write_atomically
 
 
@@ -43,10 +43,12 @@ def run_measure(
 ) -> int:
     """Measure, print and write; the exit code."""
     names = quantity_names(what)
+    if rank() == 0 and not dry_run:
+        require_writable(out)
     problem = load_problem(factory, choices)
     if dry_run:
         return _predict(problem, names, settings, as_json)
-    with bars(quiet), own_folder(out) as folder:
+    with bars(quiet), foreign_output(), own_folder(out) as folder:
         measurement = measure(
             problem, names, settings.curvature, depth=settings.depth, probes=settings.probes, top=settings.top,
             seed=settings.seed, sampling=settings.sampling, folder=folder, keep_vectors=vectors,
@@ -101,14 +103,15 @@ def write_tables(measurement: Measurement, folder: Path) -> None:
 
 def write_figures(measurement: Measurement, folder: Path) -> None:
     """``measurement.png``, and one figure for every result that is more than a number."""
-    plot(measurement).savefig(folder / "measurement.png", dpi=110)
+    save_figure(plot(measurement), folder / "measurement.png", dpi=110)
     for name, result in leaves(measurement.results):
         if not is_number(result):
-            plot(result).figure.savefig(folder / f"{name}.png", dpi=150)
+            save_figure(plot(result), folder / f"{name}.png")
 
 
 def _predict(problem: Problem, names: Sequence[str], settings: Settings, as_json: bool) -> int:
-    first, rows = forecast(problem, names, settings)
+    with foreign_output():
+        first, rows = forecast(problem, names, settings)
     if rank():
         return OK
     if as_json:

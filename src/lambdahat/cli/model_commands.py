@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from lambdahat.cli.exits import exit_codes
-from lambdahat.cli.options import Json, Kept, Out, Quiet, Seed
+from lambdahat.cli.options import Json, Kept, Out, Quiet, Seed, out_option
 
 
 class Curvature(StrEnum):
@@ -229,7 +229,7 @@ def advise(
     device: Device = None,
     dtype: DtypeOption = None,
     norm: NormOption = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the result, its tables and its figure.")] = None,
+    out: Annotated[Path | None, out_option("Folder for the result, its tables and its figure.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

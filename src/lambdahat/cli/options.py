@@ -10,9 +10,18 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from lambdahat.cli.exits import output_path
+
 Seed = Annotated[int, typer.Option(min=0, help="Decides all that is random.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for results, tables and figures.")]
-Kept = Annotated[Path | None, typer.Option(help="Folder for results, tables, figures; a killed run resumes from it.")]
+
+
+def out_option(help: str) -> Any:
+    """An --out with its help; an empty name stays one."""
+    return typer.Option(parser=output_path, metavar="PATH", help=help)
+
+
+Out = Annotated[Path | None, out_option("Folder for results, tables and figures.")]
+Kept = Annotated[Path | None, out_option("Folder for results, tables, figures; a killed run resumes from it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars and no table.")]
 

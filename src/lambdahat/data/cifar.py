@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lambdahat._check import require
+from lambdahat._check import describe, require
 from lambdahat.data.files import CURE, contents
 from lambdahat.data.splits import Split, image_split
 from lambdahat.data.unpickling import unpickle
@@ -36,27 +37,36 @@ def read_batch(path: Path, classes: int) -> Part:
         whole = len(data) > 0 and len(data) % width == 0
         require(whole, str(path), f"hold whole records of {width:,} bytes", f"{len(data):,} bytes", CURE)
         records = data.reshape(-1, width)
-        return checked(records[:, width - PIXELS :], records[:, width - PIXELS - 1], path, classes, PIXELS)
+        return checked(records[:, width - PIXELS :], records[:, width - PIXELS - 1], path, classes)
     batch = unpickle(path)
     key = "fine_labels" if classes == 100 else "labels"
     for name in ("data", key):
-        require(name in batch, str(path), f"have the entry {name!r}", ", ".join(sorted(batch)) or "none", CURE)
-    return checked(batch["data"], batch[key], path, classes, PIXELS)
+        require(name in batch, str(path), f"have the entry {name!r}", entries(batch), CURE)
+    return checked(batch["data"], batch[key], path, classes)
 
 
-def checked(data: Any, labels: Any, path: Path, classes: int, pixels: int) -> Part:
-    """Rows of bytes as images, with as many labels in range."""
+def entries(batch: Mapping[str, Any]) -> str:
+    """The names in a batch for an error message: those that are names, and not too many."""
+    names = [name if name.isidentifier() and len(name) <= 40 else describe(name) for name in sorted(batch)[:8]]
+    return ", ".join(names) + (f" and {len(batch) - 8:,} more" if len(batch) > 8 else "") or "none"
+
+
+def checked(data: Any, labels: Any, path: Path, classes: int, first: int = 0, pixels: int = PIXELS) -> Part:
+    """Rows of bytes as images, with as many labels in range, which begin at ``first``."""
     rows = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == pixels
     shown = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
     require(rows, str(path), f"hold bytes (n, {pixels})", shown, CURE)
+    kinds = {type(label) for label in labels} if isinstance(labels, list) else {type(labels)}
+    other = sorted(kind.__name__ for kind in kinds - ({int} if isinstance(labels, list) else {np.ndarray}))
+    require(not other, str(path), f"hold {len(data):,} whole labels", " and ".join(other), CURE)
     numbers = np.asarray(labels)
     whole = numbers.ndim == 1 and numbers.dtype.kind in "iu" and len(numbers) == len(data)
     require(whole, str(path), f"hold {len(data):,} whole labels", f"{numbers.dtype} {numbers.shape}", CURE)
-    inside = len(numbers) > 0 and numbers.min() >= 0 and numbers.max() < classes
-    require(inside, str(path), f"hold labels 0 to {classes - 1}",
+    inside = len(numbers) > 0 and numbers.min() >= first and numbers.max() < first + classes
+    require(inside, str(path), f"hold labels {first} to {first + classes - 1}",
             f"{numbers.min()} to {numbers.max()}" if len(numbers) else "none", CURE)  # fmt: skip
     side = round((pixels // 3) ** 0.5)
-    return data.reshape(-1, 3, side, side), numbers.astype(np.int64)
+    return data.reshape(-1, 3, side, side), numbers.astype(np.int64) - first
 
 
 def _batches(folder: Path, prefix: str) -> list[Path]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import os
 import re
+import stat
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lambdahat._check import require
 from lambdahat._progress import report
@@ -16,14 +18,17 @@ CHUNK = 1 << 18
 ATTEMPTS = 3
 
 
-def download(url: str, part: Path, timeout: float = 30.0) -> None:
-    """Bring the whole of ``url`` into ``part``, continuing what is there already (HTTP Range)."""
+def download(url: str, part: Path, timeout: float = 30.0, most: int | None = None) -> None:
+    """Bring the whole of ``url`` into ``part``, continuing what is there already (HTTP Range).
+
+    Nothing is written through a link: one in the place of ``part`` is removed. More than ``most`` bytes are refused.
+    """
     require(url.startswith(("http://", "https://")), "url", "begin with http:// or https://", url)
     part.parent.mkdir(parents=True, exist_ok=True)
     total: int | None = None
     for _ in range(ATTEMPTS):
         try:
-            total = _continue(url, part, timeout)
+            total = _continue(url, part, timeout, most)
         except (http.client.HTTPException, ConnectionError, TimeoutError):
             continue
         if total is None or (part.exists() and part.stat().st_size == total):
@@ -35,9 +40,28 @@ def download(url: str, part: Path, timeout: float = 30.0) -> None:
     )
 
 
-def _continue(url: str, part: Path, timeout: float) -> int | None:
+def begun(part: Path) -> int:
+    """The bytes that are there already; whatever is no plain file of its own in the place of ``part`` is removed."""
+    try:
+        found = part.lstat()
+    except FileNotFoundError:
+        return 0
+    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+        return found.st_size
+    part.unlink()
+    return 0
+
+
+def open_part(part: Path, append: bool = False) -> IO[bytes]:
+    """The file to write to, never through a link, not even through one made this moment."""
+    begun(part)
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC) | getattr(os, "O_NOFOLLOW", 0)
+    return os.fdopen(os.open(part, flags | getattr(os, "O_BINARY", 0), 0o644), "ab" if append else "wb")
+
+
+def _continue(url: str, part: Path, timeout: float, most: int | None) -> int | None:
     """One request for what is missing; the size of the whole where the server tells it."""
-    done = part.stat().st_size if part.exists() else 0
+    done = begun(part)
     headers = {"User-Agent": "lambdahat", **({"Range": f"bytes={done}-"} if done else {})}
     try:
         response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
@@ -55,13 +79,20 @@ def _continue(url: str, part: Path, timeout: float) -> int | None:
             done = 0
         length = response.headers.get("Content-Length")
         total = None if length is None else done + int(length)
-        with part.open("ab" if done else "wb") as stream:
-            _copy(response, stream, url.rsplit("/", 1)[-1], done, total)
+        with open_part(part, append=done > 0) as stream:
+            fits = _copy(response, stream, url.rsplit("/", 1)[-1], done, total, most)
+        if not fits:
+            part.unlink()
+            raise ValueError(f"{url} must have at most {most:,} bytes, got more")
     return total
 
 
-def _copy(response: Any, stream: Any, name: str, done: int, total: int | None) -> None:
+def _copy(response: Any, stream: IO[bytes], name: str, done: int, total: int | None, most: int | None) -> bool:
+    """Whether all that came was written, and no more than ``most``."""
     while block := response.read(CHUNK):
-        stream.write(block)
         done += len(block)
+        if most is not None and done > most:
+            return False
+        stream.write(block)
         report(f"fetch {name}", done, total)
+    return True

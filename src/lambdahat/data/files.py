@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lambdahat._check import require
+from lambdahat.storage import unpacked_size
 
 VARIABLE = "LAMBDAHAT_DATA"
 CURE = "delete it and fetch it again: lambdahat data fetch"
@@ -39,7 +40,7 @@ class File:
 
     def verify(self, path: Path) -> None:
         """Refuse contents of another size or checksum, and none at all."""
-        data = contents(path)
+        data = contents(path, self.size)
         verify_bytes(data, str(path), self.size, self.digest, OTHER)
         require(bool(data), str(path), "hold data", "an empty file", OTHER)
 
@@ -53,17 +54,28 @@ def verify_bytes(data: bytes, name: str, size: int | None, digest: str, cure: st
         require(got == expected, name, f"have the {kind} checksum {expected}", got, cure)
 
 
-def contents(path: Path) -> bytes:
-    """The bytes of a file, unpacked if it is gzip."""
-    data = path.read_bytes()
-    if not data.startswith(b"\x1f\x8b"):
-        return data
-    try:
-        return gzip.decompress(data)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(
-            f"{path} must be a whole gzip file, got a damaged or truncated one ({error}); {CURE}"
-        ) from None
+def contents(path: Path, size: int | None = None) -> bytes:
+    """The bytes of a file, unpacked if it is gzip.
+
+    Unpacking stops where there is more than ``size``, the published size, or where none is known, far more than the
+    file's own size.
+    """
+    packed = path.stat().st_size
+    with path.open("rb") as stream:
+        if stream.read(2) != b"\x1f\x8b":
+            stream.seek(0)
+            return stream.read()
+        stream.seek(0)
+        most = unpacked_size(packed) if size is None else size
+        try:
+            with gzip.GzipFile(fileobj=stream) as unpacked:
+                data = unpacked.read(most + 1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(
+                f"{path} must be a whole gzip file, got a damaged or truncated one ({error}); {CURE}"
+            ) from None
+    require(len(data) <= most, str(path), f"unpack to at most {most:,} bytes", f"more, packed into {packed:,}", CURE)
+    return data
 
 
 def roots() -> list[Path]:

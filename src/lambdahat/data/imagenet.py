@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,11 @@ from torch.utils.data import Dataset
 
 from lambdahat._check import require, require_choice, require_count
 from lambdahat._progress import report
-from lambdahat.data.cifar import PIXELS, Part, checked
+from lambdahat.data.cifar import Part, checked, entries
 from lambdahat.data.files import CURE
 from lambdahat.data.splits import Split, image_split, scaled
 from lambdahat.data.unpickling import unpickle
+from lambdahat.storage import read_arrays
 
 CLASSES = 1000
 BATCHES = [f"train_data_batch_{i}" for i in range(1, 11)]
@@ -33,25 +32,18 @@ def imagenet32_files(folder: Path, normalization: str) -> Split:
         report("imagenet32", i + 1, len(BATCHES) + 1)
     images = np.concatenate([part[0] for part in parts[:-1]])
     labels = np.concatenate([part[1] for part in parts[:-1]])
-    return image_split((images, labels), parts[-1], CLASSES, normalization)
+    held_out = np.require(parts[-1][0], requirements="W"), parts[-1][1]  # a pickled array is a view of the file
+    return image_split((images, labels), held_out, CLASSES, normalization)
 
 
 def _read_small(folder: Path, name: str) -> Part:
     path = next((path for path in (folder / f"{name}.npz", folder / name) if path.is_file()), None)
     require(path is not None, "folder", f"hold {name} or {name}.npz", str(folder), "", FileNotFoundError)
     assert path is not None
-    batch: dict[str, Any] = _arrays(path) if path.suffix == ".npz" else unpickle(path)
+    batch: dict[str, Any] = read_arrays(path) if path.suffix == ".npz" else unpickle(path)
     for key in ("data", "labels"):
-        require(key in batch, str(path), f"have the entry {key!r}", ", ".join(sorted(batch)) or "none", CURE)
-    return checked(batch["data"], np.asarray(batch["labels"]) - 1, path, CLASSES, PIXELS)  # they count from 1
-
-
-def _arrays(path: Path) -> dict[str, Any]:
-    try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
-            return {key: stored[key] for key in stored.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} must be a whole .npz of arrays, got {error}; {CURE}") from None
+        require(key in batch, str(path), f"have the entry {key!r}", entries(batch), CURE)
+    return checked(batch["data"], batch["labels"], path, CLASSES, first=1)
 
 
 class ImageFolder(Dataset[tuple[Tensor, int]]):

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import subprocess
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from lambdahat._check import require
-from lambdahat.data.downloads import download
+from lambdahat._check import describe, require
+from lambdahat.data.downloads import download, open_part
 from lambdahat.data.files import File, contents, verify_bytes
+from lambdahat.storage import bounded
 
 PATIENCE = 900  # seconds that a package client may take
+MEMBERS = 10_000  # of an archive
 
 
 class Source(Protocol):
@@ -40,7 +44,7 @@ class Mirror:
         for file in files:
             target = folder / f"{file.name}{self.suffix}"
             part = target.with_name(f"{target.name}.part")
-            download(f"{self.base.rstrip('/')}/{target.name}", part)
+            download(f"{self.base.rstrip('/')}/{target.name}", part, most=_most(file))
             _accept(part, target, file)
 
 
@@ -58,7 +62,7 @@ class Archive:
 
     def bring(self, files: Sequence[File], folder: Path) -> None:
         part = folder / f"{self.url.rsplit('/', 1)[-1]}.part"
-        download(self.url, part)
+        download(self.url, part, most=self.size)
         try:
             verify_bytes(part.read_bytes(), self.url, self.size, self.digest)
             _unpack(part, self.inside, files, folder)
@@ -99,10 +103,12 @@ class Debian:
             (archive,) = Path(scratch).glob("*.deb")
             _run(["dpkg-deb", "-x", str(archive), "unpacked"], scratch)
             for file in files:
-                found = file.find(Path(scratch) / "unpacked" / self.inside)
+                unpacked = (Path(scratch) / "unpacked").resolve()
+                found = file.find(unpacked / self.inside)
                 require(found is not None, self.package, f"hold {self.inside}/{file.name}", "a package without it")
                 assert found is not None
-                _write(contents(found), file, folder)
+                require(found.resolve() == found, self.package, f"hold {self.inside}/{file.name} as a file", "a link")
+                _write(contents(found, file.size), file, folder)
 
 
 def _run(command: Sequence[str], folder: str) -> None:
@@ -118,22 +124,51 @@ def _run(command: Sequence[str], folder: str) -> None:
 
 
 def _unpack(archive: Path, inside: str, files: Sequence[File], folder: Path) -> None:
-    """Write the named files of a tar archive, and only those: nothing in it chooses where it goes."""
+    """Write the named files of a packed tar archive, and only those: nothing in it chooses where it goes.
+
+    An archive that holds a path out of its folder, a link or a device is none of a data set's, and is refused whole.
+    """
     try:
-        with tarfile.open(archive) as stored:
+        with (
+            bounded(gzip.open(archive, "rb"), archive) as unpacked,
+            tarfile.open(fileobj=unpacked, mode="r:") as stored,
+        ):
+            members: dict[str, tarfile.TarInfo] = {}
+            for member in stored:
+                _require_plain(member, archive.name)
+                require(len(members) < MEMBERS, archive.name, f"hold at most {MEMBERS:,} files", "more")
+                members[member.name] = member
             for file in files:
-                stream = stored.extractfile(f"{inside}/{file.name}")
-                require(stream is not None, archive.name, f"hold {inside}/{file.name} as a file", "something else")
+                member = members[f"{inside}/{file.name}"]
+                require(member.isfile(), archive.name, f"hold {inside}/{file.name} as a file", "a folder")
+                require(file.size in (None, member.size), archive.name,
+                        f"hold {inside}/{file.name} of {file.size} bytes", f"{member.size:,}")  # fmt: skip
+                stream = stored.extractfile(member)
                 assert stream is not None
                 _write(stream.read(), file, folder)
-    except (tarfile.TarError, KeyError, EOFError) as error:
+    except (tarfile.TarError, KeyError, EOFError, zlib.error, gzip.BadGzipFile, OverflowError) as error:
         raise ValueError(f"{archive.name} must be a tar archive with {inside}/, got {error}") from None
+
+
+def _require_plain(member: tarfile.TarInfo, archive: str) -> None:
+    """Refuse what is no file or folder below the archive's own."""
+    path = PurePosixPath(member.name)
+    outside = path.is_absolute() or ".." in path.parts or "\\" in member.name
+    kind = "a link" if member.issym() or member.islnk() else "" if member.isfile() or member.isdir() else "a device"
+    require(not outside and not kind, archive, "hold files and folders below its own",
+            f"{describe(member.name)} ({kind or 'a path out of it'})")  # fmt: skip
+
+
+def _most(file: File) -> int | None:
+    """The bytes that a mirror's copy may have: packed it may be a little larger where nothing can be packed."""
+    return None if file.size is None else file.size + file.size // 100 + 4096
 
 
 def _write(data: bytes, file: File, folder: Path) -> None:
     """Contents, verified first, in one step."""
     part = folder / f"{file.name}.part"
-    part.write_bytes(data)
+    with open_part(part) as stream:
+        stream.write(data)
     _accept(part, folder / file.name, file)
 
 
@@ -143,7 +178,7 @@ def _accept(part: Path, target: Path, file: File) -> None:
     An older copy, unpacked beside a packed one or packed beside an unpacked one, goes too: it might be read instead.
     """
     try:
-        verify_bytes(contents(part), target.name, file.size, file.digest)
+        verify_bytes(contents(part, file.size), target.name, file.size, file.digest)
     except ValueError:
         part.unlink()
         raise

@@ -115,24 +115,40 @@ def logdet(
     require_precondition(precondition, rank, operator.dim)
     bounds = None if bounds is None else require_interval(bounds, "bounds", least=0.0)
     limit = _require_tolerance(tol, max_matvecs, depth, probes)
+    task = _Task(Preconditioned(operator, operator), bounds, depth, probes, seed, precondition != "none")
+    return _estimate(task, method, precondition, rank, tol, limit)
+
+
+def _estimate(task: _Task, method: str, precondition: str, rank: int | None, tol: float | None, limit: int) -> Estimate:
+    """log det by a method, of an operator brought to ordinary scale first where squares of its entries need that."""
+    operator, bounds, depth = task.ready.original, task.bounds, task.depth
     if method == "exact" or (depth is None and operator.dim <= (SMALL if tol is not None else DEFAULT_DEPTH)):
-        return _exact(operator, bounds, seed)
+        return _exact(task)
     unit = Normalised(operator)
     unit.settle()
+    if unit.exponent and isinstance(operator, Matrix) and operator.dtype != torch.float64:
+        # scaled in float32, small entries beside large ones would lose their digits
+        wide = Matrix(operator.matrix.double(), symmetric=True, psd=operator.psd)
+        found = _estimate(
+            dataclasses.replace(task, ready=Preconditioned(wide, wide)), method, precondition, rank, tol, limit
+        )
+        return dataclasses.replace(found, cost=found.cost + unit.matvecs + unit.repeated)
     if unit.exponent:  # squares of such entries leave the dtype
         half = unit.exponent // 2
         factor = 2.0 ** (-2 * half)
         root = torch.full((operator.dim,), 2.0**-half, dtype=operator.dtype, device=operator.device)
         scaled = operator.rescaled(root) if isinstance(operator, Matrix) else factor * operator
         within = None if bounds is None else (bounds[0] * factor, bounds[1] * factor)
-        found = logdet(scaled, method, depth, probes, seed, precondition, rank, within, tol, max_matvecs)
+        ready = Preconditioned(scaled, scaled)
+        inner = dataclasses.replace(task, ready=ready, bounds=within, scale=task.scale / factor)
+        found = _estimate(inner, method, precondition, rank, tol, limit)
         value = float(found) + operator.dim * 2 * half * math.log(2.0)
         return dataclasses.replace(found, value=value, cost=found.cost + unit.matvecs + unit.repeated)
-    ready = preconditioned(operator, precondition, rank)
+    ready = preconditioned(operator, precondition, rank, task.scale)
     ready = dataclasses.replace(ready, cost=ready.cost + unit.matvecs + unit.repeated)
     if bounds is not None and ready.name:
-        ready = dataclasses.replace(ready, cost=ready.cost + _check_bounds(operator, bounds, seed))
-    task = _Task(ready, bounds, depth, probes, seed, precondition != "none")
+        ready = dataclasses.replace(ready, cost=ready.cost + _check_bounds(task))
+    task = dataclasses.replace(task, ready=ready)
     if tol is None:
         return _ESTIMATES[method](task).estimate()
     left = max(limit - ready.cost, 2)
@@ -155,7 +171,8 @@ class _Task:
     """What every method works on. ``bounds`` are of A itself.
 
     ``deflate`` says whether outliers may be moved; ``apart`` are those that are known and left in their place, and
-    ``positive`` says that a longer run has seen the least eigenvalue above 0.
+    ``positive`` says that a longer run has seen the least eigenvalue above 0. Errors quote numbers times ``scale``,
+    which makes them those of the operator that was given.
     """
 
     ready: Preconditioned
@@ -166,6 +183,7 @@ class _Task:
     deflate: bool
     apart: Outliers | None = None
     positive: bool = False
+    scale: float = 1.0
 
     @property
     def inner(self) -> LinearOperator:
@@ -184,34 +202,35 @@ class _Task:
 
     def look(self, low: float, high: float, noise: float) -> None:
         """Refuse Ritz values of the operator within that are not positive, or not within the bounds."""
-        _require_positive(low, self.ready)
+        _require_positive(low, self.ready, self.scale)
         if self.bounds is not None:
             left, right = self.ready.inside(self.bounds)
             scaled = " at most" if self.ready.name else ""
-            _require_bounds(low >= left - noise, self.bounds, low * self.ready.largest, scaled)
-            _require_bounds(high <= right + noise, self.bounds, high * self.ready.least, scaled and " at least")
+            self.require_bounds(low >= left - noise, low * self.ready.largest, scaled)
+            self.require_bounds(high <= right + noise, high * self.ready.least, scaled and " at least")
+
+    def require_bounds(self, fine: bool, value: float, kind: str = "") -> None:
+        """Raise unless the bounds are ``fine``, with the Ritz value that they do not hold."""
+        assert self.bounds is not None
+        given = self.bounds[0] * self.scale, self.bounds[1] * self.scale
+        got = f"{given} and a Ritz value of{kind} {value * self.scale:.6g}"
+        require(fine, "bounds", "hold the whole spectrum of A", got, "pass wider bounds, or leave them out")
 
 
-def _require_bounds(fine: bool, bounds: tuple[float, float], value: float, kind: str = "") -> None:
-    require(
-        fine, "bounds", "hold the whole spectrum of A", f"{bounds} and a Ritz value of{kind} {value:.6g}",
-        "pass wider bounds, or leave them out",
-    )  # fmt: skip
-
-
-def _check_bounds(operator: LinearOperator, bounds: tuple[float, float], seed: int) -> int:
+def _check_bounds(task: _Task) -> int:
     """Refuse bounds that Ritz values of A lie outside of; the products spent."""
-    ends = spectral_ends(operator, seed)
-    noise = rounding(operator, [ends.run])
-    _require_bounds(ends.low >= bounds[0] - noise, bounds, ends.low)
-    _require_bounds(ends.high <= bounds[1] + noise, bounds, ends.high)
+    assert task.bounds is not None
+    ends = spectral_ends(task.ready.original, task.seed)
+    noise = rounding(task.ready.original, [ends.run])
+    task.require_bounds(ends.low >= task.bounds[0] - noise, ends.low)
+    task.require_bounds(ends.high <= task.bounds[1] + noise, ends.high)
     return ends.cost
 
 
-def _exact(operator: LinearOperator, bounds: tuple[float, float] | None, seed: int, spent: int = 0) -> Estimate:
-    if bounds is not None:
-        spent += _check_bounds(operator, bounds, seed)
-    found = exact_logdet(operator)
+def _exact(task: _Task, spent: int = 0) -> Estimate:
+    if task.bounds is not None:
+        spent += _check_bounds(task)
+    found = exact_logdet(task.ready.original, task.scale)
     return dataclasses.replace(found, cost=found.cost + spent)
 
 
@@ -316,7 +335,7 @@ def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int)
             room, quotient = math.sqrt(allowed**2 - bias**2), student_quantile(LEVEL, reading.found.dof)
             missing = max(1, math.ceil(1.1 * len(runs) * (quotient * noise / room) ** 2) - len(runs))
             if missing * depth >= inner.dim <= left:
-                return _exact(task.ready.original, task.bounds, task.seed, spent)
+                return _exact(task, spent)
             if depth > left:
                 return dataclasses.replace(found, cost=spent, status=Status.BUDGET_SPENT)
             count = min(missing, 3 * len(runs), left // depth)
@@ -324,7 +343,7 @@ def _slq_to(_: Callable[[_Task], _Reading], task: _Task, tol: float, limit: int)
             probe += count
         # deeper runs, where rounding is not what stops, and where they can be afforded and kept
         if 2 * depth >= inner.dim <= left:
-            return _exact(task.ready.original, task.bounds, task.seed, spent)
+            return _exact(task, spent)
         cap, share = 2 * depth if depth == cap else cap, share / 2
         room = inner.room(MEMORY_SHARE) / basis_bytes(1, inner.dim, working_dtype(inner), "device")
         if left < depth or cap > max(room, DEFAULT_DEPTH) or reading.rough > reading.unsure:
@@ -348,7 +367,7 @@ def _moments_to(method: Callable[[_Task], _Reading], task: _Task, tol: float, li
         probes = min(4 * probes, wanted) if noise > 0.7 else probes + 1
         worth = found.status.ok or found.status in WORTH_MORE
         if depth * wanted >= task.inner.dim <= limit - spent:
-            return _exact(task.ready.original, task.bounds, task.seed, task.ready.cost + spent)
+            return _exact(task, task.ready.cost + spent)
         if spent + depth * probes > limit or not worth:
             status = Status.BUDGET_SPENT if worth else found.status
             return dataclasses.replace(found, cost=task.ready.cost + spent, status=status)
@@ -558,14 +577,15 @@ def _interval(task: _Task) -> tuple[_Task, _Ends | None]:
     return task, _Ends((0.0, high), seen or 0.1 * ends.low, False, size, missed, ends.cost, status)
 
 
-def _require_positive(least: float, ready: Preconditioned) -> None:
+def _require_positive(least: float, ready: Preconditioned, scale: float) -> None:
     """Raise where a Ritz value is not positive; that of A itself, where a few products with it show one too."""
     if least > 0:
         return
     plain = spectral_ends(ready.original).low if ready.name else least
     if plain <= 0:
-        require_positive_eigenvalue(plain, "Ritz value")
-    require_positive_eigenvalue(least, "Ritz value", f" after {ready.name}")
+        require_positive_eigenvalue(plain * scale, "Ritz value")
+    after = f" after {ready.name}" if ready.name else ""
+    require_positive_eigenvalue(least if after else least * scale, "Ritz value", after)
 
 
 _ESTIMATES = {"slq": _slq, "maxent": _maxent, "chebyshev": _chebyshev}

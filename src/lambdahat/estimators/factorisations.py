@@ -14,35 +14,38 @@ from lambdahat.batches import free_memory
 from lambdahat.krylov import BREAKDOWN, require_finite
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.matrix import Matrix
+from lambdahat.operators.rounding import MANY, rounding_of
 from lambdahat.results import Array, Estimate, Status
 
 CURE = "add a shift: operator + delta * identity(operator)"
 EPSILON = float(np.finfo(np.float64).eps)
+SURE = 0.05  # the error of log det for each eigenvalue up to which it is called one of rounding alone
 FACTOR_ENTRY = 2 * (8 + 4)  # bytes of an entry and its mirror image, each a number and an index
 
 
-def exact_logdet(operator: LinearOperator) -> Estimate:
+def exact_logdet(operator: LinearOperator, scale: float = 1.0) -> Estimate:
     """By Cholesky, or LU without exchanges for a sparse matrix, whose pivots are positive exactly for positive A.
 
     The standard error is what the rounding of its products makes of it, to first order, where the entries are not
-    there: ε‖A‖·√(tr A⁻²).
+    there: √(tr A⁻²) times ε‖A‖, or times the rounding inside a model. Errors quote eigenvalues times ``scale``.
     """
     if isinstance(operator, Matrix) and operator.matrix.layout != torch.strided:
-        return _of_pivots(_sparse_pivots(operator))
+        return _of_pivots(_sparse_pivots(operator, scale))
     _require_room(3 * 8 * operator.dim**2, operator)
     before, matrix = operator.matvecs, operator.dense().double()
     require_finite(matrix)
     matrix = (matrix + matrix.T) / 2
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if int(failed):
-        require_positive_eigenvalue(min(float(torch.linalg.eigvalsh(matrix)[0]), 0.0), "eigenvalue")
-    error = 0.0
+        require_positive_eigenvalue(scale * min(float(torch.linalg.eigvalsh(matrix)[0]), 0.0), "eigenvalue")
+    error = noise = 0.0
     if not isinstance(operator, Matrix):
         size = float(torch.linalg.matrix_norm(matrix, math.inf)) * float(torch.finfo(operator.dtype).eps)
-        inverse = torch.cholesky_inverse(factor)
+        inverse, model = torch.cholesky_inverse(factor), rounding_of(operator, MANY)
+        noise = 0.0 if model is None else model.random.error
         largest = inverse.abs().max()  # squares of the entries may leave the range
-        error = size * float(largest * torch.linalg.matrix_norm(inverse / largest))
-    return _of_pivots(factor.diagonal().square().cpu().numpy(), error, operator.matvecs - before)
+        error = max(size, noise) * float(largest * torch.linalg.matrix_norm(inverse / largest))
+    return _of_pivots(factor.diagonal().square().cpu().numpy(), error, operator.matvecs - before, noise)
 
 
 def require_positive_eigenvalue(least: float, kind: str, after: str = "") -> None:
@@ -50,14 +53,15 @@ def require_positive_eigenvalue(least: float, kind: str, after: str = "") -> Non
     require(least > 0, "the operator of logdet", "be positive definite", f"the {kind} {least:.3g}{after}", CURE)
 
 
-def _of_pivots(pivots: Array, error: float = 0.0, cost: int = 0) -> Estimate:
-    """Σ log of the pivots; PRECISION_LIMIT where the least may be the rounding of 0."""
+def _of_pivots(pivots: Array, error: float = 0.0, cost: int = 0, noise: float = 0.0) -> Estimate:
+    """Σ log of the pivots; PRECISION_LIMIT where the least may be rounding of 0, or rounding moves them all by much."""
     least, largest = float(pivots.min()), float(pivots.max())
-    status = Status.CONVERGED if least > BREAKDOWN * EPSILON * largest else Status.PRECISION_LIMIT
+    fine = least > max(BREAKDOWN * EPSILON * largest, noise) and error <= SURE * len(pivots)
+    status = Status.CONVERGED if fine else Status.PRECISION_LIMIT
     return Estimate(float(np.log(pivots).sum()), error, cost, status)
 
 
-def _sparse_pivots(operator: Matrix) -> Array:
+def _sparse_pivots(operator: Matrix, scale: float) -> Array:
     """The pivots of SuperLU in symmetric mode."""
     from scipy.sparse.linalg import splu
 
@@ -73,7 +77,7 @@ def _sparse_pivots(operator: Matrix) -> Array:
         raise
     pivots = factors.U.diagonal()
     kept = bool((factors.perm_r == factors.perm_c).all())
-    require_positive_eigenvalue(float(pivots.min()) if kept else 0.0, "pivot")
+    require_positive_eigenvalue(scale * float(pivots.min()) if kept else 0.0, "pivot")
     return np.asarray(pivots)
 
 

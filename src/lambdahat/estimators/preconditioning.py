@@ -46,21 +46,22 @@ class Preconditioned:
         return max(bounds[0] / self.largest, low), min(bounds[1] / self.least, high)
 
 
-def preconditioned(operator: LinearOperator, kind: str, rank: int | None) -> Preconditioned:
+def preconditioned(operator: LinearOperator, kind: str, rank: int | None, scale: float = 1.0) -> Preconditioned:
     """The operator behind the preconditioner of ``kind``.
 
     "jacobi" divides by the square roots of the diagonal. "cholesky" is a partial Cholesky factorisation with the
     largest pivots, P = LLᵀ + δI of rank ``rank``, one column a rank; δ is the lower bound of the spectrum where one is
     known. "auto" is Cholesky where columns are cheap, for kernel matrices and dense ones, dropped where they leave more
     than half of what as many of a diagonal matrix would; else Jacobi where the diagonal is known and uneven; else none.
+    Errors quote entries times ``scale``.
     """
     require_precondition(kind, rank, operator.dim)
     if kind == "none":
         return Preconditioned(operator, operator)
     if kind == "jacobi":
-        return _jacobi(operator)
+        return _jacobi(operator, scale)
     if kind == "cholesky":
-        return _cholesky(operator, rank, sure=True)
+        return _cholesky(operator, rank, sure=True, scale=scale)
     diagonal = operator.known_diagonal()
     if diagonal is None or not bool((diagonal > 0).all()):
         return Preconditioned(operator, operator)
@@ -90,13 +91,13 @@ def _has_columns(operator: LinearOperator) -> bool:
     return dense or isinstance(operator, KernelMatrix | FromTorchOperator)
 
 
-def _diagonal(operator: LinearOperator, kind: str) -> Tensor:
+def _diagonal(operator: LinearOperator, kind: str, scale: float) -> Tensor:
     """The diagonal, which must be known and, for a positive definite matrix, positive."""
     diagonal = operator.known_diagonal()
     require(diagonal is not None, "precondition", "be 'none' where no diagonal is known", f"{kind!r}")
     assert diagonal is not None
     least = float(diagonal.min())
-    require(least > 0, "the operator of logdet", "be positive definite", f"the diagonal entry {least:.3g}",
+    require(least > 0, "the operator of logdet", "be positive definite", f"the diagonal entry {scale * least:.3g}",
             "add a shift: operator + delta * identity(operator)")  # fmt: skip
     return diagonal
 
@@ -116,8 +117,8 @@ class Rescaled(LinearOperator):
         return None if diagonal is None else diagonal * self.scale[:, 0] ** 2
 
 
-def _jacobi(operator: LinearOperator) -> Preconditioned:
-    diagonal = _diagonal(operator, "jacobi")
+def _jacobi(operator: LinearOperator, scale_of_errors: float = 1.0) -> Preconditioned:
+    diagonal = _diagonal(operator, "jacobi", scale_of_errors)
     scale = diagonal.rsqrt()
     scaled = operator.rescaled(scale) if isinstance(operator, Matrix) else Rescaled(operator, scale)
     logdet, ends = float(diagonal.double().log().sum()), (float(diagonal.min()), float(diagonal.max()))
@@ -235,7 +236,7 @@ def deflated(ready: Preconditioned, run: Lanczos, found: Outliers) -> Preconditi
     return Preconditioned(ready.original, whitened, ready.logdet + logdet, spent, name, *ends)
 
 
-def _cholesky(operator: LinearOperator, rank: int | None, sure: bool) -> Preconditioned:
+def _cholesky(operator: LinearOperator, rank: int | None, sure: bool, scale: float = 1.0) -> Preconditioned:
     """P = LLᵀ + δI with L of A − aI, a the known lower bound of the spectrum, and δ the mean of what L leaves.
 
     A ≥ LLᵀ + aI, so that P^{−½}AP^{−½} is at least a/δ.
@@ -244,7 +245,7 @@ def _cholesky(operator: LinearOperator, rank: int | None, sure: bool) -> Precond
     known = operator.known_bounds()[0]
     floor = known if 0 < known < math.inf else 0.0
     before = operator.matvecs
-    diagonal = _diagonal(operator, "cholesky").double() - floor
+    diagonal = _diagonal(operator, "cholesky", scale).double() - floor
     left, rest = _pivoted(operator, diagonal, floor, most)
     others = diagonal.sort().values[: operator.dim - left.shape[1]]  # what a diagonal matrix would leave
     if not sure and float(rest.sum()) > 0.5 * float(others.sum()):

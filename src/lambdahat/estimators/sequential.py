@@ -54,6 +54,25 @@ class Meter:
         report(self.task, self.spent, min(self.limit, math.ceil(expected)))
 
 
+def with_rounding(estimate: Estimate, error: float | Tensor, allowed: float) -> Estimate:
+    """An estimate with the rounding ``error`` of the model's products in its standard error.
+
+    PRECISION_LIMIT where that alone takes more than half of the half-width that is ``allowed``.
+    """
+    before = estimate.stderr
+    if isinstance(before, Tensor):
+        joined = torch.hypot(before.double(), torch.as_tensor(error, dtype=torch.float64, device=before.device))
+        size, share = float(torch.as_tensor(error).norm()), float(before.norm()) / max(float(joined.norm()), 1e-300)
+        total: float | Tensor = joined
+    else:
+        size, total = float(error), math.hypot(float(before), float(error))
+        share = float(before) / total if total > 0 else 1.0
+    dof = math.inf if share == 0 or math.isinf(estimate.dof) else estimate.dof / share**4
+    rules = size > 0 and 2 * NORMAL_QUANTILE * size > allowed
+    status = Status.PRECISION_LIMIT if rules else estimate.status
+    return dataclasses.replace(estimate, stderr=total, dof=dof, status=status)
+
+
 @dataclass(frozen=True)
 class Mean:
     """Sample means (L,) plus an offset, their standard errors (L,), and whether the goal was reached."""

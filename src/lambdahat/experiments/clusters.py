@@ -2,7 +2,9 @@
 
 Each backend takes a task, the cells it is to run on, how many at once, an address and the device that the task uses. It
 hands back what comes of a cell as soon as it is there: what is handed back is written, and a killed sweep loses only
-the cells that were running. The task must pickle; on a cluster the workers need the same ``lambdahat``.
+the cells that were running. The task must pickle; on a cluster the workers need the same ``lambdahat``. Processes that
+a sweep starts end within seconds after it, however it ends; those of a cluster at an address stay, and finish the cells
+that they run.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from lambdahat._check import require
+from lambdahat.sampling.workers import ending_with
 
 Cell = dict[str, Any]
 T = TypeVar("T")
@@ -22,11 +26,15 @@ Task = Callable[[Cell], T]
 
 
 def on_processes(task: Task[T], cells: Sequence[Cell], jobs: int, address: str | None, device: str) -> Iterator[T]:
-    """Processes of this machine, which end with the sweep."""
+    """Processes of this machine, which end with the sweep, even if it is killed."""
+    from joblib import parallel_config
     from joblib.externals.loky import get_reusable_executor
 
+    begin = ending_with(os.getpid())
     try:
-        yield from _through_joblib(task, cells, jobs)
+        # an early joblib ignores the initializer: its workers are watched from their first cell on
+        with parallel_config(backend="loky", initializer=begin):
+            yield from _through_joblib(partial(_call_after, begin, task), cells, jobs)
     finally:
         get_reusable_executor().shutdown(wait=True)
 
@@ -86,6 +94,11 @@ def _join_ray(jobs: int, address: str | None) -> None:
 
 
 def _call(task: Task[T], cell: Cell) -> T:
+    return task(cell)
+
+
+def _call_after(begin: Callable[[], None], task: Task[T], cell: Cell) -> T:
+    begin()
     return task(cell)
 
 

@@ -4,6 +4,10 @@ Why SQLite and not Parquet: docs/decisions/0008-store.md. Only the process that 
 the mark that it is finished go in with one transaction, so that a kill leaves a cell either whole or absent. A cell's
 settings are written once; the view ``records`` has them in every row. What a cell was made with is in ``made``, which
 stores of early versions lack. Cells that have left the grid stay, at position −1, and are not read.
+
+The table ``digests`` has a digest of each cell with its rows, of the grid and of what is said about it; stores of early
+versions lack it, or lack those of early cells. A store that differs from what was written is refused by name when it is
+read; a sweep drops the cells that are damaged, says so, and runs them again.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import json
 import math
 import sqlite3
 import time
+import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +27,7 @@ import torch
 from lambdahat._check import require
 from lambdahat.experiments.experiment import Cell, Row, Rows, key_of
 from lambdahat.experiments.provenance import versions
+from lambdahat.storage import Damaged, digest
 
 SUFFIX = ".sqlite"
 TABLES = """
@@ -31,8 +37,17 @@ CREATE TABLE IF NOT EXISTS rows (
     key TEXT NOT NULL REFERENCES cells (key), number INTEGER NOT NULL, record TEXT NOT NULL,
     PRIMARY KEY (key, number));
 CREATE TABLE IF NOT EXISTS made (key TEXT PRIMARY KEY REFERENCES cells (key), facts TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL)
+CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS digests (name TEXT PRIMARY KEY, digest TEXT NOT NULL)
 """
+GRID, ABOUT = "grid", "about"  # names in ``digests`` beside the keys of cells
+CONTENTS = {  # what the digests are of; every value is part of them, with its type
+    GRID: "SELECT key, position FROM cells WHERE position >= 0 ORDER BY position",
+    ABOUT: "SELECT name, value FROM about ORDER BY name",
+}
+CELLS = "SELECT key, settings, seconds, finished, error FROM cells"
+ROWS = "SELECT key, number, record FROM rows"
+MADE = "SELECT key, facts FROM made"
 VIEW = """
 DROP VIEW IF EXISTS records;
 CREATE VIEW records AS
@@ -48,11 +63,13 @@ class Store:
         self.path = Path(folder) / f"{experiment}-{scale}{SUFFIX}"
         self.experiment, self.scale = experiment, scale
         self._command = ""
+        self._checked: tuple[int, ...] = ()  # the state of the file that was last found undamaged
 
     def open(self, cells: list[Cell], command: str = "", keep: bool = True) -> None:
         """Make the file, or with ``keep`` go on with one that is there; rows are then those of these cells alone.
 
-        A store that has this grid is left as it is: ``command`` goes in with the first cell that runs.
+        A store that has this grid is left as it is: ``command`` goes in with the first cell that runs. Cells that are
+        damaged are taken out, with a warning that names them, so that they run again.
         """
         self._command = command
         self._make_folder()
@@ -60,20 +77,31 @@ class Store:
             for tail in ("", "-journal", "-wal", "-shm"):
                 self.path.with_name(self.path.name + tail).unlink(missing_ok=True)
         known = [(key_of(cell), index, _text(cell)) for index, cell in enumerate(cells)]
-        if self.path.is_file() and self._grid() == [key for key, *_ in known]:
+        damaged = self._damaged_parts() if self.path.is_file() else []
+        if damaged:
+            warnings.warn(f"{self._damage(damaged)}; damaged cells run again", RuntimeWarning, stacklevel=3)
+        elif self.path.is_file() and self._grid() == [key for key, *_ in known]:
             return
         started = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
         here = {"experiment": self.experiment, "scale": self.scale, "command": command, "started": started} | versions()
         with self._writing() as connection:
             for statement in VIEW.split(";"):
                 connection.execute(statement)
+            for table, column in (("rows", "key"), ("made", "key"), ("cells", "key"), ("digests", "name")):
+                connection.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(part,) for part in damaged])
             connection.execute("UPDATE cells SET position = -1")
             connection.executemany(
                 "INSERT INTO cells (key, position, settings) VALUES (?, ?, ?)"
                 " ON CONFLICT (key) DO UPDATE SET position = excluded.position",
                 known,
             )
+            if ABOUT in damaged:
+                connection.execute("DELETE FROM about")
             connection.executemany("INSERT OR IGNORE INTO about VALUES (?, ?)", list(here.items()))
+            sealed = {name for (name,) in connection.execute("SELECT name FROM digests")}
+            new = [key for key, *_ in known if key not in sealed]
+            early = {key for (key,) in connection.execute("SELECT key FROM cells WHERE finished IS NOT NULL")}
+            self._seal(connection, *(key for key in new if key not in early), GRID, ABOUT)
 
     def add(self, cell: Cell, rows: list[Row], seconds: float, made: dict[str, str] | None = None) -> None:
         """A finished cell, its rows, and what they were made with (``provenance.made_with``), where that is known."""
@@ -88,12 +116,14 @@ class Store:
             if made:
                 connection.execute("INSERT OR REPLACE INTO made VALUES (?, ?)", (key, _text(made)))
             self._leave_command(connection)
+            self._seal(connection, key, ABOUT)
 
     def fail(self, cell: Cell, error: str) -> None:
         """A cell that raised: the next run tries it again."""
         with self._writing() as connection:
             connection.execute("UPDATE cells SET error = ? WHERE key = ?", (error, key_of(cell)))
             self._leave_command(connection)
+            self._seal(connection, key_of(cell), ABOUT)
 
     def finished(self) -> set[str]:
         """The keys of the cells of the grid whose rows are here."""
@@ -104,7 +134,7 @@ class Store:
         found = self._read(
             "SELECT settings, error FROM cells WHERE error IS NOT NULL AND position >= 0 ORDER BY position"
         )
-        return [(json.loads(settings), error) for settings, error in found]
+        return [(self._parsed(settings), error) for settings, error in found]
 
     def seconds(self) -> float:
         """What the finished cells took, together."""
@@ -122,7 +152,7 @@ class Store:
             "SELECT facts FROM cells LEFT JOIN made USING (key)"
             " WHERE finished IS NOT NULL AND position >= 0 ORDER BY position"
         )
-        cells = [told if facts is None else json.loads(facts) for (facts,) in found]
+        cells = [told if facts is None else self._parsed(facts) for (facts,) in found]
         names = {name: None for cell in cells if cell is not told for name in cell}
         return told | {name: ", ".join(dict.fromkeys(cell[name] for cell in cells if name in cell)) for name in names}
 
@@ -135,7 +165,8 @@ class Store:
             "SELECT key, settings, record FROM rows JOIN cells USING (key) WHERE position >= 0 "
             "ORDER BY position, number"
         )
-        return Rows(_record(settings) | _record(record) for key, settings, record in found if key not in without)
+        kept = ((settings, record) for key, settings, record in found if key not in without)
+        return Rows(self._parsed(settings) | self._parsed(record) for settings, record in kept)
 
     def _grid(self) -> list[str]:
         return [key for (key,) in self._read("SELECT key FROM cells WHERE position >= 0 ORDER BY position")]
@@ -146,7 +177,54 @@ class Store:
         if self.path.stat().st_size == 0:  # a sweep is about to write its grid, or was killed before it did
             return []
         with self._connection() as connection:
-            return connection.execute(query).fetchall()
+            connection.execute("BEGIN")  # the check and the query see one state of the file
+            damaged = self._check(connection)
+            if not damaged:
+                return connection.execute(query).fetchall()
+        raise Damaged(f"{self._damage(damaged)}; `lambdahat reproduce {self.experiment} --scale {self.scale}` runs "
+                      "damaged cells again; or put back a copy of the file")  # fmt: skip
+
+    def _damaged_parts(self) -> list[str]:
+        """The keys of the damaged cells, "grid" and "about" where those are; a file that is no store is an error."""
+        if self.path.stat().st_size == 0:
+            return []
+        with self._connection() as connection:
+            connection.execute("BEGIN")
+            return self._check(connection)
+
+    def _damage(self, parts: list[str]) -> str:
+        named = ", ".join(f"cell {part}" if part not in CONTENTS else f"the {part}" for part in parts[:5])
+        more = f" and {len(parts) - 5} more" if len(parts) > 5 else ""
+        return f"{self.path} is damaged in {named}{more}: what it says does not match its digests"
+
+    def _check(self, connection: sqlite3.Connection) -> list[str]:
+        """The names of the digests that do not match; nothing is read twice of a file that has not changed."""
+        found = self.path.stat()
+        state = found.st_ino, found.st_size, found.st_mtime_ns
+        if state == self._checked:
+            return []
+        (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(" ".join(str(verdict).split()))
+        damaged = []
+        if connection.execute("SELECT name FROM sqlite_master WHERE name = 'digests'").fetchone():
+            told = dict(connection.execute("SELECT name, digest FROM digests"))
+            now = _digests(connection, list(told))
+            damaged = [str(name) for name in told if told[name] != now.get(name)]
+        self._checked = () if damaged else state
+        return damaged
+
+    def _seal(self, connection: sqlite3.Connection, *names: str) -> None:
+        """Write the digests of cells, of the grid or of what is said about it, as they are now."""
+        found = _digests(connection, list(names))
+        connection.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?)", list(found.items()))
+
+    def _parsed(self, text: Any) -> Row:
+        """A JSON object of the store."""
+        try:
+            return _record(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise Damaged(f"{self.path} is damaged: an entry is not JSON ({error})") from error
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -167,10 +245,10 @@ class Store:
                     yield connection
             finally:
                 connection.close()
-        except sqlite3.DatabaseError as error:
-            if type(error) not in (sqlite3.DatabaseError, sqlite3.OperationalError):
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            if type(error) not in (sqlite3.DatabaseError, sqlite3.OperationalError, UnicodeDecodeError):
                 raise  # no fault of the file
-            raise ValueError(
+            raise Damaged(
                 f"{self.path} must be a whole store that can be opened, got: {error}; "
                 "if it is broken, delete it and run the experiment again"
             ) from error
@@ -222,3 +300,22 @@ def _record(text: str) -> Row:
     return dict(
         json.loads(text, object_hook=lambda found: float(found["number"]) if set(found) == {"number"} else found)
     )
+
+
+def _digests(connection: sqlite3.Connection, names: list[str]) -> dict[str, str]:
+    """The digests of what these names stand for, as it is in the store; a name of nothing has none."""
+    parts: dict[str, list[Any]] = {name: connection.execute(CONTENTS[name]).fetchall()
+                                   for name in names if name in CONTENTS}  # fmt: skip
+    keys = [name for name in names if name not in CONTENTS]
+    few = len(keys) == 1  # as when a cell is added: then not all of the store is read
+    cells = {}
+    for query in (CELLS, MADE, ROWS):
+        chosen = f"{query} WHERE key = ?" if few else query
+        order = " ORDER BY key, number" if query is ROWS else ""
+        for key, *values in connection.execute(chosen + order, keys if few else ()):
+            if query is CELLS:
+                cells[key] = [values]
+            elif key in cells:
+                cells[key].append(values)
+    parts |= {key: cells[key] for key in keys if key in cells}
+    return {name: digest(repr((name, part)).encode())[:32] for name, part in parts.items()}

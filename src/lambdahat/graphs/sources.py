@@ -6,6 +6,7 @@ import contextlib
 import json
 import numbers
 import re
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from lambdahat._check import describe, require, require_choice
 from lambdahat.graphs.edges import Chunk, Rules, adjacency_of
 from lambdahat.graphs.structure import Graph
 from lambdahat.graphs.text_files import PACKED, edge_list, gml, open_bytes, open_text
+from lambdahat.storage import require_modest
 
 FORMATS = ("edges", "gml", "mtx", "npz", "npy", "graphml", "gexf", "pajek", "json")
 SUFFIXES = {".gml": "gml", ".mtx": "mtx", ".npz": "npz", ".npy": "npy", ".graphml": "graphml", ".gexf": "gexf",
@@ -202,7 +204,7 @@ def _array(path: Path) -> Any:
     with open_bytes(path) as stream:
         try:
             return np.load(stream, allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
+        except (ValueError, EOFError, OSError, MemoryError) as error:
             raise ValueError(f"{path.name} must be a file of numpy.save, got another: {error}") from error
 
 
@@ -229,8 +231,10 @@ def _pyg(source: Any, rules: Rules, name: str) -> Graph:
 def _sparse(path: Path) -> Any:
     with open_bytes(path) as stream:
         try:
+            if path.suffix not in PACKED:  # of others the stream itself is bounded
+                require_modest(path)
             return scipy.sparse.load_npz(stream)
-        except (ValueError, KeyError, OSError) as error:
+        except (ValueError, KeyError, OSError, MemoryError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path.name} must be a file of scipy.sparse.save_npz, got another: {error}") from error
 
 

@@ -6,6 +6,7 @@ import ast
 import bz2
 import csv
 import gzip
+import io
 import itertools
 import lzma
 import re
@@ -22,6 +23,7 @@ from lambdahat._check import require
 from lambdahat._progress import report
 from lambdahat.graphs.edges import Chunk
 from lambdahat.graphs.name_table import NameTable
+from lambdahat.storage import bounded
 
 CHUNK_ROWS = 1 << 12
 COMMENTS = ("#", "%", "//")
@@ -34,16 +36,15 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 GML_TOKEN = re.compile(r'"[^"]*"|\[|\]|[^\s\[\]"]+')
 
 
+def open_bytes(path: Path) -> IO[bytes]:
+    """A binary file, packed or not; one that is packed may not unpack to far more than its own size."""
+    opener: Any = PACKED.get(path.suffix)
+    return path.open("rb") if opener is None else bounded(opener(path, "rb"), path)
+
+
 def open_text(path: Path) -> IO[str]:
     """A text file, packed or not, with or without a byte order mark; bytes that are no UTF-8 stay apart as \\xNN."""
-    opener: Any = PACKED.get(path.suffix, open)
-    return opener(path, "rt", encoding="utf-8-sig", errors="backslashreplace")  # type: ignore[no-any-return]
-
-
-def open_bytes(path: Path) -> IO[bytes]:
-    """A binary file, packed or not."""
-    opener: Any = PACKED.get(path.suffix, open)
-    return opener(path, "rb")  # type: ignore[no-any-return]
+    return io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", errors="backslashreplace")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from lambdahat.krylov.lanczos import (
     working_dtype,
 )
 from lambdahat.krylov.power import simultaneous_power_iteration
-from lambdahat.krylov.restart import ROUNDING, RitzPairs, Wanted, thick_restart_lanczos, value_errors
+from lambdahat.krylov.restart import ROUNDING, RitzPairs, Wanted, misses, thick_restart_lanczos, value_errors
 
 __all__ = [
     "BREAKDOWN",
@@ -31,6 +31,7 @@ __all__ = [
     "dot",
     "inverse",
     "lanczos",
+    "misses",
     "random_vector",
     "require_finite",
     "require_symmetric",

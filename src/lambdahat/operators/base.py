@@ -7,16 +7,18 @@ holds an operator, it does not subclass one.
 from __future__ import annotations
 
 import math
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
-from lambdahat._check import require
+from lambdahat._check import describe, require
 from lambdahat._precision import default_context
 from lambdahat._rng import generator
 from lambdahat.batches import free_memory
@@ -74,7 +76,7 @@ class LinearOperator(ABC):
         return self._apply(block)
 
     def _multiply(self, other: Any) -> Tensor:
-        block = torch.as_tensor(other)
+        block = read_array(other, "the right-hand side of @")
         fits = block.ndim in (1, 2) and block.shape[0] == self.dim
         require(fits, "the right-hand side of @", f"have shape ({self.dim},) or ({self.dim}, k)", block)
         self._require_factor(block, "right")
@@ -114,7 +116,7 @@ class LinearOperator(ABC):
 
     def __rmatmul__(self, other: Any) -> Any:
         structured = _is_structured(other)
-        rows = self._shaped(other, "left") if structured else torch.as_tensor(other)
+        rows = self._shaped(other, "left") if structured else read_array(other, "the left-hand side of @")
         fits = rows.ndim in (1, 2) and rows.shape[-1] == self.dim
         require(fits, "the left-hand side of @", f"have shape ({self.dim},) or (k, {self.dim})", rows)
         self._require_factor(rows, "left")
@@ -138,7 +140,7 @@ class LinearOperator(ABC):
             given = [given[key] for key in space.names]
         require(len(given) == len(space.names), name, f"hold {len(space.names)} tensors, one for each parameter",
                 f"{len(given)}")  # fmt: skip
-        parts = [torch.as_tensor(part) for part in given]
+        parts = [read_array(part, f"{name}, at {key!r},") for key, part in zip(space.names, given, strict=True)]
         extra = parts[0].ndim - len(space.shapes[0])
         rows = []
         for key, shape, part in zip(space.names, space.shapes, parts, strict=True):
@@ -151,30 +153,29 @@ class LinearOperator(ABC):
         return torch.cat(rows, dim=-1)
 
     def __add__(self, other: Any) -> LinearOperator:
-        if isinstance(other, LinearOperator):
-            return Sum(self, other)
-        return NotImplemented
+        return Sum(self, other) if _is_summand(other, "+") else NotImplemented
+
+    __radd__ = __add__
 
     def __mul__(self, factor: Any) -> LinearOperator:
-        if isinstance(factor, int | float | np.number):
-            return Scaled(self, float(factor))
-        return NotImplemented
+        number = _number(factor, "the factor of an operator")
+        return NotImplemented if number is None else Scaled(self, number)
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: Any) -> LinearOperator:
-        if isinstance(divisor, int | float | np.number):
-            require(divisor != 0, "the divisor", "not be 0", repr(divisor))
-            return Scaled(self, 1.0 / float(divisor))
-        return NotImplemented
+        number = _number(divisor, "the divisor of an operator")
+        require(number != 0, "the divisor", "not be 0", repr(divisor))
+        return NotImplemented if number is None else Scaled(self, 1.0 / number)
 
     def __neg__(self) -> LinearOperator:
         return Scaled(self, -1.0)
 
     def __sub__(self, other: Any) -> LinearOperator:
-        if isinstance(other, LinearOperator):
-            return Sum(self, Scaled(other, -1.0))
-        return NotImplemented
+        return Sum(self, Scaled(other, -1.0)) if _is_summand(other, "−") else NotImplemented
+
+    def __rsub__(self, other: Any) -> LinearOperator:
+        return NotImplemented if not _is_summand(other, "−") else Sum(other, Scaled(self, -1.0))
 
     def __repr__(self) -> str:
         facts = ("psd" if self.psd else "symmetric") if self.symmetric else "general"
@@ -265,7 +266,8 @@ class LinearOperator(ABC):
         from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
         def multiply(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            return (self @ torch.as_tensor(block).to(self.device, self.dtype)).cpu().numpy()  # type: ignore[no-any-return]
+            given = read_array(block, "the vector").to(self.device, self.dtype)
+            return (self @ given).cpu().numpy()  # type: ignore[no-any-return]
 
         adjoint = multiply if self.symmetric else None
         kind = torch.empty(0, dtype=self.dtype).numpy().dtype
@@ -653,6 +655,50 @@ class BlockDiagonal(LinearOperator):
                 return None
             out[self._indices[label]] = part.to(out)
         return out
+
+
+def read_array(given: Any, name: str) -> Tensor:
+    """A tensor, or an array of any layout, byte order or width as one; SciPy's sparse matrices with their zeros."""
+    if isinstance(given, Tensor):
+        require(not given.is_meta, name, "hold numbers", "a tensor on the meta device, which has a shape alone")
+        return given
+    if scipy.sparse.issparse(given):
+        given = given.toarray()
+    try:
+        array = np.asarray(given) if isinstance(given, np.ndarray | list | tuple) else None
+        if array is not None and array.dtype.kind in "fiubc":
+            kind = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
+            plain = array.dtype == kind and array.flags.writeable and all(stride >= 0 for stride in array.strides)
+            given = array.astype(kind, copy=not plain)
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind_of = f" of dtype {given.dtype}" if isinstance(given, np.ndarray) else ""
+        raise TypeError(
+            f"{name} must be a tensor or an array of real numbers, got {describe(given)}{kind_of}; "
+            "torch.as_tensor or array.astype(float) makes one"
+        ) from error
+
+
+def _number(given: Any, name: str) -> float | None:
+    """A real number of Python, NumPy or torch, arrays of no dimension among them; None for what is no number."""
+    if isinstance(given, Tensor | np.ndarray | np.number) and given.ndim == 0:
+        given = given.item()
+    if isinstance(given, numbers.Real):
+        return float(given)
+    wrong = isinstance(given, Tensor | np.ndarray | complex | LinearOperator) or scipy.sparse.issparse(given)
+    require(not wrong, name, "be one real number", given, "A @ B multiplies operators, and A @ v vectors", TypeError)
+    return None
+
+
+def _is_summand(given: Any, sign: str) -> bool:
+    """Whether it is an operator; what looks like a matrix or a number gets an error that names the cure."""
+    if isinstance(given, LinearOperator):
+        return True
+    number = isinstance(given, numbers.Number) or getattr(given, "ndim", None) == 0
+    known = number or isinstance(given, Tensor | np.ndarray | list) or scipy.sparse.issparse(given)
+    cure = f"add {given} * lh.identity(operator)" if number else "make it one: lh.operator(matrix)"
+    require(not known, f"the other side of {sign}", "be an operator", given, cure, TypeError)
+    return False
 
 
 def _is_structured(given: Any) -> bool:

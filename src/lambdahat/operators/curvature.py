@@ -81,6 +81,7 @@ class Curvature(LinearOperator):
         self.problem.ranks = self.problem.ranks.apart(type(self).__name__)
         self.modes = modes if mode == "auto" else {mode: modes[mode]}
         self.memory = memory
+        self.stand_in: tuple[Curvature, int | None] | None = None  # what makes its products, and of which batch alone
         self._products: Products | None = None
 
     @property
@@ -99,7 +100,18 @@ class Curvature(LinearOperator):
         return self._ready().graph_bytes
 
     def _apply(self, block: Tensor) -> Tensor:
+        if self.stand_in is not None:
+            other, only = self.stand_in
+            return other._ready().apply(block.T.contiguous().to(other.dtype), only).T.to(self.dtype)
         return self._ready().apply(block.T.contiguous()).T
+
+    def prepare(self) -> None:
+        """Choose the mode and build the graphs of products now."""
+        self._ready()
+
+    def like(self, problem: Problem) -> Curvature:
+        """The same kind of operator for another problem of the same parameters."""
+        return self._like(problem)
 
     def recordable(self) -> tuple[Callable[[Tensor], Tensor], torch.cuda.Stream] | None:
         plain = type(self)._apply is Curvature._apply  # what a subclass adds to a product is not in the graph
@@ -377,7 +389,9 @@ class Covariance(Curvature):
 
     def _apply(self, block: Tensor) -> Tensor:
         out = super()._apply(block)
-        return out if self._mean is None else out - torch.outer(self._mean, self._mean @ block)
+        source = self if self.stand_in is None else self.stand_in[0]
+        mean = source._mean if isinstance(source, Covariance) else None
+        return out if mean is None else (out - torch.outer(mean, mean @ block.to(mean.dtype))).to(self.dtype)
 
     def known_trace(self) -> float | None:
         if self._factors is None:

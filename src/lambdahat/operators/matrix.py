@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lambdahat._check import describe, require
 from lambdahat._rng import generator
-from lambdahat.operators.base import Identity, LinearOperator, Scaled, Sum
+from lambdahat.operators.base import Identity, LinearOperator, Scaled, Sum, read_array
 
 SYMMETRY_CHECK_COLUMNS = 8
 SYMMETRY_NOISE = 20.0  # how far rounding, as the linearity of the products shows it, may leave uᵀAv from vᵀAu
@@ -194,6 +194,8 @@ def as_operator(
     try:
         return operator(given)
     except TypeError as error:
+        if isinstance(given, np.ndarray):  # a matrix, whose dtype is what is wrong
+            raise
         raise TypeError(f"{name} must {expected}, got {describe(given)}; {cure}") from error
 
 
@@ -279,11 +281,11 @@ def _as_tensor(matrix: Any) -> Tensor:
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
             return torch.sparse_csr_tensor(*parts, data, size=csr.shape, check_invariants=True)
     try:
-        array = matrix if isinstance(matrix, Tensor) else np.require(matrix, requirements="W")
-        tensor = torch.as_tensor(array).detach()
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"matrix must be a square array of numbers, got {describe(matrix)}; "
-                        "for a problem call lh.hessian(problem)") from error  # fmt: skip
+        tensor = read_array(matrix, "matrix").detach()
+    except TypeError as error:
+        of = f" and dtype {matrix.dtype}" if isinstance(matrix, np.ndarray) else ""
+        cure = "array.astype(float) makes one of real numbers" if of else "for a problem call lh.hessian(problem)"
+        raise TypeError(f"matrix must be a square array of numbers, got {describe(matrix)}{of}; {cure}") from error
     tensor = tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor
     require(tensor.dtype != torch.bool and not tensor.is_complex(), "matrix", "be real", str(tensor.dtype))
     if tensor.is_floating_point() and tensor.dtype in (torch.float32, torch.float64):

@@ -66,9 +66,14 @@ class Products:
         self.replay: Callable[[Tensor], Tensor] | None = None
         self.tried_replay = False
 
-    def apply(self, rows: Tensor) -> Tensor:
-        """Rows (k, P) times the operator: this rank's share of it, then the sum over ranks."""
+    def apply(self, rows: Tensor, only: int | None = None) -> Tensor:
+        """Rows (k, P) times the operator: this rank's share of it, then the sum over ranks.
+
+        ``only`` is the batch to take alone, as if it were all of the data.
+        """
         with linearise.repeated():
+            if only is not None:
+                return torch.stack([self._sum(row, batched=False, only=only) for row in rows])
             own = self._apply(rows)
         return self.problem.ranks.sum(own, "a product", rows)
 
@@ -101,8 +106,8 @@ class Products:
             self.vmaps = False
             return self._apply(rows)
 
-    def _sum(self, rows: Tensor, batched: bool) -> Tensor:
-        """Σ_b w_b A_b rows, accumulated in the operator's dtype."""
+    def _sum(self, rows: Tensor, batched: bool, only: int | None = None) -> Tensor:
+        """Σ_b w_b A_b rows, accumulated in the operator's dtype; A_b rows for ``only`` one of the batches."""
         if rows.is_cuda and rows.data_ptr() % ALIGNED:  # a row of a block
             rows = rows.clone()
         tangents = [
@@ -110,7 +115,7 @@ class Products:
             for piece, leaf in zip(self.problem.space.split(rows), self.leaves.values(), strict=True)
         ]
         total: list[Tensor] = []
-        for product, weight in self._each():
+        for product, weight in self._each(only):
             parts = [part.to(self.dtype) for part in product(tangents, batched)]
             if total:
                 torch._foreach_add_(total, parts, alpha=weight)
@@ -121,9 +126,10 @@ class Products:
             return torch.zeros_like(rows)
         return torch.cat([part.reshape(*rows.shape[:-1], -1) for part in total], dim=-1)
 
-    def _each(self) -> Any:
+    def _each(self, only: int | None = None) -> Any:
         for i, (weight, batch) in enumerate(self.problem.share):
-            yield (self.cache[i] if i < len(self.cache) else self._build(batch)), weight
+            if only is None or i == only:
+                yield (self.cache[i] if i < len(self.cache) else self._build(batch)), weight if only is None else 1.0
 
     def _first(self) -> Batch:
         """The first batch of the share or, where there is none in it, of the data."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lambdahat._check import require, require_choice
+from lambdahat._check import require, require_choice, require_like
 from lambdahat.optim.averaged_descent import ASGD, SWA
 from lambdahat.optim.exact_ngd import ExactNGD
 from lambdahat.optim.gadam import Gadam, GadamAuto, GadamX
@@ -77,7 +78,10 @@ def require_options(kind: Callable[..., Any], name: str, options: Mapping[str, A
     """Raise unless the options are those that ``kind`` takes after its ``first`` arguments, and all it needs."""
     known = dict(list(inspect.signature(kind).parameters.items())[first:])
     names = ", ".join(known)
-    for option in options:
+    for option, value in options.items():
         require(option in known, f"options of {name!r}", f"be among {names}", option)
+        require_like(value, known[option].default, option, str(known[option].annotation))
+        if option == "lr":
+            require(value != math.inf, option, "be a finite number", "inf")
     missing = [key for key, value in known.items() if value.default is inspect.Parameter.empty and key not in options]
     require(not missing, f"options of {name!r}", f"include {', '.join(missing)}", ", ".join(options) or "none")

@@ -14,7 +14,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat._check import require, require_choice, require_count, require_like, require_positive
 
 
 def linear_decay(optimizer: Optimizer, epochs: int, ratio: float = 0.01) -> LRScheduler:
@@ -83,6 +83,8 @@ def make_schedule(name: str, optimizer: Optimizer, epochs: int, **settings: Any)
     for key, parameter in list(inspect.signature(make).parameters.items())[2:]:
         given = parameter.default is not parameter.empty or key in settings
         require(given, f"settings of {name!r}", f"include {key}", settings)
+        if key in settings:
+            require_like(settings[key], parameter.default, key, str(parameter.annotation))
     return make(optimizer, epochs, **settings)
 
 

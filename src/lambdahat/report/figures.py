@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,11 +60,19 @@ from lambdahat.singular.sweeps import Sweep
 from lambdahat.singular.temperatures import TemperatureRegression
 from lambdahat.singular.verification import Verification
 from lambdahat.singular.volumes import VolumeScaling
+from lambdahat.storage import write_atomically
 from lambdahat.training.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+def save_figure(drawn: Any, path: Path, dpi: int = 150) -> None:
+    """Write a figure, or the one that axes are in, whole or not at all."""
+    buffer = io.BytesIO()
+    getattr(drawn, "figure", drawn).savefig(buffer, dpi=dpi, format=path.suffix.removeprefix("."))
+    write_atomically(path, buffer.getvalue())
 
 
 def plot(result: Result, ax: Axes | None = None) -> Any:

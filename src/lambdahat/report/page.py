@@ -23,7 +23,7 @@ def page(results: Any, path: str | Path, title: str = "Measurements") -> Path:
     ``results`` is a result, a mapping from names, a sequence, or a folder: of saved results, of the stores of
     experiments, or of both. The file needs no server and no network: it holds its charts, tables and data.
     """
-    sections = [section_of_result(name, result) for name, result in named_results(results).items()]
+    sections = [_section(name, result) for name, result in named_results(results).items()]
     if isinstance(results, str | Path):
         sections = [*_sections_of_stores([results], None), *sections]
     return write_page(sections, path, title)
@@ -47,7 +47,9 @@ def page_of_stores(
 def page_of_folders(folders: Iterable[str | Path], path: str | Path) -> Path:
     """Write the page of all stores and all saved results in ``folders``."""
     listed = list(folders)
-    results = [section_of_result(name, found) for folder in listed for name, found in named_results(folder).items()]
+    results = [
+        _section(name, found, Path(folder)) for folder in listed for name, found in named_results(folder).items()
+    ]
     title = "Measurements" if results else "Reproductions"
     return write_page([*_sections_of_stores(listed, None), *results], path, title)
 
@@ -62,6 +64,18 @@ def write_page(sections: Sequence[Section], path: str | Path, title: str) -> Pat
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, document(sections, title, get_plotlyjs()).encode())
     return path
+
+
+def _section(name: str, result: Any, folder: Path | None = None) -> Section:
+    """The section of a result; one that does not hold what its kind should is named, with its place."""
+    try:
+        return section_of_result(name, result)
+    except Exception as error:  # whatever is wrong inside a result, a reader wants to know which
+        place = name if folder is None else str(folder / name)
+        text = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"{place} must be a result that can be shown, got one that fails with {type(error).__name__}: {text}"
+        ) from error
 
 
 def _sections_of_stores(folders: Sequence[str | Path], find: Find | None) -> list[Section]:

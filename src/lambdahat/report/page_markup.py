@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -32,11 +33,11 @@ OPENED = 4  # sections: where there are more, a reader opens those of interest
 
 def document(sections: Sequence[Section], title: str, library: str) -> str:
     """The whole page; ``library`` is the source of plotly.js."""
-    titles = [section.title for section in sections]
+    titles = Counter(section.title for section in sections)
     names = _identifiers([section.name or section.title for section in sections])
     places = list(zip(sections, names, strict=True))
     body = "\n".join(
-        _section(section, name, len(places) <= OPENED, titles.count(section.title) > 1) for section, name in places
+        _section(section, name, len(places) <= OPENED, titles[section.title] > 1) for section, name in places
     )
     css, script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     payloads = {name: {"charts": [figure_of(chart) for chart in section.charts], "rows": columns_of(section.rows)}
@@ -110,14 +111,15 @@ def _payload(name: str, text: str) -> str:
 
 def _identifiers(titles: Sequence[str]) -> list[str]:
     """A distinct name for every section that an address can hold."""
-    found: list[str] = []
+    found: dict[str, None] = {}
+    following: dict[str, int] = {}  # the number to try next, so that many of one title do not try all before it
     for title in titles:
-        base = slug(title)
-        name, number = base, 2
+        base = name = slug(title)
         while name in found:
-            name, number = f"{base}-{number}", number + 1
-        found.append(name)
-    return found
+            number = following.get(base, 2)
+            name, following[base] = f"{base}-{number}", number + 1
+        found[name] = None
+    return list(found)
 
 
 def slug(text: str) -> str:

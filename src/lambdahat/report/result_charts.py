@@ -61,11 +61,6 @@ def charts_of(result: Any) -> list[Chart]:
     return [] if make is None else make(result)
 
 
-def drawn(result: Any) -> bool:
-    """Whether a result has charts."""
-    return bool(charts_of(result))
-
-
 def tables_of(result: Any) -> list[Table]:
     """The tables that go with a result's charts."""
     if isinstance(result, Chains | LearningCoefficient):

@@ -12,7 +12,7 @@ from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
 from lambdahat.randommatrix import Advice, NoiseLevels
 from lambdahat.report.spectral_charts import PER_UNIT, listed
 from lambdahat.report.style import counted, value_text
-from lambdahat.report.tracks import WIDE, tracked_panels
+from lambdahat.report.tracks import WIDE, failed_trackers, tracked_panels
 from lambdahat.report.training import ACCURACIES, LOSSES, NORMS, OWN
 from lambdahat.results import Estimate
 from lambdahat.training.runs import Run
@@ -27,11 +27,14 @@ def run_charts(run: Run) -> list[Chart]:
     groups = {"loss, mean per sample": LOSSES, "accuracy": ACCURACIES, "norm": NORMS}
     named = {label: {name: text for name, (text, _) in group.items()} for label, group in groups.items()}
     named |= {label: {name: name for name in names} for label, names in tracked_panels(run, OWN).items()}
-    charts = []
+    faults, charts = failed_trackers(run, OWN), []
+    named |= {label: {} for label in faults if label not in named}
     for label, columns in named.items():
         series = tuple(found for name, text in columns.items() if (found := _curve(run, name, text)) is not None)
-        if series:
-            caption = "Bands: 95 % intervals." if any(one.error is not None for one in series) else ""
+        if series or label in faults:
+            bands = "Bands: 95 % intervals." if any(one.error is not None for one in series) else ""
+            fault = faults.get(label, "")
+            caption = " ".join(filter(None, (bands, fault[:1].upper() + fault[1:])))
             title = label.partition(",")[0]
             charts.append(Chart(title[:1].upper() + title[1:], str(run.about.get("progress", "epoch")), label, series,
                                 y_log=_wide(series), caption=caption))  # fmt: skip
@@ -49,7 +52,7 @@ def _curve(run: Run, name: str, text: str) -> Series | None:
 
 def _wide(series: tuple[Series, ...]) -> bool:
     values = [value for one in series for value in one.y if value is not None]
-    return 0 < min(values) < max(values) / WIDE
+    return bool(values) and 0 < min(values) < max(values) / WIDE
 
 
 def _finite(value: Any) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +24,10 @@ from lambdahat.measurements import Measurement
 from lambdahat.report.chains import settings_text
 from lambdahat.report.configurations import in_full, in_short
 from lambdahat.report.figures import estimates_in
-from lambdahat.report.result_charts import charts_of, drawn, fields_table, records_table, tables_of
+from lambdahat.report.result_charts import charts_of, fields_table, records_table, tables_of
 from lambdahat.report.style import counted, value_text
 from lambdahat.results import Estimate, Result
+from lambdahat.storage import is_result_file
 from lambdahat.training.runs import Run
 
 
@@ -121,16 +122,17 @@ def section_of_result(name: str, result: Any) -> Section:
     """The section of one result of any kind."""
     if isinstance(result, Measurement):
         return _measured(name, result)
-    cards = tuple(_cards(name if isinstance(result, Estimate) else "", result))
+    charts = tuple(charts_of(result))
+    cards = tuple(_cards(name if isinstance(result, Estimate) else "", result, bool(charts)))
     tables = tuple(tables_of(result))
-    if not cards and not tables and not drawn(result):
+    if not cards and not tables and not charts:
         tables = (fields_table(result),)
     facts = {str(key): str(value) for key, value in getattr(result, "about", {}).items()}
     rows = tuple(dict(row) for row in result.history) if isinstance(result, Run) else ()
     status = getattr(result, "status", None)
     notes = (f"{status.name}: {status.value}",) if status is not None and not status.ok else ()
     return Section(
-        name, setting=type(result).__name__, cards=cards, charts=tuple(charts_of(result)), tables=tables, notes=notes,
+        name, setting=type(result).__name__, cards=cards, charts=charts, tables=tables, notes=notes,
         facts=facts, rows=rows, name=name,
     )  # fmt: skip
 
@@ -138,11 +140,12 @@ def section_of_result(name: str, result: Any) -> Section:
 def _measured(name: str, measurement: Measurement) -> Section:
     """The numbers of all parts as cards or a table, and the charts of each."""
     rows = measurement.table()
-    cards = tuple(card for part, result in measurement.results.items() for card in _cards(part, result))
+    found = {part: charts_of(result) for part, result in measurement.results.items()}
+    cards = tuple(
+        card for part, result in measurement.results.items() for card in _cards(part, result, bool(found[part]))
+    )
     charts = [
-        dataclasses.replace(chart, title=f"{part}: {chart.title}")
-        for part, result in measurement.results.items()
-        for chart in charts_of(result)
+        dataclasses.replace(chart, title=f"{part}: {chart.title}") for part, each in found.items() for chart in each
     ]
     tables = [records_table("Numbers", rows)] if rows else []
     tables += [
@@ -155,8 +158,8 @@ def _measured(name: str, measurement: Measurement) -> Section:
                    rows=rows, name=name)  # fmt: skip
 
 
-def _cards(name: str, result: Any) -> Iterator[Card]:
-    """A card for every number in a result."""
+def _cards(name: str, result: Any, drawn: bool) -> Iterator[Card]:
+    """A card for every number in a result, unless it is ``drawn``: then its charts show them."""
     if isinstance(result, Estimate) and not isinstance(result.value, Tensor):
         low, high = result.interval()
         exact = float(result.stderr) == 0
@@ -167,10 +170,10 @@ def _cards(name: str, result: Any) -> Iterator[Card]:
         yield Card(name, value_text(result), detail, remedy)
         wbic = getattr(result, "wbic", None)
         if wbic is not None:
-            yield from _cards(f"{name}.wbic", wbic)
-    elif not drawn(result):
+            yield from _cards(f"{name}.wbic", wbic, False)
+    elif not drawn:
         for part, value in estimates_in(result).items():
-            yield from _cards(f"{name}.{part}" if name else str(part), value)
+            yield from _cards(f"{name}.{part}" if name else str(part), value, bool(charts_of(value)))
 
 
 def named_results(results: Any) -> dict[str, Any]:
@@ -184,11 +187,14 @@ def named_results(results: Any) -> dict[str, Any]:
     require(isinstance(results, Iterable), "results", "be a result, several, or a folder of them", describe(results),
             error=TypeError)  # fmt: skip
     listed = list(results)
-    kinds = [type(result).__name__ for result in listed]
-    return {
-        kind if kinds.count(kind) == 1 else f"{kind} {kinds[: place + 1].count(kind)}": result
-        for place, (kind, result) in enumerate(zip(kinds, listed, strict=True))
-    }
+    total = Counter(type(result).__name__ for result in listed)
+    so_far: Counter[str] = Counter()
+    named = {}
+    for result in listed:
+        kind = type(result).__name__
+        so_far[kind] += 1
+        named[kind if total[kind] == 1 else f"{kind} {so_far[kind]}"] = result
+    return named
 
 
 def saved_in(folder: Path) -> Iterator[tuple[str, Result]]:
@@ -197,16 +203,13 @@ def saved_in(folder: Path) -> Iterator[tuple[str, Result]]:
             FileNotFoundError)  # fmt: skip
     for path in sorted(folder.rglob("*.json")):
         index = path.parent / "measurement.json"
-        if (index.is_file() and path != index) or not _is_ours(path):
+        if (index.is_file() and path != index) or not is_result_file(path):
             continue
-        result = Result.load(path)
+        try:
+            result = Result.load(path)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if str(path) in str(error):
+                raise
+            raise ValueError(f"{path} must be a result written by save(), got another: {error}") from error
         place = path.parent if path == index else path.with_suffix("")
         yield str(place.relative_to(folder)) if place != folder else folder.name or type(result).__name__, result
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return False
-    return isinstance(document, dict) and document.get("format") == "lambdahat"

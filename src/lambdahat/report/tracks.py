@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, SKY, VERMILION
+from lambdahat.training.measuring_base import is_failure
 from lambdahat.training.runs import Run
 
 if TYPE_CHECKING:
@@ -43,6 +45,33 @@ def tracked_panels(run: Run, aside: set[str]) -> dict[str, list[str]]:
     return panels
 
 
+def failed_trackers(run: Run, aside: set[str]) -> dict[str, str]:
+    """Why trackers measured nothing at some time, by the label of their panel, whether or not it has other points."""
+    found: dict[str, str] = {}
+    names = dict.fromkeys(key for row in run.history for key in row)
+    for name in (key.removesuffix("_status") for key in names if key.endswith("_status")):
+        statuses = [row[f"{name}_status"] for row in run.history if f"{name}_status" in row]
+        faults = [status for status in statuses if is_failure(status)]
+        if faults:
+            own = [key for key in names if (key == name or key.startswith(f"{name}_")) and key not in aside]
+            columns = [key for key in own if not key.endswith(ASIDE)]
+            label = next((label for key in columns or [name] for label, form in PANELS.items()
+                          if re.fullmatch(form, key)), name)  # fmt: skip
+            count = "not measured" if len(faults) == len(statuses) else f"{len(faults)} of {len(statuses)} not measured"
+            found[label + _at_gamma(run, name)] = f"{count}: {faults[-1]}"
+    return found
+
+
+def draw_failure(run: Run, axes: Axes, label: str, reason: str) -> None:
+    """A panel that says why it is empty."""
+    axes.text(0.5, 0.5, "\n".join(textwrap.wrap(reason, 40)), ha="center", va="center", fontsize="small",
+              color=VERMILION, transform=axes.transAxes)  # fmt: skip
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_xlabel(run.about.get("progress", "epoch"))
+    axes.set_ylabel(label)
+
+
 def _at_gamma(run: Run, name: str) -> str:
     """At which localization a quantity was measured, for the label of its panel; often nothing."""
     found = [row.get(f"{name}_localization") for row in run.history]
@@ -53,8 +82,8 @@ def _at_gamma(run: Run, name: str) -> str:
     return f", γ {span}"
 
 
-def draw_tracked(run: Run, axes: Axes, label: str, columns: list[str]) -> None:
-    """Tracked quantities that share an axis; a threshold is a dashed line."""
+def draw_tracked(run: Run, axes: Axes, label: str, columns: list[str], fault: str = "") -> None:
+    """Tracked quantities that share an axis; a threshold is a dashed line; a ``fault`` stands above."""
     seen = []
     for name, colour in zip(columns, _colours(columns), strict=True):
         rows = [row for row in run.history if _finite(row.get(name))]
@@ -73,6 +102,8 @@ def draw_tracked(run: Run, axes: Axes, label: str, columns: list[str]) -> None:
         axes.set_ylim(bottom=0.8 * low)
     axes.set_xlabel(run.about.get("progress", "epoch"))
     axes.set_ylabel(label)
+    if fault:
+        axes.set_title("\n".join(textwrap.wrap(fault, 60)[:3]), fontsize="x-small", color=VERMILION)
     if len(columns) > 1:
         axes.legend(frameon=False, fontsize="small")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, VERMILION, new_figure, tidy, title
-from lambdahat.report.tracks import draw_tracked, tracked_panels
+from lambdahat.report.tracks import draw_failure, draw_tracked, failed_trackers, tracked_panels
 from lambdahat.training.runs import Run
 
 if TYPE_CHECKING:
@@ -29,9 +29,10 @@ def draw_run_figure(run: Run) -> Figure:
     """Loss, accuracy and norms over epochs, as far as known, and a panel for each thing that was tracked."""
     groups = {"accuracy": ACCURACIES, "norm": NORMS}
     shown = {label: group for label, group in groups.items() if any(len(_values(run, name)[1]) for name in group)}
-    tracked = tracked_panels(run, OWN)
-    losses = any(len(_values(run, name)[1]) for name in LOSSES) or not (shown or tracked)
-    count = losses + len(shown) + len(tracked)
+    tracked, faults = tracked_panels(run, OWN), failed_trackers(run, OWN)
+    empty = {label: reason for label, reason in faults.items() if label not in tracked}
+    losses = any(len(_values(run, name)[1]) for name in LOSSES) or not (shown or tracked or empty)
+    count = losses + len(shown) + len(tracked) + len(empty)
     columns = 2 if count in (2, 4) else min(count, 3)
     rows = math.ceil(count / columns)
     figure = new_figure(4.2 * columns, 3.2 * rows)
@@ -41,7 +42,9 @@ def draw_run_figure(run: Run) -> Figure:
     for label, group in shown.items():
         _draw_lines(run, next(panels), group, label)
     for label, names in tracked.items():
-        draw_tracked(run, next(panels), label, names)
+        draw_tracked(run, next(panels), label, names, faults.get(label, ""))
+    for label, reason in empty.items():
+        draw_failure(run, next(panels), label, reason)
     return figure
 
 

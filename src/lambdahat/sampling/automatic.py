@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,12 @@ from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains
 from lambdahat.sampling import hamiltonian_pilot, unadjusted
 from lambdahat.sampling.diagnostics import RHAT
-from lambdahat.sampling.estimand import default_localization
+from lambdahat.sampling.estimand import default_localization, inverse_temperature
 from lambdahat.sampling.estimation import Reading, read
 from lambdahat.sampling.hamiltonian import HMC, mala
 from lambdahat.sampling.hamiltonian_pilot import Effort
 from lambdahat.sampling.kernels import SGHMC, SGLD, SGNHT, Kernel, Kinetic, Localization, RMSpropSGLD
-from lambdahat.sampling.modes import AnyRunner, make_runner
+from lambdahat.sampling.modes import MODES, AnyRunner, make_runner
 from lambdahat.sampling.runners import Observable, Plan
 from lambdahat.sampling.running import Collector, Watch, burn, place, require_functions
 from lambdahat.sampling.unadjusted import FULL, NOISE_LOOKS, Coarse, Lengths, Pilot
@@ -40,6 +41,7 @@ CHECKS = (500, 1000, 2000, 4000, 8000, 16000, 32000)  # gradients of a chain aft
 PIECE = 8192  # samples of the whole data that go through a large model at once
 TOL = 0.03, 1.0  # standard error to draw for, of a value that counts as no less than the second
 FEWEST_ROUNDS, EFFECTIVE = 4, 50  # rounds, and effective draws per chain, before which no standard error is trusted
+LEAST_EFFORT = 0.25  # of those rounds and effective draws, where the tolerance is loose
 TRAJECTORIES = 200  # thrown away where HMC's step size is given
 LEAST = 400  # gradients of a chain of HMC that a limit must leave
 FEWEST_TRAJECTORIES = 8  # to be drawn
@@ -116,6 +118,11 @@ class Request:
         return reading.stderr <= TOL[0] * max(abs(reading.value), TOL[1])
 
     @property
+    def effort(self) -> float:
+        """The share of the usual draws before a standard error is trusted: less for a loose tolerance."""
+        return 1.0 if self.tol is None else min(max(TOL[0] / self.tol, LEAST_EFFORT), 1.0)
+
+    @property
     def goal(self) -> str:
         """The tolerance in words."""
         return f"until the standard error is {TOL[0] if self.tol is None else self.tol:.3g} of the value"
@@ -123,6 +130,49 @@ class Request:
     def missed(self, reading: Reading) -> bool:
         """Whether the standard error is beyond the tolerance, where draws were to be taken until it is not."""
         return self.draws is None and not self.reached(reading)
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise where settings of ``llc`` are unknown, out of range, or leave no gradients for a kernel it may choose.
+
+    For those who take settings long before they sample. What depends on the problem is checked with the problem.
+    """
+    given = dict(settings)
+    inverse_temperature(given.pop("nbeta", "n/log n"), 1000, 512)
+    given.pop("seed", None)
+    apart = set(signature(drawn).parameters) - {"problem", "nbeta", "seed", "request"}
+    own = {name: given.pop(name) for name in apart if name in given}
+    if own.get("batch_size") is not None:
+        require_count(own["batch_size"], "batch_size")
+    require_count(own.get("accumulate", 1), "accumulate")
+    if own.get("bound") is not None:
+        require_positive(own["bound"], "bound")
+    wanted = _request(1.0, given)
+    require_choice(wanted.mode, "mode", MODES)
+    if wanted.max_gradients is None:
+        return
+    limit, kernel = wanted.max_gradients // wanted.chains, wanted.kernel
+    fixed = kernel is not None or wanted.step_size is not None or own.get("batch_size") is not None
+    if not fixed or kernel in ("hmc", "mala") or isinstance(kernel, HMC):
+        cure = "" if fixed else '; or name another kernel, such as "kinetic": small problems are sampled by HMC'
+        _require_warm_up(limit, wanted, cure)
+    if not (kernel in ("hmc", "mala") or isinstance(kernel, HMC)):
+        tuned = not (isinstance(kernel, Kernel) or wanted.step_size is not None)
+        unadjusted.require_enough(limit, wanted.chains, wanted.burn_in, wanted.draws, tuned)
+
+
+def _request(nbeta: float, given: Mapping[str, Any]) -> Request:
+    known = {field.name for field in dataclasses.fields(Request)}
+    unknown = sorted(set(given) - known)
+    require(not unknown, "options", "be those of llc and sample", ", ".join(unknown), _cure(unknown, known), TypeError)
+    return Request(nbeta, **given)
+
+
+def _require_warm_up(limit: int | None, wanted: Request, cure: str = "") -> None:
+    """Raise where the gradients of a chain do not hold the warm-up of HMC."""
+    enough = limit is None or limit >= LEAST
+    require(enough, "max_gradients", f"be at least {LEAST * wanted.chains} for {wanted.chains} chains of HMC",
+            wanted.max_gradients, f"its warm-up counts{cure}")  # fmt: skip
 
 
 def drawn(
@@ -154,10 +204,7 @@ def drawn(
         require_positive(bound, "bound")
     require_functions(observables, "observables")
     require_functions(averages, "averages")
-    known = {field.name for field in dataclasses.fields(Request)}
-    unknown = sorted(set(request) - known)
-    require(not unknown, "options", "be those of llc and sample", ", ".join(unknown), _cure(unknown, known), TypeError)
-    wanted = Request(nbeta, **request)
+    wanted = _request(nbeta, request)
     frozen = problem.at(problem.vector)
     joined = frozen  # the whole data as one batch, where a step sees it
     if frozen.has_data and whole_is_cheap(frozen) and _in_pieces(frozen):
@@ -245,13 +292,7 @@ def _made(name: str | Kernel, wanted: Request) -> Kernel:
 def _by_trajectories(problem: Problem, kernel: HMC, wanted: Request, plan: Plan) -> Drawn:
     """HMC and MALA, on the whole data."""
     limit = None if wanted.max_gradients is None else wanted.max_gradients // wanted.chains
-    require(
-        limit is None or limit >= LEAST,
-        "max_gradients",
-        f"be at least {LEAST * wanted.chains} for {wanted.chains} chains of HMC",
-        wanted.max_gradients,
-        "its warm-up counts",
-    )
+    _require_warm_up(limit, wanted)
     gamma = kernel.localization
     if isinstance(gamma, Tensor):
         plan = _with_ties(problem, gamma, plan)
@@ -362,7 +403,7 @@ def _by_steps(problem: Problem, kernel: Kernel, wanted: Request, plan: Plan, who
             runner.retune(kernel)
             burn(runner, lengths.burn_in)
         else:
-            pilot = Pilot(runner, problem, kernel, lengths, plan.seed, wanted.burn_in, wanted.draws)
+            pilot = Pilot(runner, problem, kernel, lengths, plan.seed, wanted.burn_in, wanted.draws, wanted.effort)
             tuned = pilot.tune(plan.batch_size is not None and not whole)
             kernel, reasons, coarse, lengths = tuned.kernel, dict(tuned.reasons), tuned.coarse, tuned.lengths
         return _rounds(runner, mode, problem, kernel, wanted, plan, reasons, lengths, coarse)
@@ -399,7 +440,7 @@ def _rounds(
             continue
         apart = chains.diagnostics.rhat > RHAT or reading.drifting or reading.unsettled
         enough = len(chains.energies[0]) >= FEWEST_ROUNDS * lengths.round
-        enough &= chains.diagnostics.ess_mean >= EFFECTIVE * len(chains)
+        enough &= chains.diagnostics.ess_mean >= wanted.effort * EFFECTIVE * len(chains)
         if enough and not apart and not wanted.missed(reading):
             break
     if wanted.draws is None:

@@ -73,14 +73,18 @@ class Lengths:
         turn = max(int(ROUND * free), FEWEST_DRAWS) if draws is None else draws
         return cls(free + (burn_in or 0), pilot, thrown, coarse, turn)
 
-    def fitted(self, relaxation: float, burn_in: int | None, draws: int | None) -> Lengths:
-        """No longer than a dozen times the steps in which the chains relax, except for what was given."""
-        enough = max(int(RELAXATIONS * relaxation), SHORTEST)
+    def fitted(self, relaxation: float, burn_in: int | None, draws: int | None, effort: float = 1.0) -> Lengths:
+        """No longer than a dozen times the steps in which the chains relax, except for what was given.
+
+        Of the draws, only a share of ``effort``, which is less than 1 for a tolerance that few draws meet.
+        """
+        enough = max(RELAXATIONS * relaxation, SHORTEST)
+        few = max(int(effort * enough), FEWEST_DRAWS)
         return dataclasses.replace(
             self,
-            burn_in=min(self.burn_in, enough) if burn_in is None else self.burn_in,
-            coarse=min(self.coarse, enough),
-            round=min(self.round, enough) if draws is None else self.round,
+            burn_in=min(self.burn_in, int(enough)) if burn_in is None else self.burn_in,
+            coarse=min(self.coarse, few),
+            round=min(self.round, few) if draws is None else self.round,
         )
 
     @property
@@ -159,9 +163,10 @@ class Pilot:
         seed: int,
         burn_in: int | None = None,
         draws: int | None = None,
+        effort: float = 1.0,
     ) -> None:
         self.runner, self.problem, self.kernel, self.lengths = runner, problem, kernel, lengths
-        self._given = burn_in, draws
+        self._given = burn_in, draws, effort
         self._part = _part(problem, seed)
         self._seed, self._looks, self._largest = seed, 0, 0.0
         self._reductions, self._friction, self._trace = 0, 1.0, 0.0
@@ -197,6 +202,11 @@ class Pilot:
     def _left(self) -> int:
         """The steps that are left to a chain besides a round of draws."""
         return self.lengths.most - self.lengths.round - self.runner.gradients_spent - 2 * NOISE_LOOKS
+
+    @property
+    def _spare(self) -> int:
+        """The steps that cooling may take: half of what burn-in, coarse draws and a round of draws leave."""
+        return (self._left - self.lengths.burn_in - self.lengths.coarse - COOLINGS * NOISE_LOOKS) // 2
 
     def _relaxation(self, step: float) -> float:
         """Steps in which a direction of the mean curvature relaxes, overdamped where there are no velocities."""
@@ -294,7 +304,7 @@ class Pilot:
             if (right and cooled) or cooled == COOLINGS or step == largest:
                 break
             length = int(min(max(self.lengths.pilot / 4, 3 * self._relaxation(step)), self.lengths.pilot))
-            energy = self._cool(step, min(length, self._left // 2))
+            energy = self._cool(step, min(length, self._spare))
             if not math.isfinite(energy):
                 break
         if step == largest:
@@ -414,7 +424,7 @@ class Pilot:
             return None
         noise = {name: float(values.mean()) for name, values in self.runner.noise(NOISE_LOOKS).items()}
         energies = (self.kernel.nbeta * (record["loss"] - record["centre"])).numpy()
-        seen = {name: record[name].numpy() for name in ("work", "heat") if name in record}
+        seen: dict[str, Array] = {name: record[name].numpy() for name in ("work", "heat") if name in record}
         return Coarse(kernel, energies, seen, noise)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
+import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,6 +23,27 @@ from lambdahat.ranks import in_a_group
 from lambdahat.sampling.gradients import OneByOne
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.sampling.runners import Ground, Record, Runner
+
+
+def ending_with(parent: int) -> Callable[[], None]:
+    """A function that has the process it is called in end soon after its ``parent`` is gone, even by SIGKILL.
+
+    A thread looks who the parent is: when a process ends, its children get another one, on Linux and on macOS. The
+    signal that Linux can send instead comes when the thread ends that started the child, which may be earlier. The
+    function is one inside another, so that it is pickled by value: a child that has yet to import torch is watched.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)  # nobody is left to tell
+
+    def begin() -> None:
+        name = f"end with {parent}"
+        if not any(thread.name == name for thread in threading.enumerate()):
+            threading.Thread(target=watch, name=name, daemon=True).start()
+
+    return begin
 
 
 def processes_available(problem: Problem) -> bool:
@@ -41,7 +64,8 @@ class ForkedRunner:
         self._pipes, self._children = [], []
         for share in shares:
             ours, theirs = context.Pipe()
-            child = context.Process(target=_serve, args=(theirs, ours, ground, kernel, share), daemon=True)
+            ends = theirs, ours, os.getpid()
+            child = context.Process(target=_serve, args=(*ends, ground, kernel, share), daemon=True)
             with warnings.catch_warnings():  # Python 3.12 warns of threads; the child takes one only, its own
                 warnings.simplefilter("ignore", DeprecationWarning)
                 child.start()
@@ -145,9 +169,10 @@ class ForkedRunner:
         return answers
 
 
-def _serve(pipe: Connection, other: Connection, ground: Ground, kernel: Kernel, chains: Any) -> None:
+def _serve(pipe: Connection, other: Connection, parent: int, ground: Ground, kernel: Kernel, chains: Any) -> None:
     """The child: answer until the parent closes the pipe or is gone."""
     other.close()
+    ending_with(parent)()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
     torch.set_num_threads(1)
     runner: Runner | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from lambdahat._rng import derived_seed
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, Result, student_quantile
 from lambdahat.singular.coefficient import llc
+from lambdahat.storage import Damaged, digest
 
 TOLERANCE = 0.15  # the largest relative error that passes
 LEVEL, FARTHEST = 0.95, 0.999  # of the interval that should hold the truth, and of that which must
@@ -38,7 +40,8 @@ class Case:
 class Comparison(Result):
     """What ``llc`` found of one case, and the truth at the same nβ and γ, which has an error of its own if sampled.
 
-    ``asymptotic`` is λ as n → ∞, NaN where it is not known. ``estimate.cost`` counts gradients.
+    ``asymptotic`` is λ as n → ∞, NaN where it is not known. ``estimate.cost`` counts gradients. ``problem`` is a digest
+    of the case's problem, empty in results of early versions.
     """
 
     case: str
@@ -49,6 +52,7 @@ class Comparison(Result):
     localization: float
     seconds: float
     seed: int
+    problem: str = ""
 
     @property
     def relative_error(self) -> float:
@@ -161,7 +165,7 @@ def verify(
     for done, case in enumerate(chosen):
         report("verify", done, len(chosen))
         path = None if folder is None else Path(folder) / "cases" / _file_name(case.name)
-        row = None if path is None else _finished(path, seed)
+        row = None if path is None else _finished(path, seed, case)
         if row is None:
             row = compare(case, seed)
             if path is not None:
@@ -182,25 +186,35 @@ def _suite(quick: bool) -> Sequence[Case]:
 
 def compare(case: Case, seed: int = 0) -> Comparison:
     """Run one case."""
-    start = time.perf_counter()
-    found = llc(case.make(), seed=derived_seed(seed, case.name))
+    start, problem = time.perf_counter(), case.make()
+    found = llc(problem, seed=derived_seed(seed, case.name))
     seconds = time.perf_counter() - start
     assert not isinstance(found.localization, Tensor)  # llc finds one number for all parameters
     truth = case.truth(found.nbeta, found.localization)
     estimate = Estimate(found.value, found.stderr, found.cost, found.status, found.dof)
     asymptotic = math.nan if case.asymptotic is None else case.asymptotic
-    return Comparison(case.name, estimate, truth, asymptotic, found.nbeta, found.localization, seconds, seed)
+    settings = found.nbeta, found.localization, seconds, seed
+    return Comparison(case.name, estimate, truth, asymptotic, *settings, _mark(problem))
+
+
+def _mark(problem: Problem) -> str:
+    """A digest of all that a problem is made of."""
+    return digest(repr([value for name, value in problem.identity().items() if name != "behaviour"]).encode())[:32]
 
 
 def _file_name(name: str) -> str:
     return re.sub(r"[^\w.,-]+", "_", name) + ".json"
 
 
-def _finished(path: Path, seed: int) -> Comparison | None:
-    """The comparison that an earlier run of the same seed has left."""
+def _finished(path: Path, seed: int, case: Case) -> Comparison | None:
+    """The comparison that an earlier run of the same seed has left, of the same problem and undamaged."""
     if not path.is_file():
         return None
-    row = Comparison.load(path)
+    try:
+        row = Comparison.load(path)
+    except Damaged as error:
+        warnings.warn(f"{error}: running {case.name} again", RuntimeWarning, stacklevel=3)
+        return None
     require(row.seed == seed, "folder", f"hold cases of this run, with seed = {seed}", f"{path} with seed = {row.seed}",
             "choose another folder, or delete this one")  # fmt: skip
-    return row
+    return row if row.problem == _mark(case.make()) else None  # another problem of the same name has not been run

@@ -1,15 +1,13 @@
 """Checkpoints that survive ``kill -9``, a full disk and damage: safetensors and JSON, the last few and the best.
 
-A checkpoint is ``step-00000120.safetensors`` with the tensors and ``step-00000120.json`` with all else and the digest
-of the first. Both are written to a temporary file, synced and renamed, the JSON last: it makes the checkpoint count.
-``best.json`` names the best one. An old checkpoint goes only once a newer one is whole.
+A checkpoint is ``step-00000120.safetensors`` with the tensors and ``step-00000120.json`` with all else, the digest
+of the first and one of itself. Both are written to a temporary file, synced and renamed, the JSON last: it makes the
+checkpoint count. ``best.json`` names the best one. An old checkpoint goes only once a newer one is whole.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -21,11 +19,20 @@ from typing import Any
 from torch import Tensor
 
 from lambdahat._check import require
-from lambdahat.storage import write_atomically
+from lambdahat.storage import (
+    DIGEST,
+    Damaged,
+    digest,
+    digest_tensors,
+    read_json,
+    unseal,
+    write_atomically,
+    write_sealed,
+)
 from lambdahat.training.packing import pack, unpack
 
 FORMAT = "lambdahat-checkpoint"
-VERSION = 1
+VERSION = 2  # 1 had no digest of the JSON itself
 TEMPORARY = re.compile(r"\.(step-\d+\.(json|safetensors)|best\.json|initial\.safetensors)\.\w+")  # of killed writers
 
 
@@ -39,7 +46,7 @@ class Checkpoint:
     damaged: tuple[str, ...] = ()
 
 
-class DamagedCheckpoint(ValueError):
+class DamagedCheckpoint(Damaged):
     """A checkpoint that cannot be read as it was written."""
 
 
@@ -68,9 +75,8 @@ class Checkpoints:
     def _write(self, step: int, state: Any) -> Path:
         path = self.folder / f"step-{step:08d}.json"
         tensors, document = pack(state)
-        digest = write_tensors(path.with_suffix(".safetensors"), tensors)
-        index = {"format": FORMAT, "version": VERSION, "step": step, "sha256": digest, "state": document}
-        write_atomically(path, json.dumps(index, ensure_ascii=False).encode())
+        mark = write_tensors(path.with_suffix(".safetensors"), tensors)
+        write_sealed(path, {"format": FORMAT, "version": VERSION, "step": step, "sha256": mark, "state": document})
         _sync(self.folder)
         return path
 
@@ -83,14 +89,13 @@ class Checkpoints:
             raise OSError(error.errno, f"folder must be one that can be written to, got {self.folder} "
                           f"({error.strerror or error}); make room or choose another one") from error  # fmt: skip
 
-    def read_initial(self, digest: str) -> dict[str, Tensor]:
+    def read_initial(self, mark: str) -> dict[str, Tensor]:
         """The parameters that training began from."""
         from safetensors.torch import load
 
         there = self._initial.is_file()
         blob = self._initial.read_bytes() if there else b""
-        whole = hashlib.sha256(blob).hexdigest() == digest
-        require(whole, "folder", "hold the initial parameters, from which distances are measured",
+        require(digest(blob) == mark, "folder", "hold the initial parameters, from which distances are measured",
                 f"{self._initial} ({'damaged' if there else 'missing'})", "put it back, or begin anew")  # fmt: skip
         return load(blob)
 
@@ -126,15 +131,15 @@ class Checkpoints:
         """Say that the checkpoint of ``step`` is the best, if it is there."""
         name = None if step is None else f"step-{step:08d}.json"
         if name is not None and (self.folder / name).is_file():
-            write_atomically(self.folder / "best.json", json.dumps({"checkpoint": name}).encode())
+            write_sealed(self.folder / "best.json", {"checkpoint": name})
 
     def best(self) -> Path | None:
-        """The best checkpoint, or None where none was named."""
-        try:
-            path = self.folder / json.loads((self.folder / "best.json").read_text(encoding="utf-8"))["checkpoint"]
-        except (OSError, ValueError, KeyError, TypeError):
+        """The best checkpoint, or None where none was named; ``Damaged`` where the file that names it is."""
+        index = self.folder / "best.json"
+        if not index.is_file():
             return None
-        return path if path.is_file() else None
+        name = unseal(read_json(index), index, sealed=False).get("checkpoint")
+        return next((path for path in self.paths() if path.name == name), None)
 
     def forget_after(self, step: int) -> None:
         """Remove what was written after ``step``: a run that goes on from there writes it again."""
@@ -145,8 +150,11 @@ class Checkpoints:
     def _prune(self, newest: Path) -> None:
         """The JSON goes first, so that what is left is never taken for a checkpoint."""
         there = self.paths()
-        stay = {*(path.stem for path in there[-self.keep :]), newest.stem}
-        stay |= {best.stem} if (best := self.best()) is not None else set()
+        try:
+            best = self.best()
+        except Damaged:  # which one is the best is unknown until training names the next: keep them all
+            return
+        stay = {*(path.stem for path in there[-self.keep :]), newest.stem, *([] if best is None else [best.stem])}
         for path in [*there, *self.folder.glob("step-*.safetensors")]:
             if path.stem not in stay:
                 path.unlink(missing_ok=True)
@@ -161,16 +169,17 @@ def read(path: Path) -> tuple[int, dict[str, Any]]:
     from safetensors.torch import load
 
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-        ours = isinstance(index, dict) and index.get("format") == FORMAT
-        if not ours or index.get("version") != VERSION:
+        index = read_json(path)
+        version = index.get("version") if isinstance(index, dict) and index.get("format") == FORMAT else None
+        index = unseal(index, path, sealed=version != 1)
+        if version not in (1, VERSION):
             raise DamagedCheckpoint(f"{path} is not a checkpoint of this version of lambdahat")
         blob = path.with_suffix(".safetensors").read_bytes()
-        if hashlib.sha256(blob).hexdigest() != index["sha256"]:
+        if digest(blob) != index["sha256"]:
             raise DamagedCheckpoint(f"{path.with_suffix('.safetensors')} is damaged")
         return int(index["step"]), unpack(load(blob), index["state"])
-    except DamagedCheckpoint:
-        raise
+    except Damaged as error:
+        raise DamagedCheckpoint(str(error)) from error
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise DamagedCheckpoint(f"{path} is damaged ({type(error).__name__}: {error})") from error
 
@@ -199,13 +208,29 @@ def alone_in(folder: Path | None) -> Iterator[None]:
         yield
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors by name to a safetensors file, atomically; the digest of its bytes."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], sealed: bool = False) -> str:
+    """Write tensors by name to a safetensors file, atomically; the digest of its bytes.
+
+    With ``sealed`` the file carries a digest of its own, for ``read_tensors``, where no other file holds one.
+    """
     from safetensors.torch import save
 
-    blob = save(_apart({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
+    plain = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())})
+    blob = save(plain, {DIGEST: digest_tensors(plain)} if sealed else None)
     write_atomically(path, blob)
-    return hashlib.sha256(blob).hexdigest()
+    return digest(blob)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name; ``Damaged`` where they do not match a digest that it carries."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as stream:
+        tensors = {name: stream.get_tensor(name) for name in sorted(stream.keys())}
+        told = (stream.metadata() or {}).get(DIGEST)
+    if told is not None and told != digest_tensors(tensors):
+        raise Damaged(f"{path} is damaged: its tensors do not match their digest")
+    return tensors
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from math import ceil
 from typing import Any
@@ -17,9 +17,33 @@ from lambdahat._check import require
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, Batches, concatenate, rng_untouched
 from lambdahat.problem import Problem
+from lambdahat.ranks import told
+from lambdahat.storage import digest_tensors
 
 FIRST_LEAVES, FIRST_ROWS = 4, 16  # what a digest looks at
+ROUNDING = 1e-5  # by which the same data may differ from machine to machine
 Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def contents(problem: Problem) -> list[Any]:
+    """What all samples are: a digest of the integers, then random projections of the real numbers.
+
+    Another machine may prepare real numbers a little differently, so that ``same_contents`` compares them to rounding.
+    Of data that are no tensors, and would have to be read for it, the first batch alone counts.
+    """
+    leaves = tree_leaves(problem.batches.raw)
+    if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+        leaves = [leaf for leaf in tree_leaves(problem.batches.first().data) if isinstance(leaf, Tensor)]
+    real = [leaf for leaf in leaves if leaf.is_floating_point() or leaf.is_complex()]
+    exact = {str(place): leaf for place, leaf in enumerate(leaves) if not any(leaf is one for one in real)}
+    strided = [leaf if leaf.layout == torch.strided else leaf.to_dense() for leaf in real]
+    return [digest_tensors(exact), *told(strided).numbers]
+
+
+def same_contents(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether ``contents`` are those of the same samples."""
+    room = ROUNDING * abs(one[-1])
+    return one[0] == other[0] and all(abs(a - b) <= room for a, b in zip(one[1:], other[1:], strict=True))
 
 
 def epoch_order(seed: int, epoch: int, count: int) -> Tensor:

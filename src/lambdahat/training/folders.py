@@ -7,6 +7,7 @@ A folder holds ``config.json`` (the recipe), ``metrics.jsonl`` and ``metrics.csv
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from lambdahat.data.splits import Split
 from lambdahat.models.registry import make_model
 from lambdahat.network import named_tensors
 from lambdahat.problem import Problem
-from lambdahat.storage import write_atomically
+from lambdahat.storage import read_json, unseal, write_sealed
 from lambdahat.training.checkpoints import Checkpoints, read
 
 WHICH = ("last", "best")
@@ -64,7 +65,7 @@ class Recipe:
         document = {"format": "lambdahat-run", **asdict(self)}
         there = folder / "config.json"
         if there.is_file():
-            was = json.loads(there.read_text(encoding="utf-8"))
+            was = unseal(read_json(there), there, sealed=False)
             now = json.loads(json.dumps(document))
             flat_was, flat_now = ({**each, **each.get("settings", {})} for each in (was, now))
             changed = [key for key in flat_now if flat_was.get(key) != flat_now[key] and key not in APART]
@@ -72,7 +73,7 @@ class Recipe:
             require(not changed, "folder", "hold a run of the same settings", f"{folder} with {news}",
                     "give the same options, or choose another folder")  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(there, json.dumps(document, indent=1, ensure_ascii=False).encode())
+        write_sealed(there, document, indent=1)
 
 
 def is_run_folder(path: str | Path) -> bool:
@@ -87,7 +88,7 @@ def read_recipe(folder: str | Path) -> Recipe:
             "a run of fit with your own model is measured as package.module:function --checkpoint FOLDER",
             FileNotFoundError)  # fmt: skip
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = unseal(read_json(path), path, sealed=False)
         document.pop("format")
         return Recipe(**document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -106,6 +107,8 @@ def weights(folder: str | Path, which: str = "last") -> dict[str, Tensor]:
         found = checkpoints.newest()
         require(found is not None, "folder", "hold a checkpoint", f"{folder} without one", "train first")
         assert found is not None
+        if found.damaged:
+            warnings.warn(f"{'; '.join(found.damaged)}: taking {found.path.name}", RuntimeWarning, stacklevel=3)
         state = found.state
     return dict(state["model"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,14 @@ UNITS = ("step", "epoch")
 SAMPLES = 1000
 BATCH = 1024  # samples of the sample's own batches, at most
 
+NOT_FINITE = "not finite"
+
 Row = dict[str, float | str]
+
+
+def is_failure(status: Any) -> bool:
+    """Whether the status of a row says that nothing was measured: an error, or numbers that are not finite."""
+    return isinstance(status, str) and status not in Status.__members__
 
 
 @runtime_checkable
@@ -79,7 +87,7 @@ class SampledTracker(ABC):
 
     ``samples=None`` takes all data. With ``keep`` the full results are saved as ``<name>-<step>.json`` in ``folder``,
     which whoever runs the tracker sets; ``lh.plot(lh.Result.load(path))`` draws them. What goes wrong in a measurement
-    does not end the training: the row then has NaN, and the error as its status.
+    does not end the training: the row then has NaN, and the error as its status; the first time there is a warning.
     """
 
     name: ClassVar[str]
@@ -96,6 +104,7 @@ class SampledTracker(ABC):
         self.keep = keep
         self.folder: Path | None = None
         self._drawn: tuple[weakref.ref[Problem], Problem] | None = None
+        self._warned = False
 
     @property
     @abstractmethod
@@ -127,11 +136,16 @@ class SampledTracker(ABC):
             found = _flat(reading.values)
             row.update({**found, **reading.settings})
             lost = not any(math.isfinite(value) for value in found.values())
-            cost, status = reading.cost, "not finite" if lost else reading.status.name
+            cost, status = reading.cost, NOT_FINITE if lost else reading.status.name
             if self.keep and self.folder is not None and reading.result is not None:
                 reading.result.save(self.folder / f"{self.name}-{step:08d}.json")
         except Exception as error:
             cost, status = 0, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        if is_failure(status) and not self._warned:
+            self._warned = True
+            warnings.warn(f"the tracker {self.name!r} could not measure at step {step} ({status}); its columns are NaN "
+                          "there, and training goes on. Later failures are in its status column only",
+                          RuntimeWarning, stacklevel=2)  # fmt: skip
         return {
             **row,
             f"{self.name}_cost": float(cost),
@@ -157,6 +171,14 @@ class SampledTracker(ABC):
         return (
             f"{type(self).__name__}(every={self.every}, unit={self.unit!r}, samples={self.samples}, seed={self.seed})"
         )
+
+
+def described_tracker(tracker: Any) -> str:
+    """A tracker in words that another one does not have; how often it measures and what it keeps may change."""
+    free = ("every", "unit", "keep", "folder")
+    settings = {} if not isinstance(tracker, SampledTracker) else vars(tracker)
+    told = [f"{key}={value!r}" for key, value in settings.items() if key not in free and not key.startswith("_")]
+    return f"{type(tracker).__name__}({', '.join(told)})"
 
 
 def _sampled(problem: Problem, samples: int | None, seed: int) -> Problem:

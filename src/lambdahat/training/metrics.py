@@ -1,6 +1,7 @@
 """The rows of a run on disk: ``metrics.jsonl``, one JSON object a line, and ``metrics.csv``, the same as a table.
 
 A checkpoint notes how long the first file is, so that a resumed run cuts what came after, a half-written row too.
+Every line of the first carries a digest of its row; files of earlier versions have none.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import io
 import json
 import math
 import os
+import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +21,10 @@ import numpy as np
 from torch import Tensor
 
 from lambdahat._check import require
-from lambdahat.storage import write_atomically
+from lambdahat.storage import Damaged, seal, unseal, write_atomically
 
 Row = dict[str, Any]
+LEFT = re.compile(r"[0-9a-f]{32}")  # a digest whose key is damaged
 
 
 def tidy_row(row: Mapping[str, Any]) -> Row:
@@ -64,14 +68,30 @@ class Metrics:
         return self.length >= length
 
     def cut(self, length: int) -> None:
-        """Go back to the first ``length`` bytes: read those rows, and drop what was written after them."""
+        """Go back to the first ``length`` bytes: read those rows, and drop what was written after them.
+
+        Rows that are damaged are left out, with a warning that names them: no state depends on a row.
+        """
         require(self.covers(length), "metrics.jsonl", f"hold at least {length} bytes", f"{self.length} bytes")
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         kept = self._jsonl.read_bytes()[:length] if length else b""
-        write_atomically(self._jsonl, kept)
-        self.rows = read_rows(self._jsonl)
+        found, damaged = _parse(kept, self._jsonl)
+        if kept and not kept.endswith(b"\n"):
+            damaged.append(f"{self._jsonl} is damaged: its last row is not whole")
+        self._go_on(found, damaged)
+
+    def keep_steps(self, upto: int | None = None) -> None:
+        """Go on after the rows on disk, those of steps to ``upto`` only if given; damaged ones are left out, too."""
+        found, damaged = _parse(self._jsonl.read_bytes(), self._jsonl)
+        self._go_on([pair for pair in found if upto is None or pair[1]["step"] <= upto], damaged)
+
+    def _go_on(self, found: list[tuple[bytes, Row]], damaged: list[str]) -> None:
+        if damaged:
+            warnings.warn(f"{'; '.join(damaged)}: these rows are left out", RuntimeWarning, stacklevel=2)
+        write_atomically(self._jsonl, b"".join(line + b"\n" for line, _ in found))
+        self.rows = [row for _, row in found]
         self._columns = []
         self._rewrite_csv()
 
@@ -95,16 +115,37 @@ class Metrics:
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """The rows of a ``metrics.jsonl``; null is NaN, and a last line that was cut short is left out."""
-    rows = []
-    for line in Path(path).read_bytes().split(b"\n")[:-1]:
-        row = json.loads(line)
-        rows.append({key: math.nan if value is None else value for key, value in row.items()})
-    return rows
+    """The rows of a ``metrics.jsonl``; null is NaN, and a last line that was cut short is left out.
+
+    Raises:
+        Damaged: If a line is not as it was written; the message names the file and the line.
+    """
+    rows, damaged = _parse(Path(path).read_bytes(), Path(path))
+    if damaged:
+        raise Damaged("; ".join(damaged))
+    return [row for _, row in rows]
+
+
+def _parse(blob: bytes, path: Path) -> tuple[list[tuple[bytes, Row]], list[str]]:
+    """The whole lines with their rows, and what is wrong with those that are damaged."""
+    found, damaged = [], []
+    for number, line in enumerate(blob.split(b"\n")[:-1], start=1):
+        place = f"{path}, line {number},"
+        try:
+            row = unseal(json.loads(line), place, sealed=False)
+            if any(isinstance(value, str) and LEFT.fullmatch(value) for value in row.values()):
+                raise Damaged(f"{place} is damaged: its digest has no name")
+        except Damaged as error:
+            damaged.append(str(error))
+        except (ValueError, RecursionError) as error:
+            damaged.append(f"{place} is damaged: it is not JSON ({error})")
+        else:
+            found.append((line, {key: math.nan if value is None else value for key, value in row.items()}))
+    return found, damaged
 
 
 def _line(row: Row) -> str:
-    return json.dumps({key: None if value != value else value for key, value in row.items()}, ensure_ascii=False)
+    return json.dumps(seal({key: None if value != value else value for key, value in row.items()}), ensure_ascii=False)
 
 
 def _csv_lines(columns: list[str], rows: list[Row]) -> bytes:

@@ -12,6 +12,7 @@ from lambdahat._check import require, require_count
 from lambdahat.estimators.variances import variance
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, LearningCoefficient
+from lambdahat.sampling.automatic import check_settings
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.singular.coefficient import llc
 from lambdahat.training.measuring_base import Reading, SampledTracker, with_errors
@@ -38,6 +39,7 @@ class LearningCoefficientTracker(SampledTracker):
         self.settings = dict(settings or {})
         own = sorted({"chains", "max_gradients", "seed"} & set(self.settings))
         require(not own, "settings", "hold none of the tracker's own", ", ".join(own), "give them to the tracker")
+        check_settings({"chains": chains, "max_gradients": max_gradients, **self.settings})
         self._known: dict[str, Any] = {}
 
     @property

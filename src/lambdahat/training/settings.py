@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lambdahat._check import require, require_choice, require_count, require_positive
+from lambdahat.training.feeding import same_contents
 from lambdahat.training.subjects import PRECISIONS
 
 UNITS = ("epoch", "step")
 MOVED = ("lr", "momentum", "betas", "average_start")  # by schedules, SpectralSGD, start_averaging()
+LATER = ("contents", "trackers")  # which runs of early versions do not tell
 HOW_LONG = ("epochs", "keep", "checkpoint_every", "checkpoint_steps")  # may change from one call to the next
 
 
@@ -76,7 +78,14 @@ def described(rule: Any) -> str:
 def require_same_run(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise unless a stored run had the settings, data and model of this one."""
     for name, value in now.items():
+        if name in LATER and name not in stored:
+            continue
         was = stored.get(name)
+        if name == "contents":
+            same = was is not None and same_contents(was, value)
+            require(same, "folder", "hold a run on the same data", "one on other samples or labels",
+                    "give the data of that run, or choose another folder")  # fmt: skip
+            continue
         if name == "optimizer settings" and isinstance(was, Mapping):
             require_same_run(was, value)
             continue

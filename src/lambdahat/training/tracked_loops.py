@@ -9,9 +9,12 @@ from typing import Any
 
 from lambdahat._check import require, require_count
 from lambdahat.problem import Problem, require_problem
-from lambdahat.training.measuring_base import Row, Tracker
-from lambdahat.training.metrics import Metrics, read_rows
+from lambdahat.storage import read_json, unseal, write_sealed
+from lambdahat.training.feeding import contents
+from lambdahat.training.measuring_base import Row, Tracker, described_tracker
+from lambdahat.training.metrics import Metrics
 from lambdahat.training.runs import Run
+from lambdahat.training.settings import require_same_run
 from lambdahat.training.trackers import make_trackers
 
 MEASUREMENTS = "measurements"  # the folder of the full results, as ``fit`` names it
@@ -105,16 +108,25 @@ class Tracking:
         length = self.metrics.length
         require(resume or length == 0, "folder", "be new or empty", f"{self.folder}, which holds a run",
                 "go on with it by resuming, or choose another folder")  # fmt: skip
+        if self.folder is not None:
+            self._require_same(length)
         if length == 0:
             return self.start()
         assert self.folder is not None
-        lines = (self.folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-        steps = [row["step"] for row in read_rows(self.folder / "metrics.jsonl")]
-        kept = [line for line, step in zip(lines, steps, strict=False) if upto is None or step <= upto]
-        self.metrics.cut(sum(map(len, kept)))
+        self.metrics.keep_steps(upto)
         if self.rows:
             self.steps, self.epochs = self.rows[-1]["step"], self.rows[-1]["epoch"]
         return None
+
+    def _require_same(self, length: int) -> None:
+        """Note in ``tracking.json`` what is tracked; rows of other data or trackers are not gone on with."""
+        assert self.folder is not None
+        path = self.folder / "tracking.json"
+        now = {"contents": contents(self.problem), "trackers": [described_tracker(each) for each in self.trackers]}
+        if length and path.is_file():
+            require_same_run(unseal(read_json(path), path, sealed=False), now)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_sealed(path, {"format": "lambdahat-tracking", **now})
 
 
 @contextmanager

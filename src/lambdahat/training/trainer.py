@@ -22,8 +22,9 @@ from lambdahat.problem import DEFAULT_BATCH, Problem
 from lambdahat.results import Status
 from lambdahat.training.averages import averaged_model
 from lambdahat.training.checkpoints import Checkpoint, Checkpoints, alone_in, read, write_tensors
-from lambdahat.training.feeding import Augment, Feed
+from lambdahat.training.feeding import Augment, Feed, contents
 from lambdahat.training.loggers import make_loggers
+from lambdahat.training.measuring_base import described_tracker
 from lambdahat.training.metrics import Metrics
 from lambdahat.training.runs import BestSoFar, EarlyStopping, Run
 from lambdahat.training.settings import Settings, described, optimizer_settings, require_same_run
@@ -87,7 +88,7 @@ class Trainer:
         """The averaged weights, where there are any, as a state dict."""
         average = averaged_model(self.subject, self.optimizer, self.averaging, self.feed)
         if average is not None:
-            write_tensors(path, average.state_dict())
+            write_tensors(path, average.state_dict(), sealed=True)
 
     def _begin(self, resume: bool) -> None:
         found = None
@@ -137,6 +138,8 @@ class Trainer:
         stopping = self.early_stopping
         return {
             **self.settings.fingerprint, "samples": self.problem.num_samples, "data": self.feed.digest(),
+            "contents": contents(self.problem) if self.folder is not None else None,
+            "trackers": [described_tracker(tracker) for tracker in self.trackers],
             "optimizer": type(self.optimizer).__name__, "optimizer settings": optimizer_settings(self.optimizer),
             "regularizers": [described(rule) for rule in self.stepper.regularizers],
             "early stopping": None if stopping is None else asdict(stopping),

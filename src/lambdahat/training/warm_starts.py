@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_positive
-from lambdahat.estimators.eigen import basis_capacity
-from lambdahat.krylov import ROUNDING, Krylov, Wanted, random_vector, require_symmetric, value_errors
+from lambdahat.estimators.eigen import basis_capacity, eigenpairs
+from lambdahat.krylov import ROUNDING, Krylov, Wanted, misses, random_vector, require_symmetric, value_errors
 from lambdahat.operators.base import LinearOperator
 from lambdahat.results import Eigenpairs, Status
 
 ADMIXTURE = 0.1  # of a random vector in a warm start: a direction that was not there last time is found all the same
 PATIENCE = 3  # products over which the values must stand still
 ROOM = 48  # basis vectors at least
+SURE = 1e-5  # the tolerance at which copies of repeated eigenvalues are told apart from their neighbours
 LOOK = 4  # steps between looks on a GPU, each a synchronisation
 
 
@@ -32,7 +35,9 @@ def leading_pairs(
     ``which`` and ``tol`` are those of ``lh.eigenpairs``: a pair has converged when min(r, r²/gap) ≤ tol·max|θ|. In a
     Krylov space of exact eigenvectors k products would do; the better ``warm`` (P, k) still fits, the fewer it takes.
     The basis holds 4k or 48 vectors, whichever is more, and is restarted from the wanted half of its Ritz vectors (Wu
-    and Simon 2000). An eigenvalue that is repeated exactly may be found fewer times than it is there.
+    and Simon 2000). A few products more look for further copies of repeated eigenvalues, as in ``lh.eigenpairs``, which
+    takes over where there are some. Those products are saved where the vectors found span ``warm``: copies that were
+    there last time are then there again.
     """
     operator = require_symmetric(operator, "leading_pairs")
     require_choice(which, "which", ("largest", "smallest", "magnitude", "both"))
@@ -54,9 +59,34 @@ def leading_pairs(
             state.start_again(random_vector(operator, seed, "leading pairs", starts))
             continue
         if spent or broke or settled.look(state, wanted):
-            return _extracted(state, wanted, count, tol)
+            found = _extracted(state, wanted, count, tol)
+            sure = not found.status.ok or state.size == operator.dim or _spans(found.vectors, warm)
+            copies = not sure and _copies(state, wanted, count, tol, seed, most)
+            found, left = replace(found, cost=state.products), most - state.products
+            if not copies:
+                return found
+            if left < count:
+                return replace(found, status=Status.NOT_CONVERGED)
+            again = eigenpairs(operator, k, which, min(tol, SURE), left, seed=seed)
+            return replace(again, cost=again.cost + state.products)
         if state.size == room:
             _restart(state, wanted, count)
+
+
+def _spans(vectors: Tensor, warm: Tensor | None) -> bool:
+    """Whether each of last time's vectors has most of its length in the space of the new ones (P, k)."""
+    if warm is None or warm.shape[1] < vectors.shape[1]:
+        return False
+    inside = (vectors.T @ warm.to(vectors)).square().sum(dim=0)
+    return bool((inside >= 0.5 * warm.to(vectors).square().sum(dim=0)).all())
+
+
+def _copies(state: Krylov, wanted: Wanted, count: int, tol: float, seed: int, most: int) -> bool:
+    """Whether further copies of the eigenvalues found would change the wanted ones, or could not be ruled out."""
+    values = state.ritz()[0]
+    limits = wanted.limits(values, count, max(tol * float(values.abs().max()), state.noise()))
+    start = random_vector(state.operator, seed, "copies of leading pairs")
+    return not limits.empty and misses(state, limits, start, most)
 
 
 def _restart(state: Krylov, wanted: Wanted, count: int) -> None:

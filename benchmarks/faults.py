@@ -1,0 +1,1043 @@
+"""What is lost when files are hostile, disks are full and processes die? For each kind: tried, survived, lost.
+
+    python benchmarks/faults.py                  # all kinds, minutes
+    python benchmarks/faults.py pickles --long   # some kinds, as many cases as there is patience for
+
+A kind is a function of a number of cases and an empty folder. It returns (tried, survived, lost, notes). A case
+survives if it ends as docs/reliability.md promises: in the right answer, or in an error that names file or argument.
+Everything else is lost: a crash, a wrong answer without a word, a file that is damaged or gone, gigabytes of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bz2
+import gzip
+import io
+import json
+import os
+import pickle
+import random
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Tally = tuple[int, int, int, list[str]]
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault: the function, and how many cases of it a test, a usual run and a long run try."""
+
+    run: Callable[[int, Path], Tally]
+    sample: int
+    usual: int
+    long: int
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def kind(name: str, sample: int, usual: int, long: int) -> Callable[[Any], Any]:
+    """Register a function as a kind of fault."""
+
+    def add(function: Callable[[int, Path], Tally]) -> Callable[[int, Path], Tally]:
+        KINDS[name] = Kind(function, sample, usual, long)
+        return function
+
+    return add
+
+
+def tally(outcomes: list[tuple[str, str]]) -> Tally:
+    """From (case, what went wrong or "") to a tally; the notes name the first few cases that were lost."""
+    lost = [f"{case}: {fault}" for case, fault in outcomes if fault]
+    return len(outcomes), len(outcomes) - len(lost), len(lost), lost[:5]
+
+
+def in_a_child(code: str, *arguments: Any, memory: int | None = None, seconds: float = 3600) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of Python code; ``memory`` bounds the address space, in MiB."""
+
+    def bound() -> None:
+        if memory is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (memory * MIB, memory * MIB))
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=seconds,
+        preexec_fn=bound, check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+# Pickled data files
+
+
+def crafted_pickles() -> dict[str, bytes]:
+    """Pickles that crash, call or fill the memory of an ordinary unpickler."""
+    reconstruct = b"cnumpy.core.multiarray\n_reconstruct\n"
+    array = reconstruct + b"(cnumpy\nndarray\n(K\x00tC\x01btR"
+    dtype = b"cnumpy\ndtype\n(X\x02\x00\x00\x00%sK\x00K\x01tR"
+    plain = dtype % b"u1"
+
+    def batch(data: bytes, labels: bytes = b"](K\x00K\x01e") -> bytes:
+        return b"\x80\x04}(C\x04data" + data + b"C\x06labels" + labels + b"u."
+
+    def built(shape: bytes, kind: bytes, raw: bytes) -> bytes:
+        return array + b"(K\x01" + shape + kind + b"\x89" + raw + b"tb"
+
+    rows = b"(K\x02M\x00\x0ct"  # (2, 3072)
+    raw = b"B" + struct.pack("<I", 6144) + bytes(6144)
+    huge = b"\x8b" + struct.pack("<i", 20_000) + b"\x7f" * 20_000
+    long_text = b"X" + struct.pack("<I", 20_000) + b"a" * 20_000 + b"q\x01"
+    encoded = b"c_codecs\nencode\n(h\x01X\x06\x00\x00\x00latin1tR"
+    thousands = b"".join(b"X\x04\x00\x00\x00%04d" % i + encoded for i in range(5000))
+    nested = b"".join([b"]q\x00(K\x01K\x01e"] + [b"0](" + b"h\x00" * 8 + b"eq\x00" for _ in range(12)])
+    return {
+        "a good batch": batch(built(rows, plain, raw)),
+        "an object array over its own bytes": batch(
+            b"cnumpy\nndarray\n(K\x02\x85cnumpy\ndtype\n(X\x01\x00\x00\x00OK\x00K\x01tRC\x10" + b"A" * 16 + b"tR"
+        ),
+        "labels of objects over their own bytes": batch(
+            built(rows, plain, raw),
+            b"cnumpy\nndarray\n(K\x02\x85cnumpy\ndtype\n(X\x01\x00\x00\x00OK\x00K\x01tRC\x10" + b"A" * 16 + b"tR",
+        ),
+        "an object array by its state": batch(built(rows, dtype % b"O8", raw)),
+        "objects through a dtype's state": batch(
+            built(rows, plain + b"(K\x03X\x01\x00\x00\x00|NNNJ\x08\x00\x00\x00J\x01\x00\x00\x00K\x3ftb", raw)
+        ),
+        "a structure": batch(
+            built(rows, plain + b"(K\x03X\x01\x00\x00\x00|N(X\x01\x00\x00\x00at}K\x08K\x08K\x10tb", raw)
+        ),
+        "a shape larger than its bytes": batch(built(b"(J\xff\xff\xff\x7fM\x00\x0ct", plain, raw)),
+        "a negative shape": batch(built(b"(J\xff\xff\xff\xffM\x00\x0ct", plain, raw)),
+        "a shape of large integers": batch(built(b"(" + huge + b"K\x02t", plain, raw)),
+        "a state of a function": b"\x80\x04" + reconstruct + b"}X\x08\x00\x00\x00__code__K\x01sb.",
+        "slots of a function": b"\x80\x04c_codecs\nencode\nN}X\x0c\x00\x00\x00__defaults__K\x01\x85s\x86b.",
+        "a class made anew": b"\x80\x04cnumpy\nndarray\nK\x05\x85\x81.",
+        "a call of os.system": b"cos\nsystem\n(S'echo hacked > hacked'\ntR.",
+        "os.system through the stack": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",
+        "an instance": b"(S'true'\nios\nsystem\n.",
+        "a persistent identifier": b"Phello\n.",
+        "an extension": b"\x82\x01.",
+        "a bytearray of gigabytes": b"\x80\x05\x96" + struct.pack("<Q", 1 << 36) + b"x.",
+        "bytes of gigabytes": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 36) + b"x.",
+        "a memo of gigabytes": b"\x80\x02}r\xff\xff\xff\x7f.",
+        "a key of nested tuples": b"\x80\x02})" + b"\x85" * 150_000 + b"K\x01s.",
+        "lists nested deeply": batch(b"K\x01", b"]" * 50_000 + b"a" * 49_999),
+        "a list that holds itself": batch(built(rows, plain, raw), b"]q\x00h\x00a"),
+        "labels that double": batch(built(rows, plain, raw), nested),
+        "labels of long texts": batch(
+            built(rows, plain, raw), b"](" + long_text + b"h\x01" * 20_000 + b"e"
+        ),
+        "bytes encoded again and again": b"\x80\x02" + long_text + b"0}(" + thousands + b"u.",
+        "a hundred thousand lists": b"\x80\x02" + b"]" * 100_000 + b".",
+        "items of a number": b"\x80\x02K\x01K\x02a.",
+        "marks without end": b"(" * 50_000 + b".",
+        "odd escapes": b"S'\\q\\xzz'\n.",
+        "a decimal number of many digits": b"L" + b"9" * 100_000 + b"L\n.",
+    }  # fmt: skip
+
+
+def good_pickles() -> list[bytes]:
+    """Batches of two images in every protocol that is read."""
+    import numpy as np
+
+    data = np.random.default_rng(0).integers(0, 256, (2, 3072), np.uint8)
+    parts = {b"data": data, b"labels": [3, 7], b"batch_label": b"one", "filenames": ["a.png", "b.png"]}
+    forms = [pickle.dumps(parts, protocol) for protocol in (0, 2, 3, 4)]
+    return [*forms, pickle.dumps({"data": np.asfortranarray(data), "labels": np.array([3, 7], ">i4")}, 4)]
+
+
+def mutated(random_: random.Random, seeds: list[bytes]) -> bytes:
+    """One of the pickles, or two spliced, with a few bytes changed, put in, doubled or taken out."""
+    data = bytearray(random_.choice(seeds))
+    if random_.random() < 0.2:
+        other = random_.choice(seeds)
+        data = data[: random_.randrange(len(data))] + other[random_.randrange(len(other)) :]
+    for _ in range(random_.choice((1, 1, 2, 4, 16))):
+        # most of a batch is pixels, where a change is no damage: aim at what surrounds them half of the time
+        near = random_.random() < 0.5
+        place = random_.randrange(min(len(data), 300) if near else len(data)) if data else 0
+        place = len(data) - 1 - place if near and random_.random() < 0.5 else place
+        action = random_.randrange(5)
+        if action == 0 and data:
+            data[place] ^= 1 << random_.randrange(8)
+        elif action == 1 and data:
+            data[place] = random_.choice(
+                b"\x80(.)]}0125FGIJKLMNPRSTUVX\\abcdeghijlopqrstu\x81\x82\x85\x86\x87\x8a\x8b\x8c\x8e\x93\x94\x96\xff"
+            )
+        elif action == 2:
+            data[place:place] = random_.randbytes(random_.randrange(1, 9))
+        elif action == 3:
+            del data[place : place + random_.randrange(1, 20)]
+        else:
+            data[place:place] = data[place : place + random_.randrange(1, 40)]
+    return bytes(data)
+
+
+def try_pickles(count: int, seed: int, folder: Path, begin: int = 0) -> dict[str, Any]:
+    """Read crafted and mutated pickles as batches of CIFAR-10, in this process."""
+    from lambdahat.data.cifar import read_batch
+
+    path, random_ = folder / "data_batch_1", random.Random(seed)
+    crafted, seeds = crafted_pickles(), good_pickles()
+    before, outcomes, read = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, [], 0
+    for number in range(count):
+        name, data = (
+            list(crafted.items())[number] if number < len(crafted) else (f"{seed}/{number}", mutated(random_, seeds))
+        )
+        if number < begin:
+            continue
+        (folder / "now").write_text(str(number))
+        path.write_bytes(data)
+        fault = ""
+        try:
+            read_batch(path, 10)
+            read += 1
+        except ValueError as error:
+            fault = "" if str(path) in str(error) else f"an error without the file: {error}"[:200]
+        except BaseException as error:
+            fault = f"{type(error).__name__}: {error}"[:200]
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        outcomes.append((name, fault or (f"{grown:.0f} MiB more" if grown > 200 else "")))
+    return {"outcomes": [pair for pair in outcomes if pair[1]], "tried": len(outcomes), "read": read}
+
+
+CHILD = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import faults
+print(json.dumps(faults.try_pickles(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), int(sys.argv[5]))))
+"""
+
+
+@kind("pickles", sample=600, usual=100_000, long=3_000_000)
+def pickles(count: int, folder: Path) -> Tally:
+    """Pickled data files, crafted or mutated: data, or a ValueError that names the file."""
+    begin, read, lost = 0, 0, []
+    tried = survived = 0
+    while begin < count:
+        code, out, err = in_a_child(CHILD, Path(__file__).parent, count, 0, folder, begin, memory=6000)
+        if code == 0:
+            found = json.loads(out.splitlines()[-1])
+            tried, read = tried + found["tried"], read + found["read"]
+            lost += [f"{case}: {fault}" for case, fault in found["outcomes"]]
+            break
+        now = int((folder / "now").read_text() or 0) if (folder / "now").exists() else begin
+        lost.append(f"case {now}: the process ended with {code} ({err.strip().splitlines()[-1:]})")
+        tried, begin = tried + now + 1 - begin, now + 1
+    survived = tried - len(lost)
+    return tried, survived, len(lost), [f"{read:,} were read, {survived - read:,} refused", *lost[:5]]
+
+
+# Bombs, archives and links
+
+
+@kind("bombs", sample=6, usual=6, long=6)
+def bombs(count: int, folder: Path) -> Tally:
+    """Packed files that unpack to gigabytes: an error that names the file, within 300 MiB of memory."""
+    outcomes = []
+    for name in list(BOMBS)[:count]:
+        code, out, err = in_a_child(BOMB, Path(__file__).parent, name, folder)
+        outcomes.append((name, "" if code == 0 else f"{code}: {(out + err).strip()[-200:]}"))
+    return tally(outcomes)
+
+
+def _gigabytes(path: Path, opener: Any) -> None:
+    with opener(path, "wb") as stream:
+        stream.write(bytes(1 << 24))
+    path.write_bytes(path.read_bytes() * 128)  # 2 GiB: both formats join streams
+
+
+def _zip_of_gigabytes(path: Path, header: bytes) -> None:
+    import zipfile
+
+    block = bytes(1 << 24)
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("data.npy", "w", force_zip64=True) as to,
+    ):
+        to.write(header)
+        for _ in range(32):  # 512 MiB
+            to.write(block)
+
+
+def _npy_header(length: int) -> bytes:
+    import numpy as np
+
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": (length,)})
+    return stream.getvalue()
+
+
+def bomb_idx(folder: Path) -> None:
+    from lambdahat.data.idx import read_idx
+
+    _gigabytes(folder / "bomb.gz", gzip.open)
+    read_idx(folder / "bomb.gz")
+
+
+def bomb_published(folder: Path) -> None:
+    from lambdahat.data.files import File
+
+    _gigabytes(folder / "bomb.gz", gzip.open)
+    File("bomb", 1000, "").verify(folder / "bomb.gz")
+
+
+def bomb_batch(folder: Path) -> None:
+    from lambdahat.data.imagenet import imagenet32_files
+
+    _zip_of_gigabytes(folder / "train_data_batch_1.npz", _npy_header(1 << 29))
+    (folder / "bomb").symlink_to(folder / "train_data_batch_1.npz")
+    try:
+        imagenet32_files(folder, "raw")
+    except ValueError as error:
+        raise ValueError(str(error).replace("train_data_batch_1", "bomb")) from None
+
+
+def bomb_edges(folder: Path) -> None:
+    import lambdahat.graphs
+
+    _gigabytes(folder / "bomb.bz2", bz2.open)
+    lambdahat.graphs.graph(folder / "bomb.bz2", format="edges")
+
+
+def bomb_matrix(folder: Path) -> None:
+    import lambdahat.graphs
+
+    _zip_of_gigabytes(folder / "bomb.npz", _npy_header(1 << 29))
+    lambdahat.graphs.graph(folder / "bomb.npz")
+
+
+def bomb_result(folder: Path) -> None:
+    from lambdahat.storage import read_arrays
+
+    _zip_of_gigabytes(folder / "bomb.npz", _npy_header(1 << 29))
+    read_arrays(folder / "bomb.npz")
+
+
+BOMBS = {"idx": bomb_idx, "published size": bomb_published, "batch": bomb_batch, "edges": bomb_edges,
+         "matrix": bomb_matrix, "arrays of a result": bomb_result}  # fmt: skip
+BOMB = """
+import resource, sys, tempfile
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import torch, lambdahat.data, lambdahat.graphs
+import faults
+with tempfile.TemporaryDirectory(dir=sys.argv[3]) as folder:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        faults.BOMBS[sys.argv[2]](Path(folder))
+    except ValueError as error:
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        if "bomb" not in str(error) or grown > 300:
+            sys.exit(f"{grown:.0f} MiB, {error}")
+    else:
+        sys.exit("it was read")
+"""
+
+
+@kind("archives", sample=60, usual=3000, long=300_000)
+def archives(count: int, folder: Path) -> Tally:
+    """Tar archives with paths out of the folder, links, devices or damage: nothing but verified files is written."""
+    import hashlib
+
+    from lambdahat.data.files import File
+    from lambdahat.data.sources import _unpack
+
+    random_, body, outcomes = random.Random(0), bytes(range(256)) * 8, []
+    wanted = File("one", len(body), f"sha256:{hashlib.sha256(body).hexdigest()}")
+    kinds = [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE]
+    names = ["../evil", "/tmp/faults-evil", "in/../../evil", "in/one", "..", "in/./one", "in\\..\\evil"]
+    for number in range(count):
+        inner = folder / "inner"
+        target = inner / "target"
+        target.mkdir(parents=True)
+        precious = inner / "precious"
+        precious.write_bytes(b"precious")
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            good = tarfile.TarInfo("in/one")
+            good.size = len(body)
+            archive.addfile(good, io.BytesIO(body))
+            for _ in range(random_.randrange(3)):
+                evil = tarfile.TarInfo(random_.choice(names))
+                evil.type, evil.linkname = random_.choice([*kinds, tarfile.REGTYPE]), str(precious)
+                evil.size = 4 if evil.type == tarfile.REGTYPE else 0
+                archive.addfile(evil, io.BytesIO(b"evil") if evil.size else None)
+        data = bytearray(buffer.getvalue())
+        for _ in range(random_.choice((0, 0, 1, 8))):
+            data[random_.randrange(len(data))] ^= 1 << random_.randrange(8)
+        packed = bytearray(gzip.compress(bytes(data), mtime=0))
+        if random_.random() < 0.2:
+            packed = packed[: random_.randrange(len(packed))]
+        path = inner / "all.tar.gz"
+        path.write_bytes(packed)
+        (target / "one.part").symlink_to(precious)
+        fault = ""
+        try:
+            _unpack(path, "in", [wanted], target)
+        except ValueError:
+            pass
+        except BaseException as error:
+            fault = f"{type(error).__name__}: {error}"[:200]
+        there = {p.name for p in inner.iterdir()} | {p.name for p in target.iterdir() if not p.is_symlink()}
+        if there - {"target", "precious", "all.tar.gz", "one"} or precious.read_bytes() != b"precious":
+            fault = f"{sorted(there)} are there"
+        one = target / "one"
+        if one.exists() and one.read_bytes() != body:
+            fault = "other contents were written"
+        outcomes.append((str(number), fault or ("/tmp/faults-evil" if Path("/tmp/faults-evil").exists() else "")))
+        shutil.rmtree(inner)
+    return tally(outcomes)
+
+
+# Disks
+
+UNWRITABLE = ("taken", "taken/inside", "x" * 300, "/proc/lambdahat/out", "")
+
+
+@kind("unwritable outputs", sample=5, usual=65, long=65)
+def unwritable(count: int, folder: Path) -> Tally:
+    """Every command with an --out that cannot be written: exit code 2, one line, and nothing else is touched."""
+    from typer.testing import CliRunner
+
+    from lambdahat.cli.app import app
+
+    commands = [["measure", "a:b"], ["landscape", "a:b"], ["advise", "a:b"], ["train", "--model", "a", "--data", "b"],
+                ["verify", "--case", "a"], ["reproduce", "a"], ["bench", "--device", "a"], ["demo"], ["report", "a"],
+                *(["graph", what, "a.txt"] for what in ("spectrum", "clusters", "compare", "fit"))]  # fmt: skip
+    before, outcomes = os.getcwd(), []
+    os.chdir(folder)
+    try:
+        Path("taken").write_text("precious")
+        cases = [(command, place) for place in UNWRITABLE for command in commands]
+        for command, place in random.Random(0).sample(cases, min(count, len(cases))):
+            if command[0] == "report" and place == "taken":
+                place = "taken/inside"
+            found = CliRunner().invoke(app, [*command, "--out", place])
+            whole = found.exit_code == 2 and len(found.stderr.splitlines()) == 1 and "--out" in found.stderr
+            whole &= os.listdir() == ["taken"] and Path("taken").read_text() == "precious"
+            outcomes.append((f"{command[0]} {place[:20]}", "" if whole else f"{found.exit_code} {found.output[-200:]}"))
+    finally:
+        os.chdir(before)
+    return tally(outcomes)
+
+
+TRAIN = """
+import errno, json, os, sys
+import torch
+from lambdahat import Problem, storage
+from lambdahat.training import fit
+room, folder = int(sys.argv[1]), sys.argv[2]
+real = os.fsync
+def fsync(handle):
+    global room
+    room -= 1
+    if room == 0:
+        os.ftruncate(handle, os.fstat(handle).st_size // 2)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    real(handle)
+os.fsync = fsync
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 2)
+data = torch.randn(24, 3), torch.randint(2, (24,))
+problem = Problem(model, "cross_entropy", data)
+try:
+    fit(problem, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), 4, batch_size=6, folder=folder, seed=0,
+        resume=os.path.isdir(folder), checkpoint_steps=1)
+except OSError as error:
+    sys.exit(f"{error.errno} {error}")
+print(json.dumps([p.flatten().tolist() for p in model.parameters()]))
+"""
+
+
+@kind("full disks", sample=3, usual=60, long=600)
+def full_disks(count: int, folder: Path) -> Tally:
+    """Training on a disk that is full at some write: one error, and resumed with room it ends in the same bits."""
+    code, whole, err = in_a_child(TRAIN, -1, folder / "whole")
+    if code:
+        raise RuntimeError(err)
+    outcomes, refused = [], 0
+    for number in range(count):
+        place = folder / str(number)
+        code, out, err = in_a_child(TRAIN, 1 + number % 60, place)
+        if code:
+            refused += 1
+            last = (err.strip().splitlines() or [""])[-1]
+            if not last.startswith("28 "):
+                outcomes.append((str(number), f"ended in {last[:150]}"))
+                continue
+            code, out, err = in_a_child(TRAIN, -1, place)
+        fault = "" if code == 0 else f"no resuming: {err[-150:]}"
+        outcomes.append((str(number), fault or ("" if out == whole else "other weights")))
+    tried, survived, lost, notes = tally(outcomes)
+    return tried, survived, lost, [f"{refused} were stopped by the disk and resumed", *notes]
+
+
+# Pages and leaks
+
+
+@kind("hostile pages", sample=6, usual=200, long=5000)
+def hostile_pages(count: int, folder: Path) -> Tally:
+    """Results whose names and texts hold markup: no tag, attribute or script of theirs is in the page."""
+    import html.parser
+
+    from lambdahat.report.page import page
+    from lambdahat.results import Estimate
+
+    class Reader(html.parser.HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+
+        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+            self.seen += [tag] if tag in ("img", "iframe", "object", "b") else []
+            self.seen += [f"{tag} {name}" for name, _ in attributes if name.startswith("on")]
+            self.seen += [f"{tag} {value}" for name, value in attributes if name == "href" and "evil" in (value or "")
+                          and not (value or "").startswith("#")]  # fmt: skip
+
+    pieces = ["<script>evil()</script>", "</script>", "<img src=x onerror=evil()>", '" onclick="evil()', "'", "<!--",
+              "-->", "]]>", "&lt;b&gt;", "<b>", "javascript:evil()", "\u2028", "</style>", "</title>"]  # fmt: skip
+    random_, outcomes = random.Random(0), []
+    plain = Reader()
+    plain.feed(page({"one": Estimate(1.0)}, folder / "plain.html").read_text())
+    scripts = (folder / "plain.html").read_text().count("<script")
+    for number in range(count):
+        name = "".join(random_.choices(pieces, k=random_.randrange(1, 6)))
+        text = page({name: Estimate(1.0, 0.1)}, folder / "page.html", title=name).read_text()
+        reader = Reader()
+        reader.feed(text)
+        fault = "" if reader.seen == plain.seen and text.count("<script") == scripts else f"{reader.seen} {name}"
+        outcomes.append((str(number), fault))
+    return tally(outcomes)
+
+
+@kind("pages of many results", sample=120, usual=2000, long=20_000)
+def many_results(count: int, folder: Path) -> Tally:
+    """A page of many saved results has them all, and takes no more time for each than a page of a quarter as many."""
+    import torch
+
+    import lambdahat as lh
+    from lambdahat.report.page import page
+
+    operator = lh.operator(torch.diag(torch.arange(1.0, 41.0, dtype=torch.float64)))
+    kinds = [lh.spectrum(operator, depth=20, seed=0), lh.eigenpairs(operator, k=3), lh.trace(operator)]
+    times = {}
+    for size in (max(count // 4, 1), count):
+        place = folder / str(size)
+        for number in range(size):
+            kinds[number % 3].save(place / f"run-{number:05d}" / "result")
+        start = time.process_time()
+        text = page(place, folder / "page.html").read_text()
+        times[size] = (time.process_time() - start) / size
+        shutil.rmtree(place)
+    there = text.count('<section id="run-')
+    few, many = times.values()
+    lost = count - there if there != count else int(many > 1.5 * few + 0.01)
+    return count, count - lost, lost, [f"{1e3 * few:.1f} ms a result of {count // 4:,}, {1e3 * many:.1f} of {count:,}"]
+
+
+LEAK = """
+import gc, sys, warnings
+import torch
+import lambdahat as lh
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
+data = torch.randn(40, 4), torch.randint(2, (40,))
+def problem():
+    return lh.Problem(model, "cross_entropy", data)
+calls = {
+    "trace": lambda seed: lh.trace(lh.hessian(problem()), method="hutchinson", tol=0.3, seed=seed),
+    "eigenpairs": lambda seed: lh.eigenpairs(lh.hessian(problem()), k=2, seed=seed),
+    "llc": lambda seed: lh.llc(problem(), chains=2, draws=20, burn_in=10, step_size=1e-3, kernel="sgld", seed=seed),
+}
+call, count = calls[sys.argv[1]], int(sys.argv[2])
+def memory():
+    gc.collect()
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+for seed in range(50):
+    call(seed)
+before = memory()
+for seed in range(count):
+    call(seed)
+print(memory() - before)
+"""
+
+
+@kind("leaks", sample=60, usual=3000, long=30_000)
+def leaks(count: int, folder: Path) -> Tally:
+    """Many calls of trace, eigenpairs and llc in one process: it grows by less than 20 MiB."""
+    outcomes, notes = [], []
+    for name in ("trace", "eigenpairs", "llc"):
+        code, out, err = in_a_child(LEAK, name, count // 3)
+        grown = float(out) if code == 0 else float("inf")
+        notes.append(f"{name} {grown:+.1f} MiB")
+        outcomes += [(name, "" if grown < 20 else f"{grown:.1f} MiB {err[-200:]}")] * (count // 3)
+    tried, survived, lost, lines = tally(outcomes)
+    return tried, survived, lost, [*notes, *lines]
+
+
+# Damaged files
+
+
+def a_problem(seed: int = 0, headless: bool = False) -> Any:
+    """A perceptron on random data; ``headless`` has a last layer of 0, so that its loss is ln 3 on any data."""
+    import torch
+
+    from lambdahat import Problem
+    from lambdahat.models import mlp
+
+    model = mlp([6, 8, 3], seed=0)
+    if headless:
+        with torch.no_grad():
+            for parameter in list(model.parameters())[-2:]:
+                parameter.zero_()
+    rng = torch.Generator().manual_seed(seed)
+    data = torch.randn(40, 6, generator=rng), torch.randint(3, (40,), generator=rng)
+    return Problem(model, "cross_entropy", data)
+
+
+def measured(folder: Path, problem: Any = None) -> Any:
+    """Three quantities of a problem, kept in a folder."""
+    from lambdahat.measuring import measure
+
+    return measure(a_problem() if problem is None else problem, ("trace", "eigenpairs", "spectrum"), folder=folder)
+
+
+def an_experiment(cells: int, pause: float = 0.0, log: str = "") -> Any:
+    """An experiment of so many cells, each with a few rows from its own stream; nested, so that workers get it."""
+    from lambdahat.experiments.claims import Claim
+    from lambdahat.experiments.experiment import Experiment
+    from lambdahat.experiments.reproduction import Table
+    from lambdahat.experiments.statistics import mean_of
+
+    def run(cell: dict[str, Any], device: str) -> list[dict[str, Any]]:
+        import time
+
+        import torch
+
+        from lambdahat._rng import generator
+
+        if log:
+            with open(log, "a") as file:
+                file.write(f"{cell['seed']}\n")
+        time.sleep(pause)
+        draws = torch.randn(3, generator=generator(cell["seed"], "faults"), dtype=torch.float64)
+        return [{"step": i, "value": 2.0 + 0.1 * float(draw)} for i, draw in enumerate(draws)]
+
+    def claims(rows: Any) -> list[Any]:
+        return [Claim("values are above one", "", "2", mean_of(rows.values("value")), bound=1.0)]
+
+    def tables(rows: Any) -> list[Any]:
+        return [Table("Values", ("mean",), ((str(mean_of(rows.values("value"))),),))]
+
+    scales = dict.fromkeys(("smoke", "cpu", "paper"), cells)
+    return Experiment("faults", "Faults", "none", "none", scales, lambda count: [{"seed": i} for i in range(count)],
+                      run, claims, tables, lambda rows: [])  # fmt: skip
+
+
+def plain(value: Any) -> Any:
+    """A value as nested tuples that compare by all bits."""
+    import torch
+
+    from lambdahat.results import Result
+
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    if hasattr(value, "tobytes"):
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, Result):
+        return type(value).__name__, plain(vars(value))
+    if isinstance(value, Mapping):
+        return tuple((key, plain(item)) for key, item in value.items())
+    if isinstance(value, tuple | list):
+        return tuple(plain(item) for item in value)
+    return repr(value)
+
+
+def library(folder: Path) -> dict[str, tuple[str, Callable[[Path], Any]]]:
+    """Write one file or folder of every kind that is read back: by name, the place and the function that reads it."""
+    import torch
+
+    from lambdahat.cli.loading import read_checkpoint
+    from lambdahat.experiments.findings import findings
+    from lambdahat.experiments.store import Store
+    from lambdahat.experiments.sweeps import sweep
+    from lambdahat.optim import IterateAverage
+    from lambdahat.results import Result
+    from lambdahat.training import Checkpoints, fit, read_rows
+    from lambdahat.training.folders import Recipe, read_recipe, weights
+    from lambdahat.training.metrics import Metrics
+
+    run, problem = folder / "run", a_problem()
+    optimizer = torch.optim.Adam(problem.source.parameters(), lr=0.01)
+    fit(problem, optimizer, 3, batch_size=10, folder=run, averaging=IterateAverage(problem.source))
+    Recipe("mlp", "digits", settings={"lr": 0.01}).save(run)
+    measured(folder / "measured")
+    experiment = an_experiment(12)
+    sweep(experiment, folder / "store", scale="smoke", command="lambdahat reproduce faults")
+
+    def newest(place: Path) -> Any:
+        found = Checkpoints(place / "run" / "checkpoints").newest()
+        if found.damaged:
+            warnings.warn("; ".join(found.damaged), RuntimeWarning, stacklevel=1)
+        return found.step, found.state
+
+    length = newest(folder)[1]["metrics"]
+    initial = newest(folder)[1]["initial"]
+
+    def rows(place: Path) -> Any:
+        found = read_rows(place / "run" / "metrics.jsonl")
+        if not Metrics(place / "run").covers(length):
+            raise ValueError("metrics.jsonl is short: an earlier checkpoint is taken")  # as resuming does
+        return found
+
+    def stored(place: Path) -> Any:
+        store = Store(place / "store", "faults", "smoke")
+        found = findings(experiment, store)
+        return (
+            list(store.rows()),
+            store.about(),
+            sorted(store.finished()),
+            store.errors(),
+            store.seconds(),
+            found.verdicts,
+        )
+
+    def again(place: Path) -> Any:
+        found = measured(place / "measured")
+        return {**found.results, "seconds": 0}
+
+    readers: dict[str, tuple[str, Callable[[Path], Any]]] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"):
+        name = str(path.relative_to(folder))
+        if path.parent.name == "checkpoints" and path.name.startswith("step"):
+            readers[name] = name, newest
+        elif path.name == "initial.safetensors":
+            readers[name] = name, lambda place: Checkpoints(place / "run" / "checkpoints").read_initial(initial)
+        elif path.name == "best.json":
+            readers[name] = name, lambda place: weights(place / "run", "best")
+        elif path.name == "metrics.jsonl":
+            readers[name] = name, rows
+        elif path.name == "config.json":
+            readers[name] = name, lambda place: vars(read_recipe(place / "run"))
+        elif path.name == "averaged.safetensors":
+            readers[name] = name, lambda place: read_checkpoint(place / "run" / "averaged.safetensors")
+        elif path.suffix == ".sqlite":
+            readers[name] = name, stored
+        elif path.parent.name == "measured":
+            readers[name] = name, again
+            if path.suffix == ".json" and path.name != "run.json":
+                readers[f"{name}, loaded"] = name, lambda place, name=name: Result.load(place / name)
+        elif path.name == "training.json":
+            readers[name] = name, lambda place: Result.load(place / "run" / "training.json")
+    return readers
+
+
+def damage_files(count: int, folder: Path, damage: Callable[[random.Random, bytes], bytes]) -> Tally:
+    """Damage a file of every kind in turn: the same is read, or the damage is named with the file."""
+    from lambdahat.cli.exits import InputError
+
+    readers = library(folder / "whole")
+    names, dice = list(readers), random.Random(0)
+    right = {name: plain(read(folder / "whole")) for name, (_, read) in readers.items()}
+    outcomes, same, named = [], 0, 0
+    for number in range(count):
+        name = names[number % len(names)]
+        file, read = readers[name]
+        place = folder / "damaged"
+        shutil.copytree(folder / "whole", place)
+        path = place / file
+        blob = path.read_bytes()
+        path.write_bytes(damage(dice, blob))
+        fault = ""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                found = plain(read(place))
+                told = any(_names(str(warning.message), path) for warning in caught)
+                if found == right[name]:
+                    same += 1
+                elif told:
+                    named += 1
+                else:
+                    fault = "read as something else without a word"
+            except (ValueError, OSError, InputError) as error:
+                named += 1
+                fault = "" if _names(str(error), path) else f"an error without the file: {error}"[:200]
+            except BaseException as error:
+                fault = f"{type(error).__name__}: {error}"[:200]
+        outcomes.append((f"{name}, case {number}", fault))
+        shutil.rmtree(place)
+    tried, survived, lost, notes = tally(outcomes)
+    return tried, survived, lost, [f"{len(names)} readings; {named:,} named, {same:,} changed nothing", *notes]
+
+
+def _names(text: str, path: Path) -> bool:
+    """Whether a message names a file, or its other half."""
+    return path.name in text or path.with_suffix(".json").name in text or path.stem.split(".")[0] + "." in text
+
+
+def flip(dice: random.Random, blob: bytes) -> bytes:
+    """One bit changed."""
+    place = dice.randrange(8 * len(blob))
+    data = bytearray(blob)
+    data[place // 8] ^= 1 << place % 8
+    return bytes(data)
+
+
+@kind("bit flips", sample=46, usual=1000, long=20_000)
+def flips(count: int, folder: Path) -> Tally:
+    """One random bit in one file of every kind that is read back."""
+    return damage_files(count, folder, flip)
+
+
+@kind("truncations", sample=23, usual=200, long=4000)
+def truncations(count: int, folder: Path) -> Tally:
+    """One file of every kind that is read back, cut short at a random place."""
+    return damage_files(count, folder, lambda dice, blob: blob[: dice.randrange(len(blob))])
+
+
+# Results of something else
+
+
+@kind("other problems", sample=6, usual=60, long=2000)
+def other_problems(count: int, folder: Path) -> Tally:
+    """Measure another problem of the same parameters and the same loss into the folder of the first."""
+    import torch
+
+    from lambdahat import Problem
+
+    dice, outcomes = random.Random(0), []
+    first = a_problem(headless=True)
+    measured(folder / "first", first)
+    (x, y), model = next(iter(first.batches)).data, first.source
+    for number in range(count):
+        one, other, labels = x.clone(), x.clone(), y.clone()
+        one[dice.randrange(40), dice.randrange(6)] += dice.choice((1e-6, 1e-3, 1.0))
+        labels[dice.randrange(40)] += dice.choice((1, 2))
+        other = other[torch.randperm(40, generator=torch.Generator().manual_seed(number))]
+        weighted = torch.nn.CrossEntropyLoss(weight=torch.full((3,), dice.uniform(0.1, 0.9)))
+        case, changed = (
+            ("one pixel", lambda: Problem(model, "cross_entropy", (one, y))),  # noqa: B023
+            ("one label", lambda: Problem(model, "cross_entropy", (x, labels % 3))),  # noqa: B023
+            ("another order", lambda: Problem(model, "cross_entropy", (other, y))),  # noqa: B023
+            ("other data", lambda: a_problem(number + 1, headless=True)),  # noqa: B023
+            ("other weights of classes", lambda: Problem(model, weighted, (x, y))),  # noqa: B023
+            ("the same", lambda: Problem(model, "cross_entropy", (x, y), batch_size=dice.randint(1, 40))),
+        )[number % 6]
+        try:
+            found = measured(folder / "first", changed())
+            right = case == "the same" and float(found["trace"]) == float(measured(folder / "first", first)["trace"])
+            fault = "" if right else "the first problem's result"
+        except ValueError as error:
+            fault = "" if "folder must hold results of this run" in str(error) and case != "the same" else str(error)
+        outcomes.append((f"{case}, case {number}", fault))
+    return tally(outcomes)
+
+
+# Killed processes
+
+
+CALL = "import sys; sys.path.insert(0, sys.argv[1]); import faults; getattr(faults, sys.argv[2])(*sys.argv[3:])"
+
+
+def child(function: str, *arguments: Any) -> subprocess.Popen[bytes]:
+    """A function of this file in a process of its own."""
+    command = [sys.executable, "-c", CALL, str(Path(__file__).parent), function, *map(str, arguments)]
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=quiet, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def sweep_child(folder: str, cells: str, jobs: str, backend: str, pause: str) -> None:
+    """Run the experiment, each cell with a line in a log."""
+    from lambdahat.experiments.sweeps import sweep
+
+    sweep(an_experiment(int(cells), float(pause), f"{folder}/log"), folder, scale="cpu", jobs=int(jobs),
+          backend=backend)  # fmt: skip
+
+
+def measure_child(folder: str, quantity: str) -> None:
+    """Measure; "chains" runs long chains in processes of their own."""
+    if quantity == "chains":
+        from lambdahat import sample
+        from lambdahat.sampling import sgld
+
+        Path(folder, "log").write_text("begun")
+        sample(a_problem(), sgld(1e-5, 10.0, 10.0), chains=2, burn_in=10**8, batch_size=10, mode="processes")
+    else:
+        measured(Path(folder))
+
+
+def _killed_sweep(folder: Path, cells: int, kills: int, jobs: int, writers: int = 1) -> list[tuple[str, str]]:
+    """Kill sweeps at random moments after a newly finished cell, then finish; nothing is lost, twice or different."""
+    from lambdahat.experiments.findings import findings
+    from lambdahat.experiments.store import Store
+    from lambdahat.experiments.sweeps import sweep
+
+    folder.mkdir(parents=True)
+    log, store, dice, outcomes = folder / "log", Store(folder, "faults", "cpu"), random.Random(kills), []
+    before: list[tuple[set[str], int]] = []
+    for number in range(kills):
+        known = len(store.finished()) if store.path.is_file() else 0
+        started = [child("sweep_child", folder, cells, jobs, "loky", 0.05) for _ in range(writers)]
+        while not (store.path.is_file() and len(store.finished()) > known) and started[0].poll() is None:
+            time.sleep(0.01)
+        time.sleep(dice.uniform(0, 0.3))
+        for process in started:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        time.sleep(1.5 if jobs > 1 else 0)  # until its workers have gone
+        done = store.finished()
+        before.append((done, len(log.read_text().split())))
+        outcomes.append((f"kill {number}", "" if len(done) > known or len(done) == cells else "no progress"))
+    experiment = an_experiment(cells, 0.0, str(log))
+    found = sweep(experiment, folder, scale="cpu")
+    whole = sweep(an_experiment(cells), folder / "whole", scale="cpu")
+    keys = {row["seed"]: key for row, key in zip(experiment.grid("cpu"), _keys(experiment), strict=True)}
+    begun = [keys[int(seed)] for seed in log.read_text().split()]
+    again = any(not done.isdisjoint(begun[count:]) for done, count in before)
+    same = plain(list(found.rows())) == plain(list(whole.rows()))
+    verdicts = findings(experiment, found).verdicts == findings(experiment, whole).verdicts
+    outcomes += [("finished cells", "run again" if again else ""), ("rows", "" if same else "others"),
+                 ("verdicts", "" if verdicts else "others")]  # fmt: skip
+    return outcomes
+
+
+def _keys(experiment: Any) -> list[str]:
+    from lambdahat.experiments.experiment import key_of
+
+    return [key_of(cell) for cell in experiment.grid("cpu")]
+
+
+@kind("killed sweeps", sample=1, usual=6, long=20)
+def killed_sweeps(count: int, folder: Path) -> Tally:
+    """Sweeps over ten cells for each kill, with one and with two jobs, killed by SIGKILL and resumed."""
+    alone = _killed_sweep(folder / "one", max(10 * count, 20), count, jobs=1)
+    return tally([*alone, *_killed_sweep(folder / "two", max(10 * count, 20), count, jobs=2)])
+
+
+@kind("two writers", sample=1, usual=3, long=20)
+def two_writers(count: int, folder: Path) -> Tally:
+    """Two sweeps on one store at the same time, both killed, and finished by a third."""
+    outcomes = _killed_sweep(folder / "both", max(10 * count, 20), count, jobs=1, writers=2)
+    return tally([outcome for outcome in outcomes if outcome[0] != "finished cells"])  # both may begin the same cell
+
+
+@kind("killed measurements", sample=2, usual=10, long=200)
+def killed_measurements(count: int, folder: Path) -> Tally:
+    """``measure`` killed at a random moment and resumed: the numbers of one that was not."""
+    whole, dice, outcomes = measured(folder / "whole"), random.Random(0), []
+    for number in range(count):
+        place = folder / str(number)
+        process = child("measure_child", place, "numbers")
+        while not place.is_dir() and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(dice.uniform(0, 0.3))
+        process.kill()
+        process.wait()
+        found = plain(measured(place).results)
+        outcomes.append((f"kill {number}", "" if found == plain(whole.results) else "other numbers"))
+    return tally(outcomes)
+
+
+def running() -> dict[int, tuple[str, str]]:
+    """The parent and the start of every process that runs, by its number."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat=,lstart="], capture_output=True, text=True, check=True)
+    lines = [line.split(maxsplit=3) for line in listed.stdout.splitlines()]
+    return {int(pid): (parent, start) for pid, parent, stat, start in lines if not stat.startswith("Z")}
+
+
+def descendants(parent: int) -> dict[int, tuple[str, str]]:
+    """Those of the processes that a process has started, and those that these have."""
+    everything, found = running(), {}
+    new = {parent}
+    while new:
+        new = {pid for pid, (above, _) in everything.items() if int(above) in new}
+        found |= {pid: everything[pid] for pid in new}
+    return found
+
+
+@kind("orphans", sample=1, usual=3, long=40)
+def orphans(count: int, folder: Path) -> Tally:
+    """After SIGKILL of a sweep or of chains in processes, at a random moment: all its children end within 5 s."""
+    from importlib.util import find_spec
+
+    backends = [name for name in ("loky", "dask", "ray") if name == "loky" or (find_spec(name) and count > 1)]
+    dice, outcomes, slowest = random.Random(0), [], 0.0
+    for number in range(count):
+        for name in [*backends, "chains"]:
+            place = folder / f"{name}-{number}"
+            place.mkdir()
+            process = (
+                child("measure_child", place, name)
+                if name == "chains"
+                else child("sweep_child", place, 20, 2, name, 60)
+            )
+            early = number % 3 == 2  # before the first cell has begun
+            while not (place / "log").is_file() and process.poll() is None:
+                time.sleep(0.02)
+                if early and descendants(process.pid):
+                    break
+            time.sleep(dice.uniform(0, min(count, 3)))
+            ended = process.poll() is not None
+            left = {} if ended else descendants(process.pid)
+            process.kill()
+            process.wait()
+            start = time.monotonic()
+            while left and time.monotonic() - start < 5:
+                time.sleep(0.05)
+                left = {pid: each for pid, each in running().items() if left.get(pid, ("", ""))[1] == each[1]}
+            slowest = max(slowest, time.monotonic() - start)
+            fault = "ended by itself" if ended else f"{len(left)} children after 5 s" if left else ""
+            outcomes.append((f"{name} {number}", fault))
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+    tried, survived, lost, notes = tally(outcomes)
+    return tried, survived, lost, [f"{', '.join(backends)} and chains; at most {slowest:.1f} s", *notes]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", help=f"kinds of faults: {', '.join(KINDS)} (default: all)")
+    parser.add_argument("--long", action="store_true", help="hours rather than minutes")
+    parser.add_argument("--quick", action="store_true", help="the sample that the tests try")
+    args = parser.parse_args()
+    unknown = sorted(set(args.kinds) - set(KINDS))
+    if unknown:
+        parser.error(f"kinds must be among {', '.join(KINDS)}, got {', '.join(unknown)}")
+    print("| kind | tried | survived | lost | seconds | notes |\n| --- | --: | --: | --: | --: | --- |", flush=True)
+    total = 0
+    for name in args.kinds or KINDS:
+        chosen = KINDS[name]
+        folder = Path(tempfile.mkdtemp(prefix="faults-"))
+        start = time.monotonic()
+        try:
+            tried, survived, lost, notes = chosen.run(
+                chosen.sample if args.quick else chosen.long if args.long else chosen.usual, folder
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        total += lost
+        seconds = time.monotonic() - start
+        print(f"| {name} | {tried:,} | {survived:,} | {lost:,} | {seconds:.0f} | {'; '.join(notes)} |", flush=True)
+    sys.exit(1 if total else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""How far the products of a model in reduced precision are from those in float64.
+
+A product goes through the forward and the backward passes of the model, and the rounding in there can be far above that
+of the dtype: sums of large terms that cancel, normalisation of inputs with a large mean, activations near a kink. No
+spread of an estimator shows it, for it is nearly the same in all products. So a few products are made again in float64.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lambdahat._precision import default_context
+from lambdahat._rng import generator
+from lambdahat.batches import Batches, rng_untouched, take
+from lambdahat.operators.base import LinearOperator, Normalised
+from lambdahat.operators.curvature import Curvature
+from lambdahat.problem import Problem
+
+FEW, MANY = 256, 4096  # samples on which products are compared; of larger data sets, as many drawn at random
+PARTS = 4  # into which those are cut, to tell errors that all samples share from those that average out
+LONGER = 3.0  # by how much the sums over all samples may err more than those over the samples drawn
+VECTORS = 12  # of float64 that a comparison takes
+MEMORY_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the error E of an operator A does to a unit vector x: ``error`` ‖Ex‖, ``form`` |xᵀEx|, ``size`` ‖Ax‖."""
+
+    error: float
+    form: float
+    size: float
+
+    def scaled(self, factor: float) -> Reading:
+        """That of a multiple of the operator."""
+        return Reading(factor * self.error, factor * self.form, factor * self.size)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The errors E of an operator A on a ``random`` unit vector z, and on a unit vector v near the ``leading`` ones.
+
+    For each named parameter, or for all rows together, ``rows`` has the root mean square of √P·Ez, the norm of a row of
+    E, ``row_sizes`` that of a row of A, and ``lengths`` how many rows there are.
+    """
+
+    dim: int
+    random: Reading
+    leading: Reading
+    rows: tuple[float, ...]
+    row_sizes: tuple[float, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def frobenius(self) -> float:
+        """About ‖E‖_F."""
+        return max(math.sqrt(self.dim) * self.random.error, self.leading.error)
+
+    @property
+    def size(self) -> float:
+        """About ‖A‖_F."""
+        return max(math.sqrt(self.dim) * self.random.size, self.leading.size)
+
+    @property
+    def trace(self) -> float:
+        """About |tr E|: P·zᵀEz, which has the standard deviation √2·‖E‖_F."""
+        return math.hypot(self.dim * self.random.form, math.sqrt(2.0) * self.frobenius)
+
+    @property
+    def relative(self) -> float:
+        """‖Ev‖ over ‖Av‖."""
+        return self.leading.error / self.leading.size if self.leading.size > 0 else 0.0
+
+    def scaled(self, factor: float) -> Rounding:
+        """That of a multiple of the operator."""
+        rows, sizes = (tuple(factor * row for row in part) for part in (self.rows, self.row_sizes))
+        return Rounding(self.dim, self.random.scaled(factor), self.leading.scaled(factor), rows, sizes, self.lengths)
+
+    def row_norms(self) -> tuple[Tensor, Tensor]:
+        """The norms of the rows of E, which |E_ii| is at most, and of A, each (P,) and the same within a parameter."""
+        lengths = torch.tensor(self.lengths)
+        errors, sizes = (torch.tensor(part, dtype=torch.float64) for part in (self.rows, self.row_sizes))
+        return errors.repeat_interleave(lengths), sizes.repeat_interleave(lengths)
+
+
+def rounding_of(operator: LinearOperator, samples: int = FEW) -> Rounding | None:
+    """The rounding of an operator's products; None where it is exact by definition, or there is no memory to measure.
+
+    A matrix is what its entries say. What goes through a model in float32 or less is compared with float64 on so many
+    samples at most, by two products in each precision, once for each operator.
+    """
+    if isinstance(operator, Normalised):
+        inner = rounding_of(operator.inner, samples)
+        return None if inner is None else inner.scaled(math.ldexp(1.0, -operator.exponent))
+    kept: dict[int, Rounding | None] = vars(operator).setdefault("_roundings", {})
+    known = [count for count in kept if count >= samples]
+    if known:
+        return kept[known[0]]
+    comparison = Comparison.of(operator, samples)
+    kept[samples] = None if comparison is None else _measure(operator, comparison)
+    return kept[samples]
+
+
+def errors_of(operator: LinearOperator, vector: Tensor) -> Tensor | None:
+    """E·v (P,) for a vector that is given, in float64, from at most 4,096 samples; None as in ``rounding_of``."""
+    comparison = Comparison.of(operator, MANY)
+    return None if comparison is None else comparison.multiply(vector[:, None])[1][:, 0]
+
+
+def _measure(operator: LinearOperator, comparison: Comparison) -> Rounding | None:
+    draw = torch.randn(operator.dim, 1, generator=generator(0, "rounding"), dtype=torch.float32)
+    z = (draw / torch.linalg.vector_norm(draw)).to(operator.device)
+    image, error = comparison.multiply(z)
+    v, image_v, error_v = z, image, error
+    size = torch.linalg.vector_norm(image)
+    if 0 < float(size) < math.inf:  # the product turns z towards the leading eigenvectors
+        v = (image / size).to(operator.dtype)
+        image_v, error_v = comparison.multiply(v)
+    lengths = (operator.dim,) if operator.space is None else tuple(map(math.prod, operator.space.shapes))
+    root = math.sqrt(operator.dim)
+    rows, sizes = (
+        tuple(root * float(piece.square().mean().sqrt()) for piece in part[:, 0].split(lengths))
+        for part in (error, image)
+    )
+    random, leading = (
+        Reading(float(e.norm()), float((x.double() * e).sum().abs()), float(y.norm()))
+        for x, y, e in ((z, image, error), (v, image_v, error_v))
+    )
+    finite = all(map(math.isfinite, (random.error, random.size, leading.error, leading.size)))
+    return Rounding(operator.dim, random, leading, rows, sizes, lengths) if finite else None
+
+
+@dataclass(frozen=True)
+class _Twins:
+    """Two operators of the same samples: in the model's own precision, and in float64.
+
+    Their batches are ``parts`` of what ``copies`` times as many samples there are; 0 parts where they are all samples.
+    """
+
+    own: Curvature
+    double: Curvature
+    parts: int
+    copies: float
+
+
+class Comparison:
+    """Products of an operator in its own precision and with its models in float64 in their place."""
+
+    def __init__(self, operator: LinearOperator, models: list[Curvature], samples: int) -> None:
+        self.operator = operator
+        self._twins = [(model, _twins_of(model, samples)) for model in models]
+
+    @classmethod
+    def of(cls, operator: LinearOperator, samples: int) -> Comparison | None:
+        """None for an operator without models in reduced precision, or without the memory for a comparison."""
+        models = [part for part in _parts_of(operator) if isinstance(part, Curvature) and part.problem.reduced]
+        if not models or not all(map(_fits, models)):
+            return None
+        with default_context(), rng_untouched(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return cls(operator, models, samples)
+            except torch.OutOfMemoryError:
+                return None if samples <= FEW else cls.of(operator, FEW)
+
+    def multiply(self, block: Tensor) -> tuple[Tensor, Tensor]:
+        """A·block and its error, both (P, k) in float64.
+
+        Errors e_b of parts that are a sample of the data have a mean that all share, and a spread that averages out
+        over the whole: ‖e‖² is about Σ_{b≠c} e_b·e_c/(s(s−1)) + spread/N for N parts in all. The error is that of the
+        sample with this norm, times what longer sums may add.
+        """
+        block = block.to(self.operator.dtype)
+        count = max(1, *(twins.parts for _, twins in self._twins))
+        with default_context(), rng_untouched(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pairs = [(self._product(block, part, False), self._product(block, part, True)) for part in range(count)]
+        image = torch.stack([double for _, double in pairs]).mean(dim=0)
+        errors = torch.stack([own - double for own, double in pairs])
+        mean = errors.mean(dim=0)
+        if count == 1:
+            return image, mean
+        squares = errors.square().sum(dim=(0, 1))
+        shared = ((count * mean).square().sum(dim=0) - squares).clamp_min(0.0) / (count * (count - 1))
+        spread = (squares / count - shared).clamp_min(0.0)
+        copies = min(twins.copies for _, twins in self._twins)
+        size = LONGER * (shared + spread / (count * copies)).sqrt()
+        size = size.maximum(torch.finfo(self.operator.dtype).eps * image.norm(dim=0))  # sums over all are longer
+        norm = mean.norm(dim=0)
+        return image, mean * torch.where(norm > 0, size / norm.clamp_min(1e-300), 0.0)
+
+    def _product(self, block: Tensor, part: int, double: bool) -> Tensor:
+        with self._in_place(part, double):
+            return self.operator._apply(block).double()
+
+    @contextmanager
+    def _in_place(self, part: int, double: bool) -> Iterator[None]:
+        """The models replaced by their twins, on one part of the samples; no product is counted."""
+        counted = {id(each): (each, each.matvecs) for each in _parts_of(self.operator)}
+        try:
+            for model, twins in self._twins:
+                twin = twins.double if double else twins.own
+                only = part % twins.parts if twins.parts else None
+                model.stand_in = None if twin is model else (twin, only)
+            yield
+        finally:
+            for model, _ in self._twins:
+                model.stand_in = None
+            for each, before in counted.values():
+                each.matvecs = before
+
+
+def _parts_of(operator: LinearOperator) -> list[LinearOperator]:
+    """The operator and all that it is made of."""
+    found: dict[int, LinearOperator] = {}
+    left = [operator]
+    while left:
+        each = left.pop()
+        if id(each) in found:
+            continue
+        found[id(each)] = each
+        for value in vars(each).values():
+            several = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            left += [part for part in several if isinstance(part, LinearOperator)]
+    return list(found.values())
+
+
+def _fits(model: Curvature) -> bool:
+    """Whether there is room for the vectors of a comparison; a problem's budget is kept for its estimators."""
+    free = model.budget() is None and model.free_memory()
+    return VECTORS * torch.float64.itemsize * model.dim <= MEMORY_SHARE * free
+
+
+def _twins_of(model: Curvature, samples: int) -> _Twins:
+    whole = model.problem.alone()
+    few, parts = _sample_of(whole, samples)
+    own = model if few is whole else model.like(few)
+    try:
+        double = model.like(few.in_double(halved=parts == 0))
+        double.prepare()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # whatever a model raises that does not run in float64, or on a device without it
+        double = model.like(_perturbed(few))
+    return _Twins(own, double, parts, whole.num_samples / few.num_samples)
+
+
+def _perturbed(problem: Problem) -> Problem:
+    """The problem with each parameter changed by one rounding, where float64 is out of reach.
+
+    The rounding in a layer is about that of its weights, so that the change is of the size of the error.
+    """
+    vector = problem.vector
+    signs = torch.randint(0, 2, vector.shape, generator=generator(0, "perturbation")).mul_(2).sub_(1).to(vector)
+    return problem.at(vector * (1 + torch.finfo(vector.dtype).eps * signs))
+
+
+def _sample_of(problem: Problem, samples: int) -> tuple[Problem, int]:
+    """The problem on a few samples, in parts of the same size, and how many parts; 0 where those are all samples.
+
+    Where the samples of a batch share their statistics, the parts are whole batches.
+    """
+    batches = problem.batches
+    if problem.norm == "train":
+        most = max(2, samples // batches.first().size)
+        if len(batches) <= most:
+            return problem, 0
+        chosen = [batch.data for batch in batches.some(range(most))]
+        return problem.on(Batches(lambda: chosen, problem.device, batches.dtype)), most
+    if batches.num_samples <= samples:
+        return problem, 0
+    stream, first = generator(0, "rounding"), batches.first()
+    if batches.in_memory:
+        places = torch.randperm(batches.num_samples, generator=stream)[:samples].sort().values
+        first = batches.subset(places, samples).first()
+    each = max(1, min(samples, first.size) // PARTS)
+    rows = torch.randperm(first.size, generator=stream)[: PARTS * each].to(problem.device)
+    data = [take(first, part).data for part in rows.split(each)]
+    return problem.on(Batches(lambda: data, problem.device, batches.dtype)), len(data)

@@ -1,0 +1,232 @@
+"""Rounding inside a model is in every error bar: against the same network in float64, dense."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lambdahat as lh
+from lambdahat.operators.rounding import errors_of, rounding_of
+from lambdahat.results import Estimate, Status
+
+ESTIMATORS = {
+    "trace": lambda A: (lh.trace(A), lambda D: D.trace()),
+    "hutchinson": lambda A: (lh.trace(A, method="hutchinson", tol=1e-3), lambda D: D.trace()),
+    "frobenius_norm": lambda A: (lh.frobenius_norm(A, tol=1e-3), lambda D: D.norm()),
+    "spectral_norm": lambda A: (lh.spectral_norm(A), lambda D: torch.linalg.matrix_norm(D, 2)),
+    "spectrum.trace": lambda A: (lh.spectrum(A, probes=20).trace, lambda D: D.trace()),
+    "spectrum.frobenius": lambda A: (lh.spectrum(A, probes=20).frobenius, lambda D: D.norm()),
+    "spectrum.extremes": lambda A: (lh.spectrum(A).extremes[1], lambda D: torch.linalg.eigvalsh(D)[-1]),
+    "moments": lambda A: (lh.moments(A, 2)[1], lambda D: D.trace() / len(D)),
+}
+
+
+def _plain() -> tuple[nn.Module, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 10), nn.Tanh(), nn.Linear(10, 4)), torch.randn(64, 8, generator=generator)
+
+
+def _cancelling() -> tuple[nn.Module, Tensor]:
+    """Hidden units in pairs of the same output, whose weights of ±3·10⁴ cancel."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 4))
+    with torch.no_grad():
+        model[0].weight[6:], model[0].bias[6:] = model[0].weight[:6].clone(), model[0].bias[:6].clone()
+        model[2].weight[:, :6] += 3e4
+        model[2].weight[:, 6:] -= 3e4
+    return model, _plain()[1]
+
+
+def _problems(which: str, dtype: torch.dtype = torch.float32, count: int = 64) -> tuple[lh.Problem, lh.Problem]:
+    """One network and data, with numbers that ``dtype`` holds, in that dtype and in float64."""
+    model, x = _cancelling() if which == "cancelling" else _plain()
+    model, x = model.to(dtype).float(), x.to(dtype).float()
+    x = x.repeat(count // 64, 1) * torch.linspace(0.5, 1.5, count)[:, None].to(dtype).float()
+    x = x.to(dtype).float()
+    y = torch.arange(count) % 4
+    return tuple(lh.Problem(model, "cross_entropy", (x, y), dtype=kind) for kind in (dtype, torch.float64))
+
+
+def _dense(problem: lh.Problem) -> Tensor:
+    matrix = lh.hessian(problem).dense()
+    return (matrix + matrix.T) / 2
+
+
+CASES = [("plain", torch.float32), ("cancelling", torch.float32), ("plain", torch.bfloat16)]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize(("which", "dtype"), CASES)
+def test_no_error_bar_is_smaller_than_the_rounding_of_the_model(which: str, dtype: torch.dtype, name: str) -> None:
+    reduced, double = _problems(which, dtype)
+    found, truth = ESTIMATORS[name](lh.hessian(reduced))
+    assert isinstance(found, Estimate)
+    assert abs(float(found) - float(truth(_dense(double)))) <= 4 * float(found.stderr)
+
+
+@pytest.mark.parametrize(("which", "dtype"), CASES)
+def test_residuals_of_eigenpairs_are_those_of_float64(which: str, dtype: torch.dtype) -> None:
+    reduced, double = _problems(which, dtype)
+    matrix = _dense(double)
+    for found in (lh.eigenpairs(lh.hessian(reduced), k=4), lh.power_iteration(lh.hessian(reduced), k=1)):
+        vectors = found.vectors.double()
+        residuals = (matrix @ vectors - vectors * found.values).norm(dim=0)
+        assert bool((residuals <= 2 * found.residuals).all())
+
+
+def test_a_tolerance_below_the_rounding_is_not_called_reached() -> None:
+    reduced, double = _problems("cancelling")
+    operator, matrix = lh.hessian(reduced), _dense(double)
+    values = torch.linalg.eigvalsh(matrix).flip(0)
+    found = lh.eigenpairs(operator, k=2, tol=1e-5)
+    assert float((found.values - values[:2]).abs().max()) > 1e-5 * float(values.abs().max())
+    assert found.status is Status.PRECISION_LIMIT
+    assert not bool(found.converged.any())
+    assert "float64" in found.status.value
+    assert lh.spectral_norm(operator).status is Status.PRECISION_LIMIT
+    assert lh.power_iteration(operator, k=1, tol=1e-4).status is Status.PRECISION_LIMIT
+    assert lh.trace(operator, tol=1e-3).status is Status.PRECISION_LIMIT
+    assert lh.frobenius_norm(operator, tol=1e-3).status is Status.PRECISION_LIMIT
+    assert lh.diagonal(operator, tol=1e-4).status is Status.PRECISION_LIMIT
+    assert all(part.status is Status.PRECISION_LIMIT for part in lh.trace_per_layer(operator, tol=1e-6).values())
+    assert lh.eigenpairs(lh.hessian(double), k=2, tol=1e-5).status is Status.CONVERGED
+
+
+def test_a_diagonal_has_the_rounding_of_each_parameter() -> None:
+    reduced, double = _problems("cancelling")
+    found = lh.diagonal(lh.hessian(reduced))
+    errors = (found.value.double() - _dense(double).diagonal()).abs()
+    assert float(errors.norm()) <= float(found.stderr.norm())
+    assert float((errors <= 3 * found.stderr).double().mean()) > 0.95
+
+
+@pytest.mark.parametrize("settings", [{"depth": 30}, {"tol": 0.01}, {"method": "exact"}], ids=str)
+@pytest.mark.parametrize(("which", "dtype"), CASES)
+def test_log_determinants_hold_the_rounding_of_the_model(which: str, dtype: torch.dtype, settings: dict) -> None:
+    reduced, double = _problems(which, dtype)
+    matrix = _dense(double)
+    values = torch.linalg.eigvalsh(matrix)
+    shift = float(1e-3 * values[-1] - 1.1 * values[0])
+    operator = lh.hessian(reduced)
+    found = lh.logdet(operator + shift * lh.identity(operator), **settings)
+    assert abs(float(found) - float((values + shift).log().sum())) <= 4 * float(found.stderr)
+
+
+def test_ordinary_float32_networks_stay_converged() -> None:
+    reduced, _ = _problems("plain")
+    for make in (lh.hessian, lh.ggn):
+        operator = make(reduced)
+        assert lh.eigenpairs(operator, k=4).status is Status.CONVERGED
+        assert lh.power_iteration(operator, k=1).status is Status.CONVERGED
+        for estimate in (lh.trace, lh.frobenius_norm, lh.spectral_norm, lh.spectrum, lh.diagonal):
+            assert estimate(operator).status is Status.CONVERGED
+        assert lh.moments(operator, 4).status is Status.CONVERGED
+        exact = lh.trace(operator)
+        assert 0 < float(exact.stderr) < 1e-5 * float(exact)
+
+
+class _Counted(nn.Module):
+    """A network that counts the samples it is given, in each precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.seen = _plain()[0], {torch.float32: 0, torch.float64: 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen[x.dtype] += len(x)
+        return self.inner(x)
+
+
+def test_the_comparison_takes_few_passes_in_float64_and_is_made_once() -> None:
+    _, x = _plain()
+    x = x.repeat(100, 1)
+    model = _Counted()
+    problem = lh.Problem(model, "cross_entropy", (x, torch.arange(len(x)) % 4))
+    counted = problem.model
+    assert isinstance(counted, _Counted)
+    operator = lh.ggn(problem)
+    rounding_of(operator)
+    looked = counted.seen[torch.float64]
+    # a few passes over at most 256 samples: the checks of a problem, and the graphs of products
+    assert 0 < looked <= 10 * 256
+    lh.trace(operator)
+    lh.frobenius_norm(operator)
+    assert counted.seen[torch.float64] == looked
+    before = operator.matvecs
+    lh.eigenpairs(operator, k=2)
+    assert counted.seen[torch.float64] - looked <= 10 * 4096
+    found = lh.eigenpairs(operator, k=2)
+    assert found.cost == (operator.matvecs - before) / 2  # the products of the comparison are not among them
+
+
+def test_float64_and_matrices_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, double = _problems("plain")
+    matrix = lh.operator(torch.diag(torch.arange(1.0, 121.0)))
+    assert rounding_of(lh.hessian(double)) is None
+    assert rounding_of(matrix) is None
+    assert rounding_of(lh.identity(matrix) + 2.0 * matrix) is None
+    monkeypatch.setattr(lh.Problem, "in_double", lambda *_, **__: pytest.fail("float64 was asked for"))
+    lh.eigenpairs(lh.hessian(double), k=2)
+    assert float(lh.trace(matrix).stderr) == 0.0
+
+
+@pytest.mark.parametrize("which", ["plain", "cancelling"])
+def test_a_sample_of_the_data_stands_for_all_of_it(which: str) -> None:
+    """256 of 6,400 samples tell the error of a product with all to an order of magnitude."""
+    reduced, double = _problems(which, count=6400)
+    operator, exact = lh.ggn(reduced), lh.ggn(double)
+    found = rounding_of(operator)
+    assert found is not None
+    z = torch.randn(operator.dim, generator=torch.Generator().manual_seed(3))
+    z /= z.norm()
+    truth = float(((operator @ z).double() - exact @ z.double()).norm())
+    assert truth / 3 <= found.random.error <= 30 * truth
+    assert errors_of(operator, z) is not None
+
+
+def test_composites_have_the_rounding_of_their_parts() -> None:
+    reduced, double = _problems("cancelling")
+    operator, exact = lh.hessian(reduced), lh.hessian(double)
+    v = torch.randn(operator.dim, generator=torch.Generator().manual_seed(0))
+    indices = list(range(0, operator.dim, 3))
+    pairs = [
+        (2.5 * operator, 2.5 * exact),
+        (operator + 3.0 * lh.identity(operator), exact + 3.0 * lh.identity(exact)),
+        (operator.restrict(indices), exact.restrict(indices)),
+        (operator.block_diagonal(), exact.block_diagonal()),
+        (operator @ operator, exact @ exact),
+    ]
+    for part, truth in pairs:
+        w = v[: part.dim]
+        error, counted = errors_of(part, w), operator.matvecs
+        assert error is not None
+        expected = (part @ w).double() - truth @ w.double()
+        assert float((error - expected).norm()) <= 1e-2 * float(expected.norm())
+        assert operator.matvecs >= counted
+
+
+def test_a_model_that_cannot_run_in_float64_is_perturbed_instead() -> None:
+    """Weights that the function holds in float32 cannot be multiplied with float64."""
+    (model, x), count = _cancelling(), 64
+    held = [part.detach() for part in (model[0].weight, model[2].weight)]
+
+    def loss(params: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
+        hidden = torch.tanh((batch[0] * params["scale"]).float() @ held[0].T)
+        logits = torch.tanh(hidden @ held[1].T) @ params["head"]
+        return nn.functional.cross_entropy(logits, batch[1])
+
+    params = {"scale": torch.ones(8), "head": torch.randn(12, 4, generator=torch.Generator().manual_seed(0))}
+    problem = lh.Problem.from_function(loss, params, (x, torch.arange(count) % 4))
+    with pytest.raises(RuntimeError):
+        lh.hessian(problem.in_double()).dense()
+    found = rounding_of(lh.hessian(problem))
+    assert found is not None
+    assert found.random.error > 100 * torch.finfo(torch.float32).eps * found.random.size
+
+
+def test_a_budget_of_memory_leaves_the_comparison_out() -> None:
+    (model, x), count = _plain(), 64
+    operator = lh.hessian(lh.Problem(model, "cross_entropy", (x, torch.arange(count) % 4), memory="1MiB"))
+    assert rounding_of(operator) is None

@@ -1,0 +1,57 @@
+"""A sample of every kind of fault of benchmarks/faults.py: nothing is lost."""
+
+import importlib.util
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lambdahat.data.unpickling import unpickle
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "faults.py"
+spec = importlib.util.spec_from_file_location("faults", SCRIPT)
+faults = importlib.util.module_from_spec(spec)
+sys.modules["faults"] = faults
+spec.loader.exec_module(faults)
+
+
+SLOW = ("bombs", "full disks", "pages of many results", "leaks")  # many processes, or many results
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in faults.KINDS]
+)
+def test_nothing_is_lost(name, tmp_path):
+    kind = faults.KINDS[name]
+    tried, survived, lost, notes = kind.run(kind.sample, tmp_path)
+    assert (lost, survived) == (0, tried), notes
+    assert tried >= min(kind.sample, 5)
+
+
+def test_a_change_that_no_digest_shows_is_counted_as_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr("lambdahat.storage._digest_of", lambda document: "0" * 32)
+    monkeypatch.setattr("lambdahat.storage.digest", lambda data: "0" * 64)
+    _, _, lost, notes = faults.flips(46, tmp_path)
+    assert lost > 0
+    assert any("read as something else without a word" in note for note in notes)
+
+
+@pytest.mark.parametrize("number", range(len(faults.good_pickles())))
+def test_good_pickles_are_read_as_python_reads_them(tmp_path, number):
+    data = faults.good_pickles()[number]
+    (tmp_path / "batch").write_bytes(data)
+    expected = {k.decode() if isinstance(k, bytes) else k: value for k, value in pickle.loads(data).items()}
+    found = unpickle(tmp_path / "batch")
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert np.array_equal(found[name], value)
+        assert type(found[name]) is type(value)
+
+
+def test_a_process_that_dies_is_counted_as_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(faults, "CHILD", "import os, sys; open(sys.argv[4] + '/now', 'w').write('4'); os.abort()")
+    tried, survived, lost, notes = faults.pickles(5, tmp_path)
+    assert (tried, survived, lost) == (5, 4, 1)
+    assert "ended with -6" in notes[1]
