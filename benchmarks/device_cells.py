@@ -190,8 +190,8 @@ def fold(source: Path, target: Path) -> None:
             store.add(cell, [_record(record) for (record,) in records], seconds, json.loads(facts) if facts else None)
             added += 1
         with sqlite3.connect(store.path) as connection:
-            for table in ("rows", "made"):
-                connection.execute(f"DELETE FROM {table} WHERE key IN (SELECT key FROM cells WHERE position < 0)")
+            for table, name in (("rows", "key"), ("made", "key"), ("digests", "name")):
+                connection.execute(f"DELETE FROM {table} WHERE {name} IN (SELECT key FROM cells WHERE position < 0)")
             connection.execute("DELETE FROM cells WHERE position < 0")
         with sqlite3.connect(store.path) as connection:
             connection.execute("VACUUM")
