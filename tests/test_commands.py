@@ -30,7 +30,6 @@ NOT_RUN = {
     "lambdahat data fetch": "needs the network; tests/cli/test_datasets.py fetches from a folder",
     "python benchmarks/minibatch_eigenvalues.py --device cuda": "takes minutes on a GPU",
     "python benchmarks/minibatch_eigenvalues.py --conclude": "takes what the command before it wrote",
-    "python benchmarks/faults.py": "takes minutes; tests/test_faults.py tries a sample",
     "python benchmarks/minibatch_store.py": "takes what the command before it wrote",
 }
 # what a command becomes under a note ``smaller``

@@ -19,8 +19,8 @@ import torch
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NUMBER = r"-?\d+\.?\d*(e[+-]?\d+)?( ± \d+\.?\d*(e[+-]?\d+)?)?"
 KEY_LINES = {
-    "quickstart.py": r"^trace     \d+\.\d+$\n^top five  (\d+\.\d+, ){4}\d+\.\d+  \(\d+ products\)$",
-    "layers.py": rf"^last layer, exactly: trace \d+\.\d+, largest eigenvalue {NUMBER}$",
+    "quickstart.py": r"^trace     \d+\.\d+ ± \S+$\n^top five  (\d+\.\d+, ){4}\d+\.\d+  \(\d+ products\)$",
+    "layers.py": rf"^last layer, exactly: trace \d+\.\d+ ± \S+, largest eigenvalue {NUMBER}$",
     "batch_norm.py": rf"^train loss {NUMBER}  trace {NUMBER}  largest {NUMBER}$\n^no exact trace .* statistics of its",
     "compare_minima.py": r"^first, rescaled  loss",
     "own_function.py": r"^a = (1\.9|2\.0)\d+, k = 0\.[67]\d+, loss 0\.00\d+$",

@@ -509,6 +509,7 @@ class Problem:
             "constants": digest_tensors({f"{i}": tensor for i, tensor in enumerate(self._read_constants())}),
             "model": digest(f"{self.space} {structure(model)}".encode())[:32],
             "loss function": digest(structure(loss).encode())[:32],
+            "num_terms": self.num_terms,
             "behaviour": list(seen),
         }
 

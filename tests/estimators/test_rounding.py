@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -230,3 +232,43 @@ def test_a_budget_of_memory_leaves_the_comparison_out() -> None:
     (model, x), count = _plain(), 64
     operator = lh.hessian(lh.Problem(model, "cross_entropy", (x, torch.arange(count) % 4), memory="1MiB"))
     assert rounding_of(operator) is None
+
+
+def test_rounding_in_later_batches_is_seen_with_batch_statistics():
+    """Inputs of the later half have a mean of 10⁴, which batch normalisation takes off in float32."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 4))
+        x, y = torch.randn(2048, 6), torch.randint(0, 4, (2048,))
+    x[1024:] += 1e4
+    batches = list(zip(x.split(256), y.split(256), strict=True))
+    truth = float(
+        lh.hessian(lh.Problem(model, "cross_entropy", batches, norm="train", dtype=torch.float64)).dense().trace()
+    )
+    found = lh.trace(lh.hessian(lh.Problem(model, "cross_entropy", batches, norm="train")), tol=0.01)
+    assert abs(float(found) - truth) <= 4 * float(found.stderr)
+    assert found.status is Status.PRECISION_LIMIT
+
+
+def test_other_threads_multiply_by_the_whole_operator_while_precisions_are_compared():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 4))
+        x, y, v = torch.randn(6000, 6), torch.randint(0, 4, (6000,)), torch.randn(114)
+    H = lh.hessian(lh.Problem(model, "cross_entropy", (x, y)))
+    expected, products, done = H @ v, [], threading.Event()
+
+    def multiply() -> None:
+        while not done.is_set():
+            products.append(H @ v)
+
+    worker = threading.Thread(target=multiply)
+    worker.start()
+    try:
+        for seed in range(4):
+            lh.eigenpairs(H, 3, seed=seed)
+    finally:
+        done.set()
+        worker.join()
+    assert len(products) > 4
+    assert all(torch.allclose(found, expected, rtol=1e-4, atol=1e-6) for found in products)

@@ -241,19 +241,3 @@ class Transposed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.movedim(-1, 1)
-
-
-def test_ekfac_reduce_does_not_depend_on_the_batches_where_a_factor_is_singular() -> None:
-    """Six samples leave a null space in the 13 inputs of the layer, whose basis is a matter of rounding."""
-    x = torch.randn(6, 5, 12, generator=RNG, dtype=torch.float32)
-    y = torch.randint(0, 3, (6,), generator=RNG)
-    model = seeded(lambda: nn.Linear(12, 8), nn.Tanh, lambda: nn.Linear(8, 3), Mean).float()
-    found = [
-        lh.ekfac(lh.Problem(model, "cross_entropy", (x, y), batch_size=size), sharing="reduce") for size in (1, 2, 6)
-    ]
-    matrices = [part.dense() for part in found]
-    for other in matrices[1:]:
-        assert relative(other, matrices[0]) < 1e-3
-    exact = lh.fisher(lh.Problem(model, "cross_entropy", (x, y))).block_diagonal().dense()
-    plain = lh.kfac(lh.Problem(model, "cross_entropy", (x, y)), sharing="reduce").dense()
-    assert float((matrices[0] - exact).norm()) <= float((plain - exact).norm()) * (1 + 1e-4)

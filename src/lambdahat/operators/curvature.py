@@ -6,7 +6,8 @@ the same order at every product. What a product needs of a batch (the graph of i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -55,6 +56,10 @@ MANY_FACTORS = 128  # signals sent back for each sample, beyond which a trace is
 MOST_COLUMNS = 1024  # … and those of smooth activations, beyond which there is no closed form
 
 
+# of operators by id: what makes their products. Each thread has its own, since others may multiply meanwhile.
+_STAND_INS: ContextVar[Mapping[int, Any]] = ContextVar("stand_ins", default={})  # noqa: B039
+
+
 class Curvature(LinearOperator):
     """A sum over batches Σ_b w_b A_b, each A_b known by a product that a ``Builder`` makes.
 
@@ -81,7 +86,6 @@ class Curvature(LinearOperator):
         self.problem.ranks = self.problem.ranks.apart(type(self).__name__)
         self.modes = modes if mode == "auto" else {mode: modes[mode]}
         self.memory = memory
-        self.stand_in: tuple[Curvature, int | None] | None = None  # what makes its products, and of which batch alone
         self._products: Products | None = None
 
     @property
@@ -98,6 +102,16 @@ class Curvature(LinearOperator):
     def graph_bytes(self) -> int:
         """Bytes of graph that one batch keeps."""
         return self._ready().graph_bytes
+
+    @property
+    def stand_in(self) -> tuple[Curvature, int | None] | None:
+        """What makes the products of this thread, and of which batch alone, while precisions are compared."""
+        return _STAND_INS.get().get(id(self))
+
+    @stand_in.setter
+    def stand_in(self, value: tuple[Curvature, int | None] | None) -> None:
+        others = {key: kept for key, kept in _STAND_INS.get().items() if key != id(self)}
+        _STAND_INS.set(others if value is None else {**others, id(self): value})
 
     def _apply(self, block: Tensor) -> Tensor:
         if self.stand_in is not None:

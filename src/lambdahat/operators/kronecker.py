@@ -287,7 +287,7 @@ def kfac(
     if correction:
         bases = {label: (block.basis[1].to(dtype), block.basis[3].to(dtype)) for label, block in kronecker.items()}
         exact = second_moments(problem, layers, bases, fisher)
-        kronecker = {label: block.with_values(_levelled(exact[label], block)) for label, block in kronecker.items()}
+        kronecker = {label: block.with_values(exact[label]) for label, block in kronecker.items()}
     blocks: dict[str, Block] = {**kronecker}
     for name, part in problem.space.slices.items():
         if name in reasons:
@@ -302,8 +302,7 @@ def ekfac(problem: Problem, *, kind: str = "exact", sharing: str = "expand", sam
     """KFAC with the eigenvalues that are best in its eigenbasis: the Fisher's own diagonal there (George et al. 2018).
 
     Never further from the Fisher in Frobenius norm than KFAC with the same ``sharing``, which sets the eigenbasis; one
-    more pass over the data. Where a factor is singular, its eigenvectors of eigenvalue 0 are any basis of their space,
-    so that the eigenvalues there are all their mean. The arguments are those of ``kfac``.
+    more pass over the data. The arguments are those of ``kfac``.
     """
     return kfac(problem, kind=kind, sharing=sharing, correction=True, samples=samples, seed=seed)
 
@@ -325,21 +324,6 @@ def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(matrix.double())
     noise = torch.finfo(matrix.dtype).eps + matrix.shape[-1] * torch.finfo(values.dtype).eps
     return _settled(values, noise), vectors
-
-
-def _levelled(corrected: Tensor, block: KroneckerBlock) -> Tensor:
-    """The eigenvalues (g, m, n) with their mean over the null space of A, and over that of G.
-
-    A solver returns some basis of a null space, which changes with the last bits of the factor, and so do the diagonal
-    entries of the Fisher in it. Their mean does not.
-    """
-    for factor, values, axis in ((block.A, block.basis[0], 2), (block.G, block.basis[2], 1)):
-        noise = factor.shape[-1] * float(torch.finfo(factor.dtype).eps)
-        null = (_settled(values, noise) == 0).unsqueeze(3 - axis)
-        count = null.sum(dim=axis, keepdim=True).clamp_min(1)
-        mean = torch.where(null, corrected, 0.0).sum(dim=axis, keepdim=True) / count
-        corrected = torch.where(null, mean, corrected)
-    return corrected
 
 
 def _settled(values: Tensor, noise: float) -> Tensor:

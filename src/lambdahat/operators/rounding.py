@@ -269,10 +269,11 @@ def _sample_of(problem: Problem, samples: int) -> tuple[Problem, int]:
     """
     batches = problem.batches
     if problem.norm == "train":
-        most = max(2, samples // batches.first().size)
+        most = max(4, samples // batches.first().size)
         if len(batches) <= most:
             return problem, 0
-        chosen = [batch.data for batch in batches.some(range(most))]
+        spread = torch.linspace(0, len(batches) - 1, most).round().long().tolist()  # later ones may be others
+        chosen = [batch.data for batch in batches.some(spread)]
         return problem.on(Batches(lambda: chosen, problem.device, batches.dtype)), most
     if batches.num_samples <= samples:
         return problem, 0
