@@ -271,4 +271,6 @@ def test_other_threads_multiply_by_the_whole_operator_while_precisions_are_compa
         done.set()
         worker.join()
     assert len(products) > 4
+    assert torch.backends.cudnn.benchmark is False
+    assert torch.backends.mha.get_fastpath_enabled()
     assert all(torch.allclose(found, expected, rtol=1e-4, atol=1e-6) for found in products)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -35,19 +36,45 @@ Builder = Callable[[Problem, dict[str, Tensor], Batch], Product]
 OutputMap = Callable[[list[Tensor]], list[Tensor]]
 
 
+class _Flag:
+    """A global setting of torch that has one value while any thread needs it, and its own again after the last."""
+
+    def __init__(self, read: Callable[[], bool], write: Callable[[bool], Any], value: bool) -> None:
+        self._read, self._write, self._value = read, write, value
+        self._lock, self._users, self._before = threading.Lock(), 0, value
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with self._lock:
+            if not self._users:
+                self._before = self._read()
+                self._write(self._value)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._write(self._before)
+
+
+def _search(value: bool) -> None:
+    torch.backends.cudnn.benchmark = value
+
+
+_PLAIN_ATTENTION = _Flag(torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False)
+_SEARCH = _Flag(lambda: bool(torch.backends.cudnn.benchmark), _search, True)
+
+
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
     """What the passes of an operator run under: gradients on, and kernels that have second derivatives.
 
     Attention goes by the plain kernel: the fused ones have no second derivative, no forward mode and no batching rule.
     """
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+    with _PLAIN_ATTENTION.held(), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 @contextmanager
@@ -56,13 +83,8 @@ def repeated() -> Iterator[None]:
 
     A check runs once, over a few samples, and must not search: that takes longer than the check.
     """
-    search = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        with twice_differentiable():
-            yield
-    finally:
-        torch.backends.cudnn.benchmark = search
+    with _SEARCH.held(), twice_differentiable():
+        yield
 
 
 def graph_nodes(tensors: Sequence[Tensor]) -> Iterator[Any]:
