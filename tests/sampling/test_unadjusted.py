@@ -207,6 +207,19 @@ def test_the_step_is_set_against_noise_where_chains_have_cooled():
     assert abs(found.value - truth) < 3 * found.stderr
 
 
+@pytest.mark.parametrize("kernel", ["kinetic", "sgld", "sghmc", "sgnht"])
+def test_batches_without_noise_take_the_largest_stable_step(kernel):
+    """All samples alike: a batch is the whole data, and nothing has to be cooled or taken off."""
+    x, y = torch.eye(4).repeat(50, 1, 1).double(), torch.ones(50, 4, 1).double()
+    model = torch.nn.Linear(4, 1, bias=False).double()
+    torch.nn.init.ones_(model.weight)
+    problem = Problem(model, "mse", (x, y))
+    found = llc(problem, kernel=kernel, batch_size=10, localization=1.0, nbeta=400.0, max_gradients=8000)
+    truth = exact.quadratic([0.5] * 4, found.nbeta, found.localization)
+    assert found.chains.noise["trace"] == pytest.approx(0.0, abs=1e-12)
+    assert abs(found.value - truth) < 4 * found.stderr
+
+
 @pytest.mark.parametrize(("fine", "rough"), [(0.01, 0.02), (0.05, 0.05), (0.1, 0.2)])
 def test_the_error_of_a_corrected_value_is_that_of_repetitions(fine, rough):
     """Means at h and 2h with errors of their own, and a bias within its prior of 1 %: z has unit variance."""

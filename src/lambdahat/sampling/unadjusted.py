@@ -300,7 +300,7 @@ class Pilot:
                 if self._whole:
                     return largest, stable
             right = excess <= NEAR[1] and (excess >= NEAR[0] or step == largest)
-            step = min(step / excess ** (1 / order), largest)
+            step = min(step / excess ** (1 / order), largest) if excess > 0 else largest
             if (right and cooled) or cooled == COOLINGS or step == largest:
                 break
             length = int(min(max(self.lengths.pilot / 4, 3 * self._relaxation(step)), self.lengths.pilot))
