@@ -170,6 +170,22 @@ def test_another_problem_of_the_same_parameters_and_loss_is_another_measurement(
         measure(make(), "trace", folder=tmp_path)
 
 
+def test_the_same_loss_with_another_number_of_terms_is_another_measurement(tmp_path):
+    """Tokens or sequences as what n counts: the loss is the same mean over tokens, BIC is not."""
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(6, 5, 4, generator=rng), torch.randint(0, 3, (6, 5), generator=rng)
+    y[3:, 2:] = -100
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+    plain, tokens = (Problem(model, "cross_entropy", (x, y), count=count) for count in (None, "tokens"))
+    assert (plain.num_terms, tokens.num_terms) == (6, 21)
+    assert plain.loss() == pytest.approx(tokens.loss())
+    measure(plain, "bic", folder=tmp_path)
+    with pytest.raises(ValueError, match="with num_terms = 21"):
+        measure(tokens, "bic", folder=tmp_path)
+
+
 def test_a_closure_shows_in_how_the_loss_behaves(tmp_path):
     def made(scale):
         return Problem.from_function(lambda p, b: scale * (b[0] @ p["w"]).square().mean(), {"w": torch.zeros(6)},
