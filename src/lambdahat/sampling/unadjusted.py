@@ -283,8 +283,8 @@ class Pilot:
     def _against_noise(self, step: float, energy: float, batch_given: bool) -> tuple[float, str]:
         """The step at which the noise of batches adds 6 % of the energy, if that is smaller; and the batch size.
 
-        The windows before may have been much hotter than the draws will be. So the chains cool at the step that was
-        found, and energy, noise and friction are measured again, until the step is right where the chains then are.
+        The pilot windows may be much hotter than the draws will be. The chains therefore run on at the reduced step,
+        and energy, noise and friction are measured again until the step agrees with them.
         """
         stable = f"{STABLE:g}/√({self._largest:.3g}), the largest curvature met"
         if self._whole or not math.isfinite(energy):
@@ -312,7 +312,7 @@ class Pilot:
         return step, f"the noise of batches adds about {NOISE_BIAS:.0%} of the value"
 
     def _excess(self, step: float, energy: float) -> float:
-        """How many times too much the noise of batches adds at this step and batch size, measured where chains are."""
+        """Ratio of the bias from mini-batch noise to the bias allowed, at this step and where the chains are now."""
         parameters = self.problem.num_parameters
         self._trace = float(self.runner.noise(NOISE_LOOKS)["trace"].mean())
         added = noise_bias(self._at(step), self._trace, 1.0, 2.0, energy, parameters)
@@ -322,7 +322,7 @@ class Pilot:
         return excess
 
     def _cool(self, step: float, steps: int) -> float:
-        """Go on at this step; the mean energy at the end, by which the friction is set anew. NaN where none fits."""
+        """Run at this step, update the friction and return the mean energy; NaN if the steps left are too few."""
         if steps < 2 * FEWEST_DRAWS:
             return math.nan
         self.runner.retune(self._at(step))
@@ -454,7 +454,7 @@ def noise_bias(kernel: Kernel, trace: float, share: float, degree: float, energy
 
 
 class Explained(NamedTuple):
-    """What a formula says that steps add to the mean energy, NaN where there is none, and how far it may be off."""
+    """The bias of the mean energy that a formula predicts, NaN if there is none, and its standard deviation."""
 
     value: float
     doubt: float
