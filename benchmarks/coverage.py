@@ -100,7 +100,9 @@ def random_matrices(seed: int) -> tuple[Tensor, Tensor, float]:
     bulk *= np.where(rng.random(SIZE) < rng.choice([0, 0.1, 0.5]), -1, 1)
     bulk[rng.random(SIZE) < rng.choice([0, 0, 0.5])] *= 1e-4
     outliers = int(rng.choice([0, 1, 3, 10, 20]))
-    bulk[:outliers] = rng.choice([1, 1, -1], outliers) * np.abs(bulk).max() * rng.uniform(1, 10 ** rng.uniform(0.5, 2.5), outliers)
+    bulk[:outliers] = (
+        rng.choice([1, 1, -1], outliers) * np.abs(bulk).max() * rng.uniform(1, 10 ** rng.uniform(0.5, 2.5), outliers)
+    )
     vectors, _ = np.linalg.qr(rng.normal(size=(SIZE, SIZE)))
     positive = np.abs(bulk) / np.abs(bulk).max() + 10 ** -rng.uniform(0.5, 4)
     matrices = [torch.as_tensor((vectors * values) @ vectors.T) for values in (bulk, positive)]
@@ -307,9 +309,7 @@ def of_training(seed: int) -> tuple[lh.Estimate, float, Row]:
 
 
 CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
-    **{
-        f"{name}: {reading}": functools.partial(of_network, name, reading) for name in NETWORKS for reading in READINGS
-    },
+    **{f"{name}: {reading}": functools.partial(of_network, name, reading) for name in NETWORKS for reading in READINGS},
     **{f"spectra: {reading}": functools.partial(of_spectrum, reading) for reading in READINGS},
     "clusters: clear, up to 1,000 nodes": functools.partial(of_partition, 60, 1000, None),
     "clusters: clear, 1,000 to 2,000 nodes": functools.partial(of_partition, 1001, 2000, None),

@@ -59,9 +59,9 @@ class HMC(Kernel):
         count, length = self.trajectory(state.steps)
         now, means = start, _Means(start) if state.forces else None
         for _ in range(count):
-            momentum = momentum.sub(self.scaled(now.force), alpha=length / 2)
+            momentum = momentum.sub(self.scaled_force(now.force), alpha=length / 2)
             now = self._evaluated(now.position.add(self.scaled(momentum), alpha=length), state.centre, evaluate)
-            momentum.sub_(self.scaled(now.force), alpha=length / 2)
+            momentum.sub_(self.scaled_force(now.force), alpha=length / 2)
             acceptance = _acceptance(energy - self._energy(now, momentum))
             if means is not None:
                 means.add(now, acceptance)
@@ -73,7 +73,7 @@ class HMC(Kernel):
         distance = torch.linalg.vector_norm(state.position - state.centre, dim=-1)
         info = Info(state.memory["loss"], distance, acceptance, count + evaluations)
         if means is not None:
-            square = self.scaled(state.memory["force"]).square().sum(-1)
+            square = self.scaled_force(state.memory["force"]).square().sum(-1)
             loss, virial, acceptance = means.over(count)
             info = info._replace(force_square=square, virial=virial, recycled=loss, acceptance=acceptance)
         return state, info

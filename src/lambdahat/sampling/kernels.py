@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from lambdahat._check import describe, require, require_positive
+from lambdahat.sampling.mass import KroneckerScale
 from lambdahat.sampling.streams import Streams
 
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
 Localization = float | Tensor | Mapping[str, float]
+Scale = Tensor | KroneckerScale
 
 
 @dataclass
@@ -63,13 +65,14 @@ class Kernel(ABC):
     """A Markov kernel with its settings: step size ε, inverse temperature nβ and localization γ.
 
     γ is a number, a tensor (P,), or numbers by name or glob of parameters ({"layers.0.*": 10.0}, the rest 0). ``scale``
-    preconditions: S, (P,) for a diagonal or (P, P) symmetric, so that the chain moves in S⁻¹w with the same ε.
+    preconditions: S, (P,) for a diagonal, (P, P) symmetric or a ``KroneckerScale``, so that the chain moves in S⁻¹w
+    with the same ε.
     """
 
     step_size: float
     nbeta: float
     localization: Localization = 0.0
-    scale: Tensor | None = None
+    scale: Scale | None = None
 
     exact: ClassVar[bool] = False
     """Whether the kernel accepts and rejects: then it needs the whole data at every step, and has no bias from ε."""
@@ -126,7 +129,7 @@ class Kernel(ABC):
         force, factor = self.force(away, gradient)
         if not state.forces:
             return force, factor, Info(loss, distance, None, 1)
-        square = (factor * _norm(self.scaled(force))).square()
+        square = (factor * _norm(self.scaled_force(force))).square()
         return force, factor, self._told(Info(loss, distance, None, 1, square), away, force, factor)
 
     def _told(self, info: Info, away: Tensor, force: Tensor, factor: float) -> Info:
@@ -145,7 +148,13 @@ class Kernel(ABC):
         """S v for each row."""
         if self.scale is None:
             return vectors
+        if isinstance(self.scale, KroneckerScale):
+            return self.scale.times(vectors)
         return vectors * self.scale if self.scale.ndim == 1 else vectors @ self.scale
+
+    def scaled_force(self, vectors: Tensor) -> Tensor:
+        """Sᵀ v for each row: a force in the coordinates S⁻¹w."""
+        return self.scale.transposed(vectors) if isinstance(self.scale, KroneckerScale) else self.scaled(vectors)
 
     def noise(self, state: State, rng: Streams) -> Tensor:
         """S ξ with ξ standard normal, in the buffer that the state keeps."""
@@ -158,7 +167,7 @@ class SGLD(Kernel):
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         force, factor, info = self._seen(state, evaluate)
-        state.position.add_(self.scaled(self.scaled(force)), alpha=-self.step_size / 2 * factor)
+        state.position.add_(self.scaled(self.scaled_force(force)), alpha=-self.step_size / 2 * factor)
         state.position.add_(self.noise(state, rng), alpha=math.sqrt(self.step_size))
         state.steps += 1
         return state, info
@@ -170,7 +179,7 @@ class Kinetic(Kernel):
 
     With time step h = ``step_size``, friction ξ and c = exp(−ξh), a step is::
 
-        v ← v − h·S∇U(w);   w ← w + (h/2)·Sv;   v ← c·v + √(1 − c²)·N(0, I);   w ← w + (h/2)·Sv
+        v ← v − h·Sᵀ∇U(w);   w ← w + (h/2)·Sv;   v ← c·v + √(1 − c²)·N(0, I);   w ← w + (h/2)·Sv
 
     A direction of curvature a relaxes in about 1/(h√a) steps, where overdamped dynamics need 1/(h²a). For a Gaussian
     posterior the positions have the exact covariance at every stable step, h < 2/√(largest curvature); elsewhere the
@@ -181,7 +190,7 @@ class Kinetic(Kernel):
         step_size: The time step h.
         nbeta: The inverse temperature nβ.
         localization: The localization γ.
-        scale: A preconditioner S; the mass is S⁻².
+        scale: A preconditioner S; the mass is (S·Sᵀ)⁻¹.
         friction: The friction ξ per unit of time; by default 2√γ, which damps the flattest direction critically
             (the mean γ where it differs between parameters; 1 for γ = 0).
 
@@ -216,10 +225,15 @@ class Kinetic(Kernel):
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         force, factor, info = self._seen(state, evaluate)
         length, kept = self.step_size, math.exp(-self.damping * self.step_size)
-        velocity = state.memory["velocity"].add_(self.scaled(force), alpha=-length * factor)
-        state.position.add_(self.scaled(velocity), alpha=length / 2)
-        velocity.mul_(kept).add_(rng.normal_(_buffer(state)), alpha=math.sqrt(1 - kept**2))
-        state.position.add_(self.scaled(velocity), alpha=length / 2)
+        velocity = state.memory["velocity"].add_(self.scaled_force(force), alpha=-length * factor)
+        if self.scale is None:
+            state.position.add_(velocity, alpha=length / 2)
+            velocity.mul_(kept).add_(rng.normal_(_buffer(state)), alpha=math.sqrt(1 - kept**2))
+            state.position.add_(velocity, alpha=length / 2)
+        else:  # both halves of the way in one product with S
+            way = velocity.clone()
+            velocity.mul_(kept).add_(rng.normal_(_buffer(state)), alpha=math.sqrt(1 - kept**2))
+            state.position.add_(self.scaled(way.add_(velocity)), alpha=length / 2)
         state.steps += 1
         return state, info
 
@@ -290,7 +304,7 @@ class SGHMC(Kernel):
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
         force, factor, info = self._seen(state, evaluate)
         velocity = state.memory["velocity"].mul_(1 - self.friction)
-        velocity.add_(self.scaled(self.scaled(force)), alpha=-self.step_size / 2 * factor)
+        velocity.add_(self.scaled(self.scaled_force(force)), alpha=-self.step_size / 2 * factor)
         velocity.add_(self.noise(state, rng), alpha=math.sqrt(self.friction * self.step_size))
         state.position.add_(velocity)
         state.steps += 1
@@ -374,8 +388,8 @@ def require_share(value: Any, name: str) -> None:
 
 
 def _require_scale(scale: Any) -> None:
-    """S must be a vector without zeros, or a symmetric matrix, of finite numbers."""
-    if scale is None:
+    """S must be a vector without zeros, a symmetric matrix, of finite numbers, or a Kronecker product."""
+    if scale is None or isinstance(scale, KroneckerScale):
         return
     require(isinstance(scale, Tensor), "scale", "be a tensor (P,) or (P, P)", scale, "", TypeError)
     square = scale.ndim == 2 and scale.shape[0] == scale.shape[1]

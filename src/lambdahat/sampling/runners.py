@@ -132,10 +132,10 @@ class Runner:
     def noise(self, batches: int) -> Record:
         """Measure what batches add by chance where the chains are, without moving them; each entry is (chains,).
 
-        "trace" is tr V with V the covariance of S·nβ∇L over batches, "energy" the variance of nβ(L − L*), and "tied" an
-        estimate of tr(S⁻¹V·SΓ·A⁻¹) with Γ the localization and A the curvature of U: the part of the noise that heats
+        "trace" is tr V with V the covariance of Sᵀ·nβ∇L over batches, "energy" the variance of nβ(L − L*), "tied" an
+        estimate of tr(S⁻ᵀV·SᵀΓ·A⁻¹) with Γ the localization and A the curvature of U: the part of the noise that heats
         the localization and not the loss. As A⁻¹ is the covariance of d = w − w*, it is the covariance over batches of
-        nβ∇L·d and nβ∇L·S²Γd.
+        nβ∇L·d and nβ∇L·SSᵀΓd.
         """
         count = len(self.chains)
         zeros = torch.zeros(count, dtype=torch.float64)
@@ -145,7 +145,7 @@ class Runner:
         total, squares = torch.zeros_like(self.state.position), zeros.to(self.problem.device)
         away = self.state.position - self.state.centre
         gamma: Any = self.kernel.localization
-        pull = self.kernel.scaled(self.kernel.scaled(away * gamma))
+        pull = self.kernel.scaled(self.kernel.scaled_force(away * gamma))
         with repeated() if isinstance(self.gradients, Together) else nullcontext():
             for _ in range(batches):
                 index = source.draw(self.rng, count)
@@ -153,7 +153,7 @@ class Runner:
                 energies.append((loss - source.centre(index)).double())
                 works.append(torch.linalg.vecdot(gradient, away).double())
                 pulls.append(torch.linalg.vecdot(gradient, pull).double())
-                gradient = self.kernel.scaled(gradient)
+                gradient = self.kernel.scaled_force(gradient)
                 total += gradient
                 squares = squares + gradient.square().sum(-1).double()
         self.gradients_spent += batches
@@ -162,6 +162,23 @@ class Runner:
         tied = ((work - work.mean(dim=0)) * (pulled - pulled.mean(dim=0))).sum(dim=0) / (batches - 1)
         found = {"trace": spread, "energy": torch.stack(energies).var(dim=0), "tied": tied}
         return {name: (self.kernel.nbeta**2 * values).cpu() for name, values in found.items()}
+
+    def forces(self) -> Record:
+        """The gradients of nβL on two batches (once on the whole data) and of the localization, (chains, P) each."""
+        count, source = len(self.chains), self.source
+        gamma: Any = self.kernel.localization
+        found = []
+        with repeated() if isinstance(self.gradients, Together) else nullcontext():
+            for _ in range(2 if source is not None and not source.whole else 1):
+                if source is None:
+                    gradient = full_data(self.gradients, self.state.position)[1]
+                else:
+                    index = source.draw(self.rng, count)
+                    plan = self.plan
+                    gradient = on_batches(self.gradients, self.state.position, source, index, plan.accumulate)[1]
+                found.append(self.kernel.nbeta * gradient)
+        self.gradients_spent += len(found)
+        return {"first": found[0], "second": found[-1], "tie": gamma * (self.state.position - self.state.centre)}
 
     def skip(self, steps: int) -> None:
         """Steps that nothing is recorded of."""

@@ -17,6 +17,7 @@ from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains
 from lambdahat.sampling.diagnostics import AcceptanceProbe, diagnose, verdict
 from lambdahat.sampling.kernels import Kernel, Localization, require_localization
+from lambdahat.sampling.mass import KroneckerScale
 from lambdahat.sampling.modes import AnyRunner, make_runner
 from lambdahat.sampling.runners import Observable, Plan, Record
 from lambdahat.space import Space, matcher
@@ -192,7 +193,8 @@ def place(kernel: Kernel, problem: Problem) -> Kernel:
     scale = kernel.scale
     if scale is not None:
         count = problem.num_parameters
-        fits = scale.shape in ((count,), (count, count))
+        shape = scale.values.shape if isinstance(scale, KroneckerScale) else scale.shape
+        fits = shape in ((count,), (count, count))
         require(fits, "scale", f"have shape ({count},) or ({count}, {count})", scale)
         scale = scale.to(problem.vector)
     return dataclasses.replace(kernel, localization=gamma, scale=scale)

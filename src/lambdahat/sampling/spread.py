@@ -67,6 +67,10 @@ class SpreadRunner:
         """As ``Runner.noise``, on all ranks at once."""
         return self._gathered_record(self._runner.noise(batches))
 
+    def forces(self) -> Record:
+        """As ``Runner.forces``, on all ranks at once."""
+        return self._gathered_record(self._runner.forces())
+
     def _gathered_record(self, record: Record) -> Record:
         """What all chains showed, from what those of this rank did."""
         flat = torch.cat([values.reshape(len(values), -1).double() for values in record.values()], dim=1)

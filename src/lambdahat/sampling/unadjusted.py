@@ -26,6 +26,7 @@ from lambdahat.problem import Problem
 from lambdahat.results import Array, Estimate
 from lambdahat.sampling.estimation import blocked_error, loss_degree, step_shares
 from lambdahat.sampling.kernels import SGHMC, SGLD, SGNHT, Kernel, Kinetic, RMSpropSGLD
+from lambdahat.sampling.mass import CurvatureMoments, KroneckerScale
 from lambdahat.sampling.minibatches import DEFAULT_BATCH
 from lambdahat.sampling.modes import SMALL, AnyRunner
 from lambdahat.sampling.runners import Record
@@ -50,6 +51,8 @@ STEP_PRICE = 1024  # samples that a step of a small problem counts as, besides i
 BATCHES = (128, DEFAULT_BATCH, 2048, 8192, 32768)
 FULL = {"cpu": 30_000_000, "cuda": 300_000_000}  # parameters × samples up to which a step sees the whole data
 RELAXATIONS, SHORTEST = 12, 100  # of the burn-in, the coarse draws and a round each, and steps that are no fewer
+MASS_LOOKS, MASS_SIZE, MASS_GAIN = 8, 200, 1.25  # looks at forces; parameters of a tensor worth it; gain in speed
+SLOW = 15  # steps in which chains relax, below which no mass is tried
 TRUSTED, UNTRUSTED = 0.01, 0.15  # standard deviation of what a bias formula leaves out, of λ̂; and without a formula
 
 
@@ -170,6 +173,7 @@ class Pilot:
         self._part = _part(problem, seed)
         self._seed, self._looks, self._largest = seed, 0, 0.0
         self._reductions, self._friction, self._trace = 0, 1.0, 0.0
+        self._moments: CurvatureMoments | None = None
 
     def tune(self, batch_given: bool) -> Tuned:
         """Find time step and batch size, burn in, and draw at twice the step.
@@ -182,9 +186,14 @@ class Pilot:
         self._friction = 2 * (self._tie * self._largest) ** 0.25 if self._tie else math.sqrt(self._largest) / 4
         step, energy = self._windows(self.lengths.pilot)
         step, why = self._against_noise(step, energy, batch_given)
+        relaxation = self._relaxation(step)
+        step, why, mass = self._with_mass(step, why)
         reasons = {"kernel": f"{type(self.kernel).__name__}: one gradient per step", "step_size": why}
+        if mass:
+            reasons["mass"] = mass
         reasons["batch_size"] = self._batch_reason(batch_given)
-        self.lengths = self.lengths.fitted(self._relaxation(step), *self._given)
+        # a mass shortens the relaxation in a quadratic valley, but not that along a curved one: no shorter runs with it
+        self.lengths = self.lengths.fitted(max(relaxation, self._relaxation(step)), *self._given)
         steps = max(self.lengths.burn_in, 1)
         while True:
             kernel = self._at(step)
@@ -225,6 +234,8 @@ class Pilot:
         """The mean localization, in the coordinates in which the chain moves; 1 there with a scale."""
         gamma = self.kernel.localization
         mean = float(gamma.mean()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
+        if isinstance(self.kernel.scale, KroneckerScale):
+            return mean * float(self.kernel.scale.values.square().mean())
         return mean if self.kernel.scale is None else min(mean, 1.0)
 
     def _frozen(self, kernel: Kernel) -> Kernel:
@@ -239,7 +250,7 @@ class Pilot:
             report("pilot", done, steps)
             self.runner.retune(self._at(step))
             window = min(window, steps - done)
-            record = self.runner.advance(window, look=False)
+            record = self._observed(window, 2 * (done + window) >= steps)
             done += window
             if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
                 step = self._reduced(step)
@@ -273,8 +284,7 @@ class Pilot:
         tie = float(gamma.max()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
         for theta in positions:
             self._looks += 1
-            found = _curvature(self._part, theta, self.kernel.scale, self._seed, self._looks)
-            seen = self.kernel.nbeta * found + (tie if self.kernel.scale is None else 0.0)
+            seen = _curvature(self._part, theta, self.kernel, tie, self._seed, self._looks)
             if math.isfinite(seen):
                 self._largest = max(self._largest, seen)
         self._largest = -self._least(-self._largest, "the curvature along the chains")
@@ -326,11 +336,24 @@ class Pilot:
         if steps < 2 * FEWEST_DRAWS:
             return math.nan
         self.runner.retune(self._at(step))
-        record = self.runner.advance(steps, look=False)
+        record = self._observed(steps, self.kernel.scale is None)
         if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
             self.runner.restart()
             return math.nan
         return self._settle(record)
+
+    def _observed(self, steps: int, forces: bool) -> Record:
+        """Advance the chains; look at the forces on them a few times on the way, for a mass."""
+        if not (forces and self._may_have_mass and steps >= 4 * MASS_LOOKS):
+            return self.runner.advance(steps, look=False)
+        vector, records = self.problem.vector, []
+        self._moments = CurvatureMoments(self.problem.space.shapes, vector)
+        for look in range(MASS_LOOKS):
+            until = steps * (look + 1) // MASS_LOOKS
+            records.append(self.runner.advance(until - steps * look // MASS_LOOKS, look=False))
+            seen = {name: values.to(vector) for name, values in self.runner.forces().items()}
+            self._moments.add(seen["first"], seen["second"] + seen["tie"])
+        return {name: torch.cat([record[name] for record in records], dim=1) for name in records[0]}
 
     def _settle(self, record: Record) -> float:
         """The mean energy of the later half of a record; the friction is set by the distance there.
@@ -343,11 +366,54 @@ class Pilot:
         late = {name: values[:, half:] for name, values in record.items()}
         energy = self.kernel.nbeta * float((late["loss"] - late["centre"]).mean())
         heat = max(energy / (self.problem.num_parameters / 2), 1.0)  # no posterior around a minimum has so much energy
-        squares = float(late["distance"].square().mean()) / heat
-        if squares > 0 and self.kernel.scale is None:
+        squares = self._squares(late) / heat
+        if squares > 0:
             fitting = 2 * math.sqrt(self.problem.num_parameters / squares)
             self._friction = min(max(fitting, 2 * math.sqrt(self._tie)), 2 * math.sqrt(self._largest))
         return energy / heat
+
+    def _squares(self, late: Mapping[str, Tensor]) -> float:
+        """The mean square distance of the chains from w*, in the coordinates in which they move; 0 if not known."""
+        scale = self.kernel.scale
+        if scale is None:
+            return float(late["distance"].square().mean())
+        if not isinstance(scale, KroneckerScale):
+            return 0.0
+        away = scale.solve(self.runner.own[0] - self.problem.vector)
+        return float(self.runner.gathered(away.square().sum(-1, keepdim=True).double()).mean())
+
+    @property
+    def _may_have_mass(self) -> bool:
+        """Whether a mass is tried: for large tensors, tied to w*, of which a few vectors fit into memory."""
+        problem = self.problem
+        large = max((math.prod(shape) for shape in problem.space.shapes), default=0) > MASS_SIZE
+        fits = problem.num_parameters <= LARGE and problem.memory is None
+        return isinstance(self.kernel, Kinetic) and self.kernel.scale is None and self._tie > 0 and large and fits
+
+    def _with_mass(self, step: float, why: str) -> tuple[float, str, str]:
+        """Try a Kronecker mass and keep it where chains relax in fewer steps, counting what a step costs more.
+
+        Returns the step, why it is what it is, and what there is to say about the mass; "" where none was tried.
+        """
+        before, steps = self._relaxation(step), min(self.lengths.pilot // 2, self._spare // 2)
+        if self._moments is None or before < SLOW or not self._may_have_mass:
+            return step, why, ""
+        gamma: Any = self.kernel.localization
+        scale = self._moments.scale(float(gamma.mean() if isinstance(gamma, Tensor) else gamma))
+        kept = self.kernel, self._largest, self._friction, self._reductions
+        self.kernel, self._largest = dataclasses.replace(self.kernel, scale=scale), 0.0
+        self._look(self.runner.own[0][:POWER_CHAINS])
+        self._friction = 2 * (self._tie * self._largest) ** 0.25
+        energy = self._cool(self._largest_step(), steps)
+        if math.isfinite(energy):
+            self._look(self.runner.own[0][:POWER_CHAINS])
+            found, reason = self._against_noise(self._largest_step(), energy, batch_given=True)
+            cost = 1 + 2 * scale.products / (3 * self.runner.batch_size * self.problem.num_parameters)
+            gain = self._least(before / (self._relaxation(found) * cost), "what a mass gains")
+            if gain >= MASS_GAIN:
+                return found, reason, f"Kronecker products, with which chains relax {gain:.1f} times as fast"
+        self.kernel, self._largest, self._friction, self._reductions = kept
+        return step, why, "none: Kronecker products do not help"
 
     def _cheapest(self, excess: float, order: int) -> int:
         """The batch size whose steps cover a unit of time at the least cost, by two timed sizes.
@@ -571,31 +637,28 @@ def _part(problem: Problem, seed: int) -> Problem:
     return problem.alone() if whole else problem.alone().subsample(few, seed, few)
 
 
-def _curvature(part: Problem, theta: Tensor, scale: Tensor | None, seed: int, look: int) -> float:
-    """The largest eigenvalue, in absolute value, of S·H·S at θ, by a few power iterations from a random vector."""
+def _curvature(part: Problem, theta: Tensor, kernel: Kernel, tie: float, seed: int, look: int) -> float:
+    """The largest curvature of U at θ, in absolute value and in the coordinates S⁻¹w, by a few power iterations."""
     try:
         operator = hessian(part.at(theta.to(part.vector)))
         rng = generator(seed, "curvature", look)
         vector = torch.randn(operator.dim, generator=rng).to(operator.device, operator.dtype)
+        scaled = kernel.scale is not None
         size = 0.0
         for _ in range(POWERS):
             norm = float(vector.norm())
             if norm == 0 or not math.isfinite(norm):
                 break
-            unit = _scaled(vector / norm, scale)
-            vector = _scaled(operator @ unit, scale)
+            unit = kernel.scaled(vector / norm)
+            vector = kernel.nbeta * (operator @ unit)
+            if scaled:
+                vector = kernel.scaled_force(vector.add_(unit, alpha=tie))
             size = float(vector.norm())
-        return size
+        return size if scaled else size + tie
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # a loss that can be differentiated only once
         return math.nan
-
-
-def _scaled(vector: Tensor, scale: Tensor | None) -> Tensor:
-    if scale is None:
-        return vector
-    return scale * vector if scale.ndim == 1 else scale @ vector
 
 
 def rounds(lengths: Lengths, runner: AnyRunner) -> Iterator[int]:

@@ -117,12 +117,17 @@ class ForkedRunner:
 
     def advance(self, draws: int, look: bool = True) -> Record:
         """As ``Runner.advance``, in all processes at once."""
-        parts = self._all("advance", draws, look)
-        return {name: torch.cat([part[name] for part in parts])[self._order] for name in parts[0]}
+        return self._joined(self._all("advance", draws, look))
 
     def noise(self, batches: int) -> Record:
         """As ``Runner.noise``, in all processes at once."""
-        parts = self._all("noise", batches)
+        return self._joined(self._all("noise", batches))
+
+    def forces(self) -> Record:
+        """As ``Runner.forces``, in all processes at once."""
+        return self._joined(self._all("forces"))
+
+    def _joined(self, parts: list[Record]) -> Record:
         return {name: torch.cat([part[name] for part in parts])[self._order] for name in parts[0]}
 
     def retune(self, kernel: Kernel) -> None:
