@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat.experiments.charts import Chart, Heat, Series
 from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED, Table, Verdict
 from lambdahat.report.sections import Card, Section
+from lambdahat.results.charts import Chart, Heat, Series
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;"
 EMPTY = {"meta", "link", "br", "img", "input", "hr"}

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from lambdahat.experiments.charts import Chart, Heat, Series
 from lambdahat.report.chart_figures import draw
 from lambdahat.report.page_tables import grid
 from lambdahat.report.plotly_charts import COLOURS, described, figure_of
+from lambdahat.results.charts import Chart, Heat, Series
 
 NAN = math.nan
 LINES = Chart(

@@ -9,7 +9,6 @@ import re
 import pytest
 import torch
 
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.reproduction import VERDICTS, Table, Verdict
 from lambdahat.experiments.sweeps import sweep
 from lambdahat.measurements import Measurement
@@ -19,6 +18,7 @@ from lambdahat.report.plotly_charts import figure_of
 from lambdahat.report.sections import Card, Section, saved_in, section_of_store
 from lambdahat.report.style import sentence
 from lambdahat.results import Estimate
+from lambdahat.results.charts import Chart, Series
 from tests.experiments.toys import Config, toy
 from tests.report.pages import HOSTILE, Reader, an_experiment, experiments, with_own_claims
 from tests.report.test_figures import RESULTS

@@ -8,9 +8,9 @@ import json
 
 import pytest
 
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.report.page import page, write_page
 from lambdahat.results import Estimate
+from lambdahat.results.charts import Chart, Series
 from tests.report.browser import CHROMIUM
 from tests.report.pages import HOSTILE, an_experiment, with_own_claims
 from tests.report.test_chains import a_coefficient

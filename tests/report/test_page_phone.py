@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.reproduction import Table
 from lambdahat.report.page import write_page
+from lambdahat.results.charts import Chart, Series
 from tests.report.browser import CHROMIUM
 from tests.report.pages import an_experiment
 from tests.report.test_page_browser import draw_all, overflow

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.reproduction import Table
 from lambdahat.report.chains import ENERGY, LEVEL, chains_of, gamma_text
 from lambdahat.report.spectral_charts import listed
 from lambdahat.report.style import value_text
 from lambdahat.results import Array, Chains, LearningCoefficient, student_quantile
+from lambdahat.results.charts import Chart, Series
 from lambdahat.sampling.diagnostics import HUGE, standard_error
 from lambdahat.singular.stretches import mean_energy
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lambdahat._check import require_choice
-from lambdahat.experiments.charts import Chart, Heat, Series
 from lambdahat.report.landscapes import COLOURS as SHADES
 from lambdahat.report.plotly_charts import MARKED, STYLES, TEXTED, colour_of, is_field, look_of
 from lambdahat.report.style import (
@@ -24,6 +23,7 @@ from lambdahat.report.style import (
     text_colour,
     tidy,
 )
+from lambdahat.results.charts import Chart, Heat, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.report.chains import gamma_text
 from lambdahat.report.spectral_charts import INTERVAL, listed
 from lambdahat.report.style import value_text
 from lambdahat.results import Array, LearningCoefficient, student_quantile
+from lambdahat.results.charts import Chart, Series
 from lambdahat.singular.curves import CoefficientCurve, Trajectory
 from lambdahat.singular.free_energies import FreeEnergy
 from lambdahat.singular.sweeps import Sweep

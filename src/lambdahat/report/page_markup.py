@@ -13,7 +13,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.reproduction import Table
 from lambdahat.report.page_overview import navigation, overview
 from lambdahat.report.page_tables import badge, claim_of, grid, tally, unbroken
@@ -21,6 +20,7 @@ from lambdahat.report.plotly_charts import described, figure_of
 from lambdahat.report.sections import Card, Section
 from lambdahat.report.style import counted, minus, sentence
 from lambdahat.results import Status
+from lambdahat.results.charts import Chart
 
 ASSETS = Path(__file__).parent / "assets"
 UNFOLD = (

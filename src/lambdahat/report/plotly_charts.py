@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from lambdahat._check import require_choice
-from lambdahat.experiments.charts import Chart, Heat, Series
+from lambdahat.results.charts import Chart, Heat, Series
 
 STYLES = ("line", "points", "bars", "step", "stems", "segments")
 COLOURS = 8  # of the page's themes: --s0 … --s7

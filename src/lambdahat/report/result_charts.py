@@ -10,7 +10,6 @@ import numpy as np
 from torch import Tensor
 
 from lambdahat._check import describe
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.reproduction import Table
 from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
 from lambdahat.randommatrix import Advice
@@ -41,6 +40,7 @@ from lambdahat.report.spectral_charts import (
     spectrum_charts,
 )
 from lambdahat.results import Chains, Density, Eigenpairs, Estimate, Landscape, LearningCoefficient, Moments, Spectrum
+from lambdahat.results.charts import Chart, Series
 from lambdahat.singular.curves import CoefficientCurve, Trajectory
 from lambdahat.singular.free_energies import FreeEnergy
 from lambdahat.singular.sweeps import Sweep

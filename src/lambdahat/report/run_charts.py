@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat.experiments.charts import Chart, Heat, Series
 from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
 from lambdahat.randommatrix import Advice, NoiseLevels
 from lambdahat.report.spectral_charts import PER_UNIT, listed
@@ -15,6 +14,7 @@ from lambdahat.report.style import counted, value_text
 from lambdahat.report.tracks import WIDE, failed_trackers, tracked_panels
 from lambdahat.report.training import ACCURACIES, LOSSES, NORMS, OWN
 from lambdahat.results import Estimate
+from lambdahat.results.charts import Chart, Heat, Series
 from lambdahat.training.runs import Run
 
 LAPLACIAN = "eigenvalue λ of the normalised Laplacian"

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lambdahat._check import describe, require
 from lambdahat.experiments import registry
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.experiment import SCALES, Experiment, Row
 from lambdahat.experiments.findings import findings
 from lambdahat.experiments.reproduction import Table, Verdict
@@ -27,6 +26,7 @@ from lambdahat.report.figures import estimates_in
 from lambdahat.report.result_charts import charts_of, fields_table, records_table, tables_of
 from lambdahat.report.style import counted, value_text
 from lambdahat.results import Estimate, Result
+from lambdahat.results.charts import Chart
 from lambdahat.storage import is_result_file
 from lambdahat.training.runs import Run
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat.experiments.charts import Chart, Heat, Series
 from lambdahat.maxent import MaxentDensity
 from lambdahat.report.landscapes import direction_label
 from lambdahat.report.spectra import DECADES, LEVEL, lowest_peak, pooled
 from lambdahat.report.style import counted
 from lambdahat.results import Array, Density, Eigenpairs, Landscape, Moments, Spectrum, student_quantile
+from lambdahat.results.charts import Chart, Heat, Series
 
 EIGENVALUE, SHARE, PER_UNIT = "eigenvalue λ", "share of eigenvalues", "density of eigenvalues, per unit λ"
 INTERVAL = "Bands and bars: 95 % intervals."
