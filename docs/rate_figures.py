@@ -21,7 +21,7 @@ from lambdahat.experiments.minibatch.rate_rows import frontiers_of, rules_of, sc
 from lambdahat.experiments.minibatch.rate_rules import RateRule
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
 from lambdahat.experiments.statistics import mean_of
-from lambdahat.report.chart_figures import draw
+from lambdahat.report.matplotlib_charts import draw
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, SKY, VERMILION, new_figure, tidy
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from lambdahat.report.chart_figures import draw
+from lambdahat.report.matplotlib_charts import draw
 from lambdahat.report.page_tables import grid
-from lambdahat.report.plotly_charts import COLOURS, described, figure_of
+from lambdahat.report.plotly_charts import COLOURS, describe_chart, figure_of
 from lambdahat.results.charts import Chart, Heat, Series
 
 NAN = math.nan
@@ -118,18 +118,17 @@ def test_matplotlib_draws_no_two_of_many_alike(style):
 
 
 def test_words_hold_the_numbers():
-    words = described(LINES)
+    words = describe_chart(LINES)
     assert words.startswith("loss over epoch. SGD: 4 at 1 to 1 at 4, between 1 and 4; NGD: 3 at 1 to 1.5 at 2")
     assert words.endswith("a line at 2.3 marks chance.")
-    assert described(CELLS) == "Map of λ̂ over α and ε: between 1 and 6."
-    assert "no values" in described(Chart("", "x", "y", (Series("s", [1], [NAN]),)))
+    assert describe_chart(CELLS) == "Map of λ̂ over α and ε: between 1 and 6."
+    assert "no values" in describe_chart(Chart("", "x", "y", (Series("s", [1], [NAN]),)))
 
 
 def test_an_unknown_style_is_refused():
-    chart = Chart("", "x", "y", (Series("s", [1], [1.0], style="pie"),))
-    for make in (figure_of, draw):
-        with pytest.raises(ValueError, match=r"the style of series 's' must be one of 'line', .*got 'pie'"):
-            make(chart)
+    for what, name in (("style", "pie"), ("mark", "moon"), ("colour", "pink")):
+        with pytest.raises(ValueError, match=rf"the {what} of series 's' must be one of '.*got '{name}'"):
+            Series("s", [1], [1.0], **{what: name})
 
 
 @pytest.mark.parametrize("chart", ALL.values(), ids=ALL)
@@ -171,7 +170,7 @@ def test_marks_of_a_crowd_are_small(count, size):
 
 
 def test_a_chart_without_a_name_across_is_described_without_it():
-    assert described(Chart("", "", "Tr H", (Series("SGD", ["a"], [1.0]),))).startswith("Tr H. SGD: 1 at a")
+    assert describe_chart(Chart("", "", "Tr H", (Series("SGD", ["a"], [1.0]),))).startswith("Tr H. SGD: 1 at a")
 
 
 def test_numbers_on_a_map_can_be_read_on_every_shade():

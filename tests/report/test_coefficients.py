@@ -16,6 +16,7 @@ from lambdahat.singular.sweeps import Sweep
 from lambdahat.singular.temperatures import TemperatureRegression
 from lambdahat.singular.verification import Comparison, Verification
 from lambdahat.singular.volumes import VolumeScaling
+from tests.report.test_figures import caption
 
 FINE, MIXING, GONE = Status.CONVERGED, Status.NOT_MIXED, Status.DIVERGED
 
@@ -100,21 +101,24 @@ def labels(axes):
 
 
 def test_a_sweep_has_a_line_for_each_temperature_and_marks_the_choice():
-    figure = plot(a_sweep())
-    upper, lower = figure.axes
-    assert labels(upper) == [
-        "nβ = 80 (B/log B, B = 512)", "nβ = 900 (n/log n, n = 8000)", "chosen by llc: λ̂ = 5.20 ± 0.2", "diverged",
+    values, acceptance = plot(a_sweep()).axes
+    assert labels(values) == [
+        "nβ = 80 (B/log B, B = 512)",
+        "nβ = 900 (n/log n, n = 8000)",
         "not mixed, or another warning",
-    ]  # fmt: skip
-    (star,) = [line for line in upper.lines if line.get_marker() == "*"]
+        "diverged",
+        "chosen by llc: λ̂ = 5.20 ± 0.2",
+    ]
+    (star,) = [line for line in values.lines if line.get_marker() == "*"]
     assert (star.get_xdata()[0], star.get_ydata()[0]) == (1e-4, 5.2)
-    (cross,) = [line for line in upper.lines if line.get_marker() == "x" and len(line.get_xdata())]
+    (cross,) = [line for line in values.lines if line.get_marker() == "x"]
     assert cross.get_xdata()[0] == 1e-3
-    hollow = [line for line in upper.lines if line.get_markerfacecolor() == "white" and len(line.get_xdata())]
+    hollow = [line for line in values.lines if line.get_markerfacecolor() == "white"]
     assert [line.get_ydata()[0] for line in hollow] == [2.0, 5.0]
-    assert (upper.get_xscale(), upper.get_ylabel()) == ("log", "λ̂")
-    assert (lower.get_xlabel(), lower.get_ylabel()) == ("step size ε", "acceptance\nof MALA steps")
-    np.testing.assert_allclose(lower.lines[0].get_ydata(), a_sweep().acceptance[0])
+    assert (values.get_xscale(), values.get_ylabel()) == ("log", "λ̂")
+    assert (acceptance.get_xlabel(), acceptance.get_ylabel()) == ("step size ε", "acceptance")
+    assert acceptance.get_title() == "Acceptance of MALA steps"
+    np.testing.assert_allclose(acceptance.lines[0].get_ydata(), a_sweep().acceptance[0])
 
 
 def test_a_sweep_that_runs_over_decades_is_logarithmic():
@@ -145,36 +149,39 @@ def test_volumes_without_a_slope_are_drawn():
 
 def test_temperatures_lie_above_the_intercept_on_the_line():
     axes = plot(a_regression())
-    line, points = axes.lines[0], axes.lines[1]
+    (points,) = [line for line in axes.lines if line.get_marker() == "o"]
+    (line,) = [line for line in axes.lines if line.get_label().startswith("slope")]
     np.testing.assert_allclose(points.get_xdata(), [10.0, 5.0, 2.5])
     np.testing.assert_allclose(points.get_ydata(), [15.0, 7.5, 3.75])
     np.testing.assert_allclose(np.interp([2.5, 10.0], line.get_xdata(), line.get_ydata()), [3.75, 15.0])
-    assert axes.get_title() == "Intercept 700.00 ± 0.5, χ² per degree of freedom 0.8"
+    assert caption(axes).startswith("Intercept 700.00 ± 0.5, χ² per degree of freedom 0.8. ")
 
 
 def test_a_trajectory_shows_every_checkpoint_and_what_is_wrong_with_it():
     axes = plot(a_trajectory())
     np.testing.assert_allclose(axes.lines[0].get_data(), [[0.0, 10.0, 20.0], [-1.0, 2.0, 3.0]])
     assert tuple(axes.collections[0].get_segments()[1][:, 1]) == pytest.approx(a_trajectory().results[1].interval(0.95))
-    assert labels(axes) == ["NOT_A_MINIMUM", "λ̂, 95 % interval"]
-    assert axes.get_title() == "λ̂ along training, nβ = 100 (n/log n, n = 647), γ = 10"
+    assert labels(axes) == ["λ̂", "NOT_A_MINIMUM"]
+    assert axes.get_title() == "λ̂ along training"
+    assert caption(axes).startswith("At nβ = 100 (n/log n, n = 647), γ = 10. ")
 
 
 def test_a_curve_has_its_band_tangents_warnings_and_the_rule():
     curve = a_curve()
     axes = plot(curve)
     assert (axes.get_xscale(), axes.get_xlabel(), axes.get_ylabel()) == ("log", "localization γ", "λ̂")
-    assert axes.get_title() == "λ̂ over γ, at nβ = 100 (n/log n, n = 647)"
-    assert labels(axes) == ["95 % interval", "λ̂", "slope dλ̂/d ln γ", "NOT_MIXED", "γ of the rule = 4"]
+    assert axes.get_title() == "λ̂ over γ"
+    assert caption(axes) == "At nβ = 100 (n/log n, n = 647). Bands and bars: 95 % intervals."
+    assert labels(axes) == ["λ̂", "slope dλ̂/d ln γ", "NOT_MIXED", "γ of the rule = 4"]
     low, high = curve.results[0].interval(0.95)
     edges = axes.collections[0].get_paths()[0].vertices
     assert {low, high} <= set(edges[edges[:, 0] == 1.0][:, 1])
     named = {line.get_label(): line for line in axes.lines}
     np.testing.assert_allclose(named["λ̂"].get_data(), [[1.0, 4.0, 16.0], [3.0, 2.8, 2.0]])
-    tangents = [line for line in axes.lines if line.get_linewidth() == 2.2]
-    assert len(tangents) == 2  # where the slope is known
-    for line, place, slope in zip(tangents, (0, 2), (-0.1, -0.5), strict=True):
-        x, y = np.log(line.get_xdata()), line.get_ydata()
+    pieces = named["slope dλ̂/d ln γ"].get_xydata()
+    assert np.isnan(pieces[2, 1])  # a gap between the two tangents whose slope is known
+    for piece, place, slope in zip((pieces[:2], pieces[3:]), (0, 2), (-0.1, -0.5), strict=True):
+        x, y = np.log(piece[:, 0]), piece[:, 1]
         assert np.diff(y)[0] / np.diff(x)[0] == pytest.approx(slope)
         assert (x.mean(), y.mean()) == pytest.approx((np.log(curve.grid[place]), curve.values[place]))
     hollow = named["NOT_MIXED"]
@@ -184,7 +191,8 @@ def test_a_curve_has_its_band_tangents_warnings_and_the_rule():
 
 def test_a_curve_over_temperatures_says_which_gamma():
     axes = plot(a_curve("nbeta"))
-    assert axes.get_title() == "λ̂ over nβ, at γ = 10"
+    assert axes.get_title() == "λ̂ over nβ"
+    assert caption(axes).startswith("At γ = 10. ")
     assert "n/ln n = 4" in labels(axes)
     bare = dataclasses.replace(a_curve("nbeta"), default=math.nan)
     assert not [label for label in labels(plot(bare)) if label.startswith("n/ln n")]
@@ -212,8 +220,9 @@ def test_a_verification_shows_relative_deviations_by_verdict():
     assert shown[2] == pytest.approx(-20.0)
     (hollow,) = [line for line in axes.lines if line.get_marker() == "D"]
     assert hollow.get_xdata()[0] == pytest.approx(5.0)
-    assert [text.get_text() for text in axes.texts] == ["+100 %"]  # what lies beyond the axis is told
-    assert axes.get_title() == "2 of 4 intervals hold the truth; error 4.0% in the median, 20.0% at worst"
+    assert [text.get_text() for text in axes.texts][:2] == ["", "+100 %"]  # what lies beyond the axis is told
+    told = "2 of 4 intervals of 95 % hold the truth; error 4.0% in the median, 20.0% at worst."
+    assert caption(axes).endswith(told)
 
 
 def test_the_bars_hold_the_errors_of_both():

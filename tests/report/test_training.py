@@ -34,7 +34,7 @@ def test_a_panel_for_each_part():
     assert loss.get_yscale() == "log"
     (bars,) = figure.axes[3].containers
     (segments,) = [item.get_segments() for item in bars[2]]
-    assert np.ptp(segments[0][:, 1]) == pytest.approx(2 * 1.96 * 0.5)
+    assert np.ptp(segments[0][:, 1]) == pytest.approx(2 * 1.96 * 0.5, rel=1e-4)
 
 
 def test_one_panel_on_given_axes_says_how_it_ended():
