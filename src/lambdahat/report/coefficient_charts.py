@@ -150,20 +150,14 @@ def _running(result: Chains | LearningCoefficient, chains: Chains) -> Chart:
         band = np.interp(places, looks, half, left=math.nan)
         series.append(Series("all chains", numbers(places), numbers(pooled[places - 1]), numbers(band), colour="ink"))
         ends = _frame(pooled, half, looks, float(final), half_width(final))
+    value = "λ̂ unknown"
     if math.isfinite(float(final)):
-        name = f"λ̂ = {value_text(final)}"
-        point = [(float(draws), final)]
-        series.append(interval_series(name, point, colour="ink", mark="diamond"))
-    value = f"λ̂ = {value_text(final)}" if math.isfinite(float(final)) else "λ̂ unknown"
-    return Chart(
-        with_status(f"Running mean: {value}", result.status),
-        _draw_label(chains),
-        "λ̂, mean of the draws so far",
-        tuple(series),
-        y_log=not len(kept),
-        y_range=ends,
-        caption=f"{_setting(result, chains)}.{_correction(result)} {INTERVAL}",
-    )
+        value = f"λ̂ = {value_text(final)}"
+        series.append(interval_series(value, [(float(draws), final)], colour="ink", mark="diamond"))
+    title, label = with_status(f"Running mean: {value}", result.status), "λ̂, mean of the draws so far"
+    look: Any = {"y_log": not len(kept), "y_range": ends}
+    look["caption"] = f"{_setting(result, chains)}.{_correction(result)} {INTERVAL}"
+    return Chart(title, _draw_label(chains), label, tuple(series), **look)
 
 
 def _frame(pooled: Array, half: Array, looks: Array, value: float, error: float) -> tuple[float, float]:
@@ -252,23 +246,16 @@ def _(sweep: Sweep) -> list[Chart]:
                 x, y = numbers(sizes[mask]), numbers(heights[mask])
                 kind.append(Series(text, x, y, None, style, mark=mark, colour=colour, legend=not kind))
     found = sweep.coefficient
-    name = f"chosen by llc: λ̂ = {value_text(found)}"
-    chosen = interval_series(name, [(sweep.chosen[0], found)], colour="ink", mark="star")
+    name, point = f"chosen by llc: λ̂ = {value_text(found)}", [(sweep.chosen[0], found)]
+    chosen = interval_series(name, point, colour="ink", mark="star")
     wide = is_wide(value for series in values for value in series.y)
     caption = f"By SGLD, γ {gamma_text(sweep.localization)}, batches of {sweep.batch_size:,}. {INTERVAL}"
     title = with_status("λ̂ over step sizes", found.status)
     curves = (*values, *warned[0], *warned[1], chosen)
+    look: Any = {"y_range": (-0.03, 1.03), "x_lines": (("chosen by llc", sweep.chosen[0]),)}
     return [
         Chart(title, STEP, "λ̂", curves, x_log=True, y_log=wide, caption=caption),
-        Chart(
-            "Acceptance of MALA steps",
-            STEP,
-            "acceptance",
-            tuple(accepted),
-            x_log=True,
-            y_range=(-0.03, 1.03),
-            x_lines=(("chosen by llc", sweep.chosen[0]),),
-        ),
+        Chart("Acceptance of MALA steps", STEP, "acceptance", tuple(accepted), x_log=True, **look),
     ]
 
 
@@ -344,17 +331,9 @@ def _(scaling: VolumeScaling) -> list[Chart]:
         power = "" if scaling.multiplicity == 1 else f", m = {scaling.multiplicity}"
         name = f"slope λ = {value_text(slope)}{power}"
         series.append(Series(name, numbers(levels[low]), numbers(fitted), style="segments"))
-    return [
-        Chart(
-            with_status("Volume of nearly optimal parameters", scaling.status),
-            "level ε of L − L*",
-            "V(ε), share of the ball",
-            tuple(series),
-            x_log=True,
-            y_log=True,
-            caption=f"Within {scaling.radius:.3g} of w*. {INTERVAL}",
-        )
-    ]
+    title = with_status("Volume of nearly optimal parameters", scaling.status)
+    look: Any = {"x_log": True, "y_log": True, "caption": f"Within {scaling.radius:.3g} of w*. {INTERVAL}"}
+    return [Chart(title, "level ε of L − L*", "V(ε), share of the ball", tuple(series), **look)]
 
 
 @charts_of.register
@@ -366,16 +345,9 @@ def _(regression: TemperatureRegression) -> list[Chart]:
     points = Series("chains", numbers(where), numbers(heights), numbers(half), "points")
     line = Series(f"slope λ = {value_text(slope)}", [0.0, end], [0.0, float(slope) * end], style="segments")
     misfit = f", χ² per degree of freedom {regression.misfit:.2g}" if math.isfinite(regression.misfit) else ""
-    return [
-        Chart(
-            with_status("Loss over temperature", regression.status),
-            "temperature 1/β",
-            "E[nL] less the intercept",
-            (points, line),
-            x_range=(0.0, end),
-            caption=f"Intercept {value_text(regression.intercept)}{misfit}. {INTERVAL}",
-        )
-    ]
+    title = with_status("Loss over temperature", regression.status)
+    look: Any = {"caption": f"Intercept {value_text(regression.intercept)}{misfit}. {INTERVAL}", "x_range": (0.0, end)}
+    return [Chart(title, "temperature 1/β", "E[nL] less the intercept", (points, line), **look)]
 
 
 @charts_of.register
@@ -406,21 +378,13 @@ def _(verification: Verification) -> list[Chart]:
         seen = [min(max(shift, -reach), reach) for shift in shifts]
         texts = [f"{shift:+.0f} %" if at != shift else "" for at, shift in zip(seen, shifts, strict=True)]
         series.append(Series("λ as n → ∞", known, seen, style="points", mark="diamond", colour="muted", texts=texts))
-    return [
-        Chart(
-            "λ̂ against the truth",
-            "",
-            "λ̂ against the truth at the same nβ and γ, %",
-            tuple(series),
-            lines=(("", 0.0),),
-            bands=((f"± {100 * TOLERANCE:.0f} %", -100 * TOLERANCE, 100 * TOLERANCE),),
-            x_names=tuple(row.case for row in rows),
-            y_range=(-1.2 * reach, 1.2 * reach),
-            horizontal=True,
-            caption=f"{verification.covered} of {len(rows)} intervals of 95 % hold the truth; error "
-            f"{verification.median_error:.1%} in the median, {verification.worst_error:.1%} at worst.",
-        )
-    ]
+    held = f"{verification.covered} of {len(rows)} intervals of 95 % hold the truth; error "
+    caption = f"{held}{verification.median_error:.1%} in the median, {verification.worst_error:.1%} at worst."
+    tolerated = (f"± {100 * TOLERANCE:.0f} %", -100 * TOLERANCE, 100 * TOLERANCE)
+    look: Any = {"lines": (("", 0.0),), "bands": (tolerated,), "y_range": (-1.2 * reach, 1.2 * reach)}
+    look |= {"x_names": tuple(row.case for row in rows), "horizontal": True, "caption": caption}
+    label = "λ̂ against the truth at the same nβ and γ, %"
+    return [Chart("λ̂ against the truth", "", label, tuple(series), **look)]
 
 
 def _deviation(row: Comparison) -> float:

@@ -233,9 +233,8 @@ def _draw_legend(chart: Chart, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     order = [series.name for series in chart.series] + [mark[0] for mark in (*chart.lines, *chart.x_lines)]
     ranks = sorted(range(len(labels)), key=lambda i: order.index(labels[i]) if labels[i] in order else len(order))
-    told = len(labels)> 1 or any(series.published for series in chart.series)
-    told = told or (len(labels) == 1 and not chart.series[0].legend)
-    if not told or len(labels) > MOST:
+    told = len(labels) > 1 or any(series.published or not series.legend for series in chart.series)
+    if not labels or not told or len(labels) > MOST:
         return
     place: dict[str, Any] = {}
     if chart.heat is not None:
@@ -289,6 +288,8 @@ def _draw_curve(
     line = {"linestyle": "--" if series.published or series.dashed else DASHES[turn], "linewidth": 1.5}
     if series.faint:
         line |= {"linewidth": 0.5, "alpha": 0.25}
+    elif series.style == "segments":
+        line["linewidth"] = 1.1
     if series.style == "area":
         frame.fill(x, 0.0, y, color=look["color"], alpha=0.12)
     if series.style in ("joined", "area"):
@@ -326,7 +327,7 @@ def _levels(values: Array, log: bool) -> tuple[Array, Any]:
     from matplotlib.ticker import MaxNLocator
 
     finite = values[np.isfinite(values)]
-    low, high = float(finite.min()), float(finite.max())
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
     if log and low > 0:
         return np.geomspace(low, high, LEVELS + 1), LogNorm(low, high)
     levels = np.asarray(MaxNLocator(LEVELS).tick_values(low, high))
@@ -337,7 +338,7 @@ def _draw_map(heat: Heat, axes: Any) -> None:
     values = _matrix(heat.values)
     shown = _draw_field(heat, values, axes) if is_field(heat) else _draw_cells(heat, values, axes)
     bar = axes.figure.colorbar(shown, ax=axes, label=heat.name)
-    if is_field(heat) and shown.norm.__class__.__name__ == "LogNorm":
+    if is_field(heat) and heat.log:
         bar.set_ticks(shown.levels[::2], labels=[f"{level:.2g}" for level in shown.levels[::2]])
         bar.minorticks_off()
 

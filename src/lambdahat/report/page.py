@@ -30,10 +30,7 @@ def page(results: Any, path: str | Path, title: str = "Measurements") -> Path:
 
 
 def page_of_stores(
-    folders: str | Path | Iterable[str | Path],
-    path: str | Path,
-    title: str = "Reproductions",
-    find: Find | None = None,
+    folders: str | Path | Iterable[str | Path], path: str | Path, title: str = "Reproductions", find: Find | None = None
 ) -> Path:
     """Write the page of all experiments whose stores lie in ``folders``, from the stores alone.
 

@@ -25,6 +25,7 @@ NARROW = 4.0  # from this factor up to WIDE they are 1, 2 and 5 times those; bel
 TICKS = 8  # powers of 10 that are marked, at most
 FAR, DEEP = 30, 12  # an axis over more than FAR powers of 10 opens at its upper DEEP: the rest is rounding
 BAND = 0.18  # opacity
+LEVELS = 10  # of contours that two fields share
 CAMERA = {"eye": {"x": 1.9, "y": 1.9, "z": 1.1}, "center": {"x": 0, "y": 0, "z": -0.15}}
 ROW = 24  # pixels of each name down the left side
 FLIPPED = {
@@ -258,12 +259,16 @@ def _maps(heat: Heat) -> list[Trace]:
                 trace["text"] = texts
         return [trace]
     line = {"width": 0.7, "color": "#ffffff"}
-    traces: list[Trace] = [{"type": "contour", **grid, "ncontours": 16, "line": line, "colorbar": bar}]
-    if heat.beside is not None:
-        dashed = {"line": {"width": 1, "color": "#000000", "dash": "dash"}, "contours": {"coloring": "none"}}
-        name = {"name": _text(heat.beside_name), "ncontours": 16, "showlegend": True}
-        traces.append({"type": "contour", **_grid(heat, heat.beside), **dashed, **name})
-    return traces
+    field: Trace = {"type": "contour", **grid, "ncontours": 16, "line": line, "colorbar": bar}
+    known = [value for row in grid["z"] for value in row if value is not None]
+    if heat.beside is None or not known:
+        return [field]
+    step = (max(known) - min(known)) / LEVELS or 1.0
+    levels = {"start": min(known) + step, "end": max(known) - step / 2, "size": step}
+    dashed = {"width": 1, "color": "#000000", "dash": "dash"}
+    second = {"type": "contour", **_grid(heat, heat.beside), "line": dashed, "showlegend": True}
+    second |= {"name": _text(f"{heat.beside_name}, same levels"), "contours": {**levels, "coloring": "none"}}
+    return [field | {"contours": levels}, second]
 
 
 def _surfaces(heat: Heat) -> list[Trace]:

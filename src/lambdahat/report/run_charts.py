@@ -253,15 +253,7 @@ def _(result: BenchResult) -> list[Chart]:
     if limits:
         x, y = [place for place, _ in limits], [limit for _, limit in limits]
         series.append(Series("limit", x, y, style="points", mark="tick", colour="muted"))
-    about = result.about
-    return [
-        Chart(
-            f"{about.get('chip', '')}, torch {about.get('torch', '')}",
-            "",
-            "cost, in units of the task (mostly one gradient over the same data)",
-            tuple(series),
-            y_log=True,
-            x_names=tuple(f"{work} ({case})" for work, case in tasks),
-            horizontal=True,
-        )
-    ]
+    title = f"{result.about.get('chip', '')}, torch {result.about.get('torch', '')}"
+    label = "cost, in units of the task (mostly one gradient over the same data)"
+    names = tuple(f"{work} ({case})" for work, case in tasks)
+    return [Chart(title, "", label, tuple(series), y_log=True, x_names=names, horizontal=True)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -63,7 +65,7 @@ def interval_chart(title: str, estimate: Estimate) -> Chart:
     """One number with its 95 % interval."""
     half = half_width(estimate)
     known = 0 < half < math.inf
-    point = Series("95 % interval" if known else "value", [0], [float(estimate)], [half] if known else None, "points")
+    point = Series("value", [0], [float(estimate)], [half] if known else None, "points")
     return Chart(title, "", "value", (point,), x_names=("",), horizontal=True, caption=INTERVAL if known else "")
 
 
@@ -74,17 +76,11 @@ def _(spectrum: Spectrum) -> list[Chart]:
     nodes, weights = pool_probes(spectrum)
     kept = weights > weights.max() * 10.0**-DECADES
     series = Series("Ritz values", numbers(nodes[kept]), numbers(weights[kept]), style="stems")
-    stems = Chart(
-        with_status("Ritz values", spectrum.status),
-        EIGENVALUE,
-        SHARE,
-        (series,),
-        y_log=True,
-        y_range=(float(weights[kept].min()) / 3, 2.0),
-        lines=(("one eigenvalue, 1/P", 1 / spectrum.dim),),
-        caption=f"P = {spectrum.dim:,}, {counted(probes, 'probe')}, depth {depth}.",
-    )
-    return [stems, density_chart(spectrum.density(), page_only=True)]
+    title = with_status("Ritz values", spectrum.status)
+    caption = f"P = {spectrum.dim:,}, {counted(probes, 'probe')}, depth {depth}."
+    ends, one = (float(weights[kept].min()) / 3, 2.0), (("one eigenvalue, 1/P", 1 / spectrum.dim),)
+    stems = Chart(title, EIGENVALUE, SHARE, (series,), y_log=True, y_range=ends, lines=one, caption=caption)
+    return [stems, dataclasses.replace(density_chart(spectrum.density()), page_only=True)]
 
 
 def pool_probes(spectrum: Spectrum) -> tuple[Array, Array]:
@@ -109,7 +105,7 @@ def _(density: Density) -> list[Chart]:
     return [density_chart(density)]
 
 
-def density_chart(density: Density, page_only: bool = False) -> Chart:
+def density_chart(density: Density) -> Chart:
     """The density on a logarithmic axis, with its pointwise interval; what lies below every peak is cut off."""
     grid, values, errors = _thin(density)
     floor = _lowest_peak(density.values) / 30 if (density.values > 0).any() else 0.0
@@ -119,17 +115,9 @@ def density_chart(density: Density, page_only: bool = False) -> Chart:
     if isinstance(density, MaxentDensity):
         how, status = f"Of maximum entropy, {len(density.coefficients) - 1} moments.", density.status
     shown = [value if value >= floor / 30 else None for value in numbers(values)]
-    series = Series("density", numbers(grid), shown, half)
-    return Chart(
-        with_status("Spectral density", status),
-        EIGENVALUE,
-        PER_UNIT,
-        (series,),
-        y_log=True,
-        y_range=(floor or None, None),
-        caption=" ".join(filter(None, (how, INTERVAL if half else ""))),
-        page_only=page_only,
-    )
+    series = (Series("density", numbers(grid), shown, half),)
+    title, caption = with_status("Spectral density", status), " ".join(filter(None, (how, INTERVAL if half else "")))
+    return Chart(title, EIGENVALUE, PER_UNIT, series, y_log=True, y_range=(floor or None, None), caption=caption)
 
 
 def _thin(density: Density) -> tuple[Array, Array, Array]:
@@ -197,13 +185,9 @@ def _line(landscape: Landscape) -> Chart:
     finite = finite[np.isfinite(finite)]
     low, high = float(finite.min()), float(finite.max())
     room = 0.06 * (high - low) or 0.06 * abs(high) or 1.0  # the parabola may leave the frame: the loss sets the scale
-    return Chart(
-        with_status("Loss along a line", landscape.status),
-        _direction(landscape, 0),
-        "loss, mean per sample",
-        (*series, *_parabola(landscape)),
-        y_range=(low - room, high + room),
-    )
+    title, across = with_status("Loss along a line", landscape.status), _direction(landscape, 0)
+    curves = (*series, *_parabola(landscape))
+    return Chart(title, across, "loss, mean per sample", curves, y_range=(low - room, high + room))
 
 
 def _parabola(landscape: Landscape) -> list[Series]:
@@ -223,16 +207,11 @@ def _plane(landscape: Landscape) -> list[Chart]:
     across, up = (_direction(landscape, place) for place in (0, 1))
     offsets, loss = numbers(landscape.offsets), landscape.loss
     finite = loss[np.isfinite(loss)]
+    wide = bool(finite.size and 0 < finite.min() < finite.max() / RATIO)
     # loss[i, j] lies at offset i of the first direction, which is drawn across
-    heat = Heat(
-        offsets,
-        offsets,
-        [numbers(line) for line in loss.T],
-        "loss, mean per sample",
-        log=bool(finite.size and 0 < finite.min() < finite.max() / RATIO),
-        beside=None if landscape.held_out is None else [numbers(line) for line in landscape.held_out.T],
-        beside_name="held out",
-    )
+    values = [numbers(line) for line in loss.T]
+    held_out = None if landscape.held_out is None else [numbers(line) for line in landscape.held_out.T]
+    heat = Heat(offsets, offsets, values, "loss, mean per sample", wide, held_out, "held out")
     centre = Series("centre", [0.0], [0.0], style="points", mark="cross", colour="vermilion")
     title = with_status("Training loss on a plane", landscape.status)
     return [
@@ -256,18 +235,10 @@ def _(comparison: BatchComparison) -> list[Chart]:
     series.append(Series("batches, measured", x, y, style="points", colour="muted"))
     full = max(float(each.full) for each in comparison.predictions[0].outliers)
     first = comparison.measured[0]
-    return [
-        Chart(
-            with_status(f"{len(first)} batches of each size", first.status),
-            "batch size",
-            "largest eigenvalue",
-            tuple(series),
-            x_log=True,
-            y_log=True,
-            lines=((f"all the data: {full:.4g}", full),),
-            caption="Bands: one standard deviation of a batch.",
-        )
-    ]
+    title = with_status(f"{len(first)} batches of each size", first.status)
+    look: Any = {"x_log": True, "y_log": True, "caption": "Bands: one standard deviation of a batch."}
+    lines = ((f"all the data: {full:.4g}", full),)
+    return [Chart(title, "batch size", "largest eigenvalue", tuple(series), lines=lines, **look)]
 
 
 @charts_of.register
@@ -275,27 +246,14 @@ def _(prediction: BatchPrediction) -> list[Chart]:
     """Each eigenvalue of all the data and where a batch shows it, beside the noisy bulk."""
     low, high = (float(edge) for edge in prediction.edges)
     outliers = prediction.outliers
-    batch = Series(
-        "a batch, ± 1 sd",
-        [float(each.batch) for each in outliers],
-        [float(each.overlap) for each in outliers],
-        style="points",
-        x_error=[each.spread for each in outliers],
-    )
-    whole = Series(
-        "all the data", [float(each.full) for each in outliers], [1.0] * len(outliers), style="points", mark="tick"
-    )
-    return [
-        Chart(
-            f"λ₁ of a batch: {value_text(prediction.largest)}",
-            "eigenvalue",
-            "overlap of the eigenvectors, |φ̂ᵀφ|²",
-            (batch, whole),
-            x_bands=(("bulk of a batch", low, high),),
-            y_range=(-0.05, 1.1),
-            caption=f"Batches of {prediction.batch_size:,}, {prediction.model} noise.",
-        )
-    ]
+    x, y = [float(each.batch) for each in outliers], [float(each.overlap) for each in outliers]
+    batch = Series("a batch, ± 1 sd", x, y, style="points", x_error=[each.spread for each in outliers])
+    full = [float(each.full) for each in outliers]
+    whole = Series("all the data", full, [1.0] * len(full), style="points", mark="tick")
+    title, caption = f"λ₁ of a batch: {value_text(prediction.largest)}", f"Batches of {prediction.batch_size:,}"
+    look: Any = {"x_bands": (("bulk of a batch", low, high),), "y_range": (-0.05, 1.1)}
+    look["caption"] = f"{caption}, {prediction.model} noise."
+    return [Chart(title, "eigenvalue", "overlap of the eigenvectors, |φ̂ᵀφ|²", (batch, whole), **look)]
 
 
 @charts_of.register
@@ -319,19 +277,10 @@ def _(found: GraphSpectrum) -> list[Chart]:
     values = found.density.evaluate(places)
     floor = float(values.max()) * 10.0**-GRAPH_DECADES
     series = Series("density", numbers(places), [value if value > floor / 100 else None for value in numbers(values)])
-    moments = counted(len(found.moments) - 1, "moment")
-    return [
-        Chart(
-            with_status(f"Spectrum of {found.name}", found.status),
-            LAPLACIAN,
-            PER_UNIT,
-            (series,),
-            y_log=True,
-            y_range=(floor, 2 * float(values.max())),
-            x_range=(-0.05, 2.05),
-            caption=f"{counted(found.nodes, 'node')}, {counted(found.edges, 'edge')}, {moments}.",
-        )
-    ]
+    sizes = (counted(found.nodes, "node"), counted(found.edges, "edge"), counted(len(found.moments) - 1, "moment"))
+    look: Any = {"y_range": (floor, 2 * float(values.max())), "x_range": (-0.05, 2.05)}
+    title, caption = with_status(f"Spectrum of {found.name}", found.status), f"{', '.join(sizes)}."
+    return [Chart(title, LAPLACIAN, PER_UNIT, (series,), y_log=True, caption=caption, **look)]
 
 
 @charts_of.register
@@ -343,21 +292,10 @@ def _(found: Clusters) -> list[Chart]:
     known = math.isfinite(found.cut)
     count = f"{value_text(found)} clusters" if known else "no gap"
     inside = [("gap", gap.low, gap.high) for gap in found.gaps if gap.low <= found.cut <= gap.high]
-    return [
-        Chart(
-            with_status(f"{found.spectrum.name}: {count}", found.status),
-            chart.x_label,
-            chart.y_label,
-            chart.series,
-            y_log=True,
-            y_range=chart.y_range,
-            x_range=(0.0, 2.0),
-            x_root=True,
-            x_bands=tuple(inside[:1]),
-            x_lines=((f"λ* = {found.cut:.3g}", found.cut),) if known else (),
-            caption=chart.caption,
-        )
-    ]
+    cut = ((f"λ* = {found.cut:.3g}", found.cut),) if known else ()
+    title = with_status(f"{found.spectrum.name}: {count}", found.status)
+    roots: Any = {"x_range": (0.0, 2.0), "x_root": True}
+    return [dataclasses.replace(chart, title=title, x_bands=tuple(inside[:1]), x_lines=cut, **roots)]
 
 
 @charts_of.register
@@ -383,16 +321,9 @@ def _tree(found: Similarity) -> Chart:
     for places, joint in zip(tree["icoord"], tree["dcoord"], strict=True):
         x += [(place - 5) / 10 for place in places] + [0.0]  # SciPy puts leaf i at 10·i + 5
         y += [max(float(height), floor) for height in joint] + [None]
-    return Chart(
-        "Tree of the graphs",
-        "graph",
-        "mean divergence",
-        (Series("average linkage", x[:-1], y[:-1], style="segments", colour="muted"),),
-        y_log=True,
-        y_range=(floor, 1.5 * max(heights, default=1.0)),
-        x_names=tuple(tree["ivl"]),
-        horizontal=True,
-    )
+    series = (Series("average linkage", x[:-1], y[:-1], style="segments", colour="muted"),)
+    look: Any = {"y_log": True, "y_range": (floor, 1.5 * max(heights, default=1.0)), "horizontal": True}
+    return Chart("Tree of the graphs", "graph", "mean divergence", series, x_names=tuple(tree["ivl"]), **look)
 
 
 @charts_of.register
@@ -401,14 +332,6 @@ def _(found: ModelChoice) -> list[Chart]:
     labels = [f"{one.parameter} = {value_text(one).removesuffix(' (exact)')}" for one in found.fits]
     values = [one.divergence for one in found.fits]
     bars = Series("divergence", list(range(len(values))), values, style="bars", texts=labels)
-    return [
-        Chart(
-            f"{found.name}: nearest to {found.best}",
-            "",
-            "symmetric KL divergence of the spectra",
-            (bars,),
-            x_names=tuple(one.model for one in found.fits),
-            y_range=(0.0, 1.5 * max(values)),
-            horizontal=True,
-        )
-    ]
+    title, label = f"{found.name}: nearest to {found.best}", "symmetric KL divergence of the spectra"
+    look: Any = {"x_names": tuple(one.model for one in found.fits), "y_range": (0.0, 1.5 * max(values))}
+    return [Chart(title, "", label, (bars,), horizontal=True, **look)]
