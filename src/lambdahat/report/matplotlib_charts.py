@@ -114,8 +114,8 @@ class _Frame:
     def __init__(self, axes: Axes, chart: Chart) -> None:
         self.axes, self.flipped = axes, chart.horizontal
         self.x_axis, self.y_axis = self.ordered("x", "y")
-        self.places = {name: place for place, name in enumerate(names_of(chart))}
-        self.numbered = not self.places or bool(chart.x_names)  # the x of series are numbers, not names
+        self.names = names_of(chart)
+        self.numbered = not self.names or bool(chart.x_names)  # the x of series are numbers, not names
 
     def ordered(self, x: Any, y: Any) -> tuple[Any, Any]:
         return (y, x) if self.flipped else (x, y)
@@ -125,7 +125,7 @@ class _Frame:
 
     def columns(self, series: Series) -> tuple[Array, Array, Any, Any]:
         """x, y and their errors as numbers, NaN for what is unknown and None for no errors."""
-        x = np.array(series.x if self.numbered else [self.places[place_text(at)] for at in series.x], float)
+        x = np.array(series.x if self.numbered else [self.names.index(place_text(at)) for at in series.x], float)
         y = np.array([math.nan if value is None else value for value in series.y], float)
         above, below, across = (_errors(part) for part in (series.error, series.below, series.x_error))
         half = above if below is None or above is None else np.array([below, above])
@@ -168,7 +168,8 @@ def _errors(values: Sequence[float | None] | None) -> Any:
 
 def _draw_series(chart: Chart, axes: Axes) -> None:
     frame = _Frame(axes, chart)
-    _scale(chart, frame)
+    if chart.heat is None or is_field(chart.heat):
+        _scale(chart, frame)
     bars = [number for number, series in enumerate(chart.series) if series.style == "bars"]
     beside = bars if side_by_side(chart) else []
     for number, series in enumerate(chart.series):
@@ -202,12 +203,12 @@ def _scale(chart: Chart, frame: _Frame) -> None:
         frame.set(frame.x_axis, "scale", "function", functions=roots)
     if chart.y_log:
         frame.set(frame.y_axis, "scale", "log")
-    if frame.places:
+    if frame.names:
         small = {"fontsize": "small"} if chart.horizontal else {}
-        frame.set(frame.x_axis, "ticks", list(frame.places.values()), list(frame.places), **small)
+        frame.set(frame.x_axis, "ticks", range(len(frame.names)), frame.names, **small)
         if chart.horizontal:
             frame.axes.grid(axis="y", visible=False)
-        elif sum(map(len, frame.places)) > NAMED:
+        elif sum(map(len, frame.names)) > NAMED:
             frame.axes.tick_params(axis="x", labelrotation=40)
             for label in frame.axes.get_xticklabels():
                 label.set_horizontalalignment("right")
@@ -222,8 +223,8 @@ def _limit(chart: Chart, frame: _Frame) -> None:
     for axis, (low, high) in ((frame.x_axis, chart.x_range), (frame.y_axis, chart.y_range)):
         if low is not None or high is not None:
             frame.set(axis, "lim", low, high)
-    if chart.horizontal and frame.places:
-        frame.set(frame.x_axis, "lim", len(frame.places) - 0.4, -0.6)
+    if chart.horizontal and frame.names:
+        frame.set(frame.x_axis, "lim", len(frame.names) - 0.4, -0.6)
     if chart.x_root:
         frame.set(frame.x_axis, "ticks", [0.01, 0.1, 0.5, 1.0, 1.5, 2.0], ["0.01", "0.1", "0.5", "1", "1.5", "2"])
 

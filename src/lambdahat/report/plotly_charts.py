@@ -60,7 +60,7 @@ def describe_chart(chart: Chart) -> str:
         kind = "Surface" if chart.surface else "Map"
         return f"{kind} of {chart.heat.name or chart.title} over {chart.x_label} and {chart.y_label}: {_range(cells)}."
     names = names_of(chart) if chart.x_names else []
-    parts = [_in_words(series, names) for series in chart.series]
+    parts = [_in_words(series, names) for series in chart.series if not series.faint]
     parts += [f"a line at {at:.4g} marks {label}" for label, at in (*chart.lines, *chart.x_lines) if label]
     parts += [f"{label} from {low:.4g} to {high:.4g}" for label, low, high in (*chart.bands, *chart.x_bands) if label]
     parts += [chart.warning] if chart.warning else []
@@ -99,12 +99,18 @@ def _text(value: str) -> str:
 
 
 def _places(values: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
-    """What goes on an axis; one text makes all of them texts, and ``names`` are those of whole places."""
-    if names and all(value in range(len(names)) for value in values):
+    """What goes on an axis; one text makes all of them texts, and ``names`` stand for the places 0, 1, …"""
+    if names:
         return [_text(names[int(value)]) for value in values]
     if any(isinstance(value, str) for value in values):
         return [_text(place_text(value)) for value in values]
     return [_number(value) for value in values]
+
+
+def _only_names(chart: Chart) -> bool:
+    """Whether every place has a name of its own: not the joints of a tree, nor two places of one name."""
+    places = [x for series in chart.series for x in series.x]
+    return len(set(chart.x_names)) == len(chart.x_names) and all(x in range(len(chart.x_names)) for x in places)
 
 
 def _numbers(values: Sequence[Any] | None) -> list[Any] | None:
@@ -116,7 +122,8 @@ def _traces(chart: Chart, number: int) -> list[Trace]:
     series = chart.series[number]
     place, turn = look_of(chart, number, COLOURS)
     colour = f"@s{place}" if place is not None else "@muted" if series.colour == "muted" else "@ink"
-    x, y = _places(series.x, chart.x_names), [_number(value) for value in series.y]
+    names = chart.x_names if _only_names(chart) else ()
+    x, y = _places(series.x, names), [_number(value) for value in series.y]
     trace: Trace = {"name": _text(series.name), "x": x, "y": y, "legendgroup": str(number)}
     trace["hovertemplate"] = "%{x}: %{y:.5g}<extra>%{fullData.name}</extra>"
     if series.published:
@@ -357,8 +364,7 @@ def _named(chart: Chart, names: Sequence[str]) -> dict[str, Any]:
     width = 10 * LETTERS if chart.horizontal else LETTERS
     lines = [textwrap.wrap(name, width, break_long_words=False, break_on_hyphens=False) for name in names]
     texts = ["<br>".join(map(_text, each)) for each in lines]
-    places = [x for series in chart.series for x in series.x]
-    if chart.x_names and not all(x in range(len(names)) for x in places):  # such as the joints of a tree
+    if chart.x_names and not _only_names(chart):
         return {"type": "linear", "tickvals": list(range(len(names))), "ticktext": texts}
     found: dict[str, Any] = {"tickvals": [_text(name) for name in names], "ticktext": texts}
     found |= {"categoryorder": "array", "categoryarray": found["tickvals"]}
