@@ -195,7 +195,7 @@ def _numbers(result):
             yield from [] if name == "cost" else [float(value)]
         elif isinstance(value, torch.Tensor | np.ndarray):
             yield from (float(each) for each in value)
-        elif isinstance(value, Estimate) or type(value) not in kinds:
+        elif isinstance(value, Estimate | dict) or type(value) not in kinds:
             yield from _numbers(dict(enumerate(value)) if isinstance(value, tuple) else value)
         else:
             yield next(iter(kinds[type(value)](value)))
