@@ -112,9 +112,13 @@ def training() -> Any:
     model = lh.models.mlp([64, 32, 10])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     run = lh.training.fit(
-        lh.Problem(model, "cross_entropy", train), optimizer, 20, schedule=lh.optim.schedules.cosine(optimizer, 20),
-        validation=test, trackers=lh.training.make_trackers("trace", every=2),
-    )  # fmt: skip
+        lh.Problem(model, "cross_entropy", train),
+        optimizer,
+        20,
+        schedule=lh.optim.schedules.cosine(optimizer, 20),
+        validation=test,
+        trackers=lh.training.make_trackers("trace", every=2),
+    )
     return lh.plot(run)
 
 

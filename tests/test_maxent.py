@@ -365,7 +365,7 @@ MISUSES = {
         lambda: spectrum(operator(torch.diag(torch.arange(9.0))), 4).density(smoothing="maxent", moments=9),
         r"moments must be an integer in \[1, 7\]",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("misuse", MISUSES)

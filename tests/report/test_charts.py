@@ -13,13 +13,18 @@ from lambdahat.results.charts import Chart, Heat, Series
 
 NAN = math.nan
 LINES = Chart(
-    "Loss", "epoch", "loss",
-    (Series("SGD", [1, 2, 3, 4], [4.0, None, 2.0, 1.0], [0.5, 0.5, NAN, 0.25]),
-     Series("NGD", [1, 2], [3.0, 1.5], style="points"),
-     Series("SGD, paper", [2], [2.5], style="points", published=True),
-     Series("other", [2], [2.5], style="points", published=True)),
-    y_log=True, lines=(("chance", 2.3),),
-)  # fmt: skip
+    "Loss",
+    "epoch",
+    "loss",
+    (
+        Series("SGD", [1, 2, 3, 4], [4.0, None, 2.0, 1.0], [0.5, 0.5, NAN, 0.25]),
+        Series("NGD", [1, 2], [3.0, 1.5], style="points"),
+        Series("SGD, paper", [2], [2.5], style="points", published=True),
+        Series("other", [2], [2.5], style="points", published=True),
+    ),
+    y_log=True,
+    lines=(("chance", 2.3),),
+)
 OURS = Series("tanh", ["a", "b"], [1.0, 2.0], [0.1, 0.2], "bars")
 BARS = Chart("Norms", "rule", "norm", (OURS, Series("tanh (thesis)", ["a", "b"], [1.5, NAN], None, "bars", True)))
 CELLS = Chart("Cells", "α", "ε", heat=Heat([0.1, 1.0, 10.0], ["low", "high"], [[1, 2, 3], [4, NAN, 6]], "λ̂"))
@@ -27,9 +32,15 @@ OFFSETS = [float(x) for x in np.linspace(-1, 1, 9)]
 FIELD = Heat(OFFSETS, OFFSETS, [[x * x + 2 * y for x in OFFSETS] for y in OFFSETS], "loss")
 STEMS = Chart("Stems", "λ", "share", (Series("Ritz", [0.0, 2.0], [0.9, 0.1], style="stems"),), y_log=True)
 STEPS = Chart("Steps", "step", "rate", (Series("rate", [0, 1, 2], [1.0, 0.5, 0.1], [0.1, 0.1, 0.1], "step"),))
-ALL = {"lines": LINES, "bars": BARS, "cells": CELLS, "stems": STEMS, "steps": STEPS,
-       "contours": Chart("Field", "x", "y", heat=FIELD),
-       "surface": Chart("Field", "x", "y", heat=FIELD, surface=True)}  # fmt: skip
+ALL = {
+    "lines": LINES,
+    "bars": BARS,
+    "cells": CELLS,
+    "stems": STEMS,
+    "steps": STEPS,
+    "contours": Chart("Field", "x", "y", heat=FIELD),
+    "surface": Chart("Field", "x", "y", heat=FIELD, surface=True),
+}
 
 
 @pytest.mark.parametrize("chart", ALL.values(), ids=ALL)
@@ -182,8 +193,10 @@ def test_numbers_on_a_map_can_be_read_on_every_shade():
     assert found[0, 0].get_text() == "−4"
     for row in range(4):
         for column in range(4):
-            light = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
-                     for part in image.to_rgba(values[row][column])[:3]]  # fmt: skip
+            light = [
+                part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+                for part in image.to_rgba(values[row][column])[:3]
+            ]
             ground = 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2] + 0.05
             ink = {"black": 0.05, "white": 1.05}[found[column, row].get_color()]
             assert max(ground, ink) / min(ground, ink) >= 4.5

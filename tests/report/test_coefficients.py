@@ -24,10 +24,19 @@ FINE, MIXING, GONE = Status.CONVERGED, Status.NOT_MIXED, Status.DIVERGED
 def a_sweep():
     values = np.array([[2.0, 2.1, 2.4], [5.0, 5.5, np.nan]])
     return Sweep(
-        np.array([1e-5, 1e-4, 1e-3]), np.array([80.0, 900.0]), ("B/log B, B = 512", "n/log n, n = 8000"), values,
-        0.1 * values, np.array([[0.99, 0.9, 0.4], [0.95, 0.6, np.nan]]), ((MIXING, FINE, FINE), (MIXING, FINE, GONE)),
-        (1e-4, 900.0), Estimate(5.2, 0.2, 100, FINE, 15.0), 1.0, 512, 1000,
-    )  # fmt: skip
+        np.array([1e-5, 1e-4, 1e-3]),
+        np.array([80.0, 900.0]),
+        ("B/log B, B = 512", "n/log n, n = 8000"),
+        values,
+        0.1 * values,
+        np.array([[0.99, 0.9, 0.4], [0.95, 0.6, np.nan]]),
+        ((MIXING, FINE, FINE), (MIXING, FINE, GONE)),
+        (1e-4, 900.0),
+        Estimate(5.2, 0.2, 100, FINE, 15.0),
+        1.0,
+        512,
+        1000,
+    )
 
 
 def a_scaling(multiplicity=1, slope=1.5):
@@ -58,10 +67,18 @@ def a_curve(axis="localization"):
     results = []
     for place, value, slope, status in zip(grid, (3.0, 2.8, 2.0), slopes, (FINE, FINE, MIXING), strict=True):
         settings = {"nbeta": 100.0, "localization": 10.0, axis: float(place)}
-        results.append(LearningCoefficient(
-            value, 0.1, 10, status, 15.0, **settings, temperature="n/log n, n = 647",
-            sensitivity=Sensitivity(slope, slope),
-        ))  # fmt: skip
+        results.append(
+            LearningCoefficient(
+                value,
+                0.1,
+                10,
+                status,
+                15.0,
+                **settings,
+                temperature="n/log n, n = 647",
+                sensitivity=Sensitivity(slope, slope),
+            )
+        )
     return CoefficientCurve(axis, grid, tuple(results), 100.0 if axis == "localization" else 10.0, 4.0)
 
 
@@ -77,9 +94,11 @@ def row(name, error, truth=2.0, stderr=0.04, asymptotic=math.nan, truth_stderr=0
 
 def a_verification():
     rows = (
-        row("quadratic", 0.01, asymptotic=2.1), row("crossing", 0.06, asymptotic=4.0), row("rank", -0.2),
+        row("quadratic", 0.01, asymptotic=2.1),
+        row("crossing", 0.06, asymptotic=4.0),
+        row("rank", -0.2),
         row("sampled", 0.02, truth_stderr=0.05),
-    )  # fmt: skip
+    )
     return Verification(rows, 0, False)
 
 
@@ -141,8 +160,17 @@ def test_volumes_have_the_fitted_slope_over_the_lower_half(multiplicity):
 
 
 def test_volumes_without_a_slope_are_drawn():
-    axes = plot(VolumeScaling(Estimate(math.nan, math.nan), np.array([-0.7, -1.4]), np.zeros((16, 2)) - 1.0, 1, 1.0, 10,
-                              Status.PRECISION_LIMIT))  # fmt: skip
+    axes = plot(
+        VolumeScaling(
+            Estimate(math.nan, math.nan),
+            np.array([-0.7, -1.4]),
+            np.zeros((16, 2)) - 1.0,
+            1,
+            1.0,
+            10,
+            Status.PRECISION_LIMIT,
+        )
+    )
     axes.figure.canvas.draw()
     assert "[PRECISION_LIMIT]" in axes.get_title()
 

@@ -33,8 +33,14 @@ def a_density():
 
 def some_pairs(converged=(True, True, False)):
     status = Status.CONVERGED if all(converged) else Status.NOT_CONVERGED
-    return Eigenpairs(torch.tensor([3.0, 2.0, -1.0]), torch.eye(3), torch.tensor([1e-6, 1e-3, 0.2]),
-                      torch.tensor(converged), 9, status)  # fmt: skip
+    return Eigenpairs(
+        torch.tensor([3.0, 2.0, -1.0]),
+        torch.eye(3),
+        torch.tensor([1e-6, 1e-3, 0.2]),
+        torch.tensor(converged),
+        9,
+        status,
+    )
 
 
 def a_line():
@@ -227,9 +233,11 @@ def test_moments_show_their_students_interval():
 
 def test_measurement_is_a_grid_of_panels_and_a_list_of_numbers(tmp_path):
     results = {  # two numbers, two panels
-        "trace": Estimate(103.2, 1.3), "parts": {"a": Estimate(2.0)},
-        "spectrum": a_spectrum(), "eigenpairs": some_pairs(),
-    }  # fmt: skip
+        "trace": Estimate(103.2, 1.3),
+        "parts": {"a": Estimate(2.0)},
+        "spectrum": a_spectrum(),
+        "eigenpairs": some_pairs(),
+    }
     measurement = Measurement(results, {"parameters": 100, "samples": 7, "loss": "cross_entropy"})
     measurement.save(tmp_path)
     figure = plot(Measurement.load(tmp_path))

@@ -16,10 +16,16 @@ OWN = {"kind", "epoch", "step", "progress", "loss"}
 
 def run_of(columns, rows=3, **about):
     history = tuple(
-        {"kind": "step", "epoch": 0, "step": i, "progress": float(i), "loss": 1.0,
-         **{name: values[i] if isinstance(values, list) else values for name, values in columns.items()}}
+        {
+            "kind": "step",
+            "epoch": 0,
+            "step": i,
+            "progress": float(i),
+            "loss": 1.0,
+            **{name: values[i] if isinstance(values, list) else values for name, values in columns.items()},
+        }
         for i in range(rows)
-    )  # fmt: skip
+    )
     return Run(history, about=about)
 
 
@@ -34,8 +40,18 @@ def test_every_column_of_every_tracker_has_a_panel_with_a_name_of_its_own():
 
 
 def test_columns_that_share_an_axis_share_a_panel_and_others_stand_alone():
-    found = {"edge": 1.0, "edge_threshold": 2.0, "edge_cost": 9.0, "edge_status": "CONVERGED", "top_1": 3.0,
-             "top_2": 1.0, "top_drift": math.nan, "top_overlap": 0.5, "mine": 4.0, "llc": math.nan}  # fmt: skip
+    found = {
+        "edge": 1.0,
+        "edge_threshold": 2.0,
+        "edge_cost": 9.0,
+        "edge_status": "CONVERGED",
+        "top_1": 3.0,
+        "top_2": 1.0,
+        "top_drift": math.nan,
+        "top_overlap": 0.5,
+        "mine": 4.0,
+        "llc": math.nan,
+    }
     assert tracked_panels(run_of(found), OWN) == {
         "learning rate × sharpness": ["edge", "edge_threshold"],
         "largest eigenvalues": ["top_1", "top_2"],
