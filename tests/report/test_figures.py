@@ -7,6 +7,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from lambdahat.measurements import Measurement
 from lambdahat.report.figures import plot
@@ -52,7 +53,7 @@ def a_plane():
 
 
 def caption(axes):
-    """The small letters above a frame, in one line."""
+    """The small letters below a frame, in one line."""
     return " ".join(" ".join(text.get_text() for text in axes.texts).split())
 
 
@@ -96,6 +97,18 @@ def test_every_result_is_drawn_from_disk_with_its_labels(name, tmp_path):
 def test_a_given_axes_is_used(name):
     axes = new_figure().add_subplot()
     assert plot(RESULTS[name], axes) is axes
+
+
+def test_the_caption_is_below_the_label_where_the_figure_has_room_for_it():
+    axes = plot(a_spectrum())
+    axes.set_title("A title of the reader's own")
+    axes.figure.canvas.draw()
+    (small,) = axes.texts
+    assert small.get_text() == "P = 100, 1 probe, depth 4."
+    assert small.get_window_extent().y1 <= axes.xaxis.label.get_window_extent().y0
+    assert small.get_window_extent().y0 >= 0
+    plain = Figure().add_subplot()  # would write over what is below
+    assert plot(a_spectrum(), plain).texts[:] == []
 
 
 def test_figures_leave_global_state_alone():

@@ -35,14 +35,14 @@ def plot(result: Any, ax: Axes | None = None) -> Any:
     """Draw any result and return its ``Axes``; what has several panels is returned as a ``Figure``.
 
     Those are ``Measurement``, ``Chains``, ``LearningCoefficient``, ``Sweep``, ``Run``, ``Similarity``, ``Advice``,
-    and mappings of several results.
-    With ``ax`` all but the first draw the panel that tells most: the running λ̂ with its band, λ̂ over step sizes, the
-    loss over epochs, the rates.
+    and mappings of several results. With ``ax`` all but the first draw the panel that tells most: the running λ̂ with
+    its band, λ̂ over step sizes, the loss over epochs, the rates.
 
     Without ``ax`` the figure is a new one outside pyplot, so no display is needed and no global setting changes:
-    ``plot(result).figure.savefig("figure.png")``. A plane ``Landscape`` becomes a surface on three-dimensional axes
-    (``figure.add_subplot(projection="3d")``). A result type of your own is drawn from the charts that a function
-    registered with ``lambdahat.results.charts.charts_of`` gives.
+    ``plot(result).figure.savefig("figure.png")``. Settings and the meaning of error bars stand in a caption below the
+    frame; a figure of your own needs ``layout="constrained"`` to have room for it. A plane ``Landscape`` becomes a
+    surface on three-dimensional axes (``figure.add_subplot(projection="3d")``). A result type of your own is drawn from
+    the charts that a function registered with ``lambdahat.results.charts.charts_of`` gives.
 
     Args:
         result: The result, or a mapping from names to results.

@@ -70,7 +70,8 @@ def draw(chart: Chart, ax: Axes | None = None, caption: bool = False) -> Axes:
     across, up = (chart.y_label, chart.x_label) if chart.horizontal else (chart.x_label, chart.y_label)
     axes.set_xlabel(across)
     axes.set_ylabel(up)
-    _draw_title(chart, axes, caption)
+    axes.set_title(chart.title, fontsize="medium")
+    _draw_caption(chart, axes, caption)
     return axes  # type: ignore[no-any-return]
 
 
@@ -87,25 +88,18 @@ def _new_axes(chart: Chart) -> Axes:
     return figure.add_subplot(projection="3d") if chart.surface else tidy(figure.add_subplot())
 
 
-def _draw_title(chart: Chart, axes: Any, caption: bool) -> None:
-    """The title, and between it and the frame the warning and the caption in small letters."""
-    width = axes.get_position().width * axes.figure.get_figwidth()
+def _draw_caption(chart: Chart, axes: Any, caption: bool) -> None:
+    """The warning and the caption in small letters below the x label, where a layout engine makes room for them."""
     parts = [(chart.warning, VERMILION)] + ([(chart.caption, GREY)] if caption else [])
-    height = 4.0
-    for text, colour in reversed([part for part in parts if part[0]]):
-        lines = textwrap.wrap(text, max(int(PER_INCH * width), 20))
-        place: dict[str, Any] = {"xy": (0.5, 1.0), "xytext": (0, height), "xycoords": "axes fraction"}
-        axes.annotate(
-            "\n".join(lines),
-            **place,
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            fontsize="small",
-            color=colour,
-        )
-        height += 12 * len(lines)
-    axes.set_title(chart.title, fontsize="medium", pad=height + 2)
+    width = int(PER_INCH * axes.get_window_extent().width / axes.figure.dpi)
+    look: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "top", "fontsize": "small"}
+    below = 3.0
+    for text, colour in parts if axes.figure.get_layout_engine() is not None else []:
+        lines = textwrap.wrap(text, max(width, 20))
+        place = {"xy": (0.5, 0.0), "xycoords": axes.xaxis.label, "xytext": (0, -below)}
+        if lines:
+            axes.annotate("\n".join(lines), **place, **look, color=colour)
+        below += 12.0 * len(lines)
 
 
 class _Frame:

@@ -55,7 +55,7 @@ def _(estimate: Estimate) -> list[Chart]:
     """A point with its 95 % interval, or a histogram where the estimate is of many elements."""
     if isinstance(estimate.value, Tensor):
         values, typical = numpy_of(estimate.value).ravel(), float(np.median(numpy_of(estimate.stderr)))
-        error = "exact" if typical == 0 else f"median standard error {typical:.2g}"
+        error = "Exact" if typical == 0 else f"Median standard error {typical:.2g}"
         return [histogram(values, with_status(f"{values.size:,} elements", estimate.status), caption=f"{error}.")]
     title = with_status(value_text(estimate) + settings_text(estimate, ", "), estimate.status)
     return [interval_chart(title, estimate)]
