@@ -189,6 +189,14 @@ def test_plane_lays_the_first_direction_across():
     assert np.ptp(lowest.vertices[:, 1]) == pytest.approx(2.0)
 
 
+def test_the_centre_of_a_plane_does_not_set_the_marks_of_its_axis():
+    axes = plot(a_plane())
+    axes.figure.canvas.draw()
+    assert len(axes.get_xticks()) > 3
+    (centre,) = [line for line in axes.lines if line.get_label() == "centre"]
+    assert centre.get_xydata().tolist() == [[0.0, 0.0]]
+
+
 def test_plane_becomes_a_surface_on_three_dimensional_axes():
     axes = new_figure().add_subplot(projection="3d")
     assert plot(a_plane(), axes) is axes

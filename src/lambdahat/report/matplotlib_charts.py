@@ -206,7 +206,7 @@ def _scale(chart: Chart, frame: _Frame) -> None:
             frame.axes.tick_params(axis="x", labelrotation=40)
             for label in frame.axes.get_xticklabels():
                 label.set_horizontalalignment("right")
-    elif whole and not chart.x_log:
+    elif whole and not chart.x_log and chart.heat is None:
         from matplotlib.ticker import MaxNLocator
 
         getattr(frame.axes, f"{frame.x_axis}axis").set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
