@@ -1,5 +1,6 @@
 """Charts as plotly and matplotlib draw them: the numbers are those of the chart, and gaps stay gaps."""
 
+import dataclasses
 import json
 import math
 
@@ -7,9 +8,12 @@ import numpy as np
 import pytest
 
 from lambdahat.report.matplotlib_charts import draw
+from lambdahat.report.page import write_page
 from lambdahat.report.page_tables import grid
 from lambdahat.report.plotly_charts import COLOURS, describe_chart, figure_of
+from lambdahat.report.sections import Section
 from lambdahat.results.charts import Chart, Heat, Series
+from tests.report.pages import Reader
 
 NAN = math.nan
 LINES = Chart(
@@ -207,3 +211,95 @@ def test_tables_have_minus_signs():
     assert "−1 of 3-5" in page
     assert '<a href="x-1">−0.5 ± 1e-05</a>' in page
     assert "<code>f -1</code>" in page
+
+
+CASES = Chart(
+    "Cases",
+    "",
+    "deviation, %",
+    (Series("near", [0, 2], [1.0, -3.0], [0.5, 0.25], "points", texts=("", "far")),),
+    lines=(("", 0.0),),
+    bands=(("± 2 %", -2.0, 2.0),),
+    x_names=("a", "b", "c"),
+    horizontal=True,
+)
+
+
+def test_a_horizontal_chart_has_its_names_down_the_left_side():
+    axes = draw(CASES)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("deviation, %", "")
+    (line, _, (bars,)) = axes.containers[0]
+    assert line.get_xydata().tolist() == [[1.0, 0.0], [-3.0, 2.0]]
+    assert [segment[:, 0].tolist() for segment in bars.get_segments()] == [[0.5, 1.5], [-3.25, -2.75]]
+    (band,) = axes.patches
+    assert (band.get_x(), band.get_width()) == (-2.0, 4.0)
+    (trace,), layout = (figure_of(CASES)[part] for part in ("data", "layout"))
+    assert (trace["x"], trace["y"], trace["error_x"]["array"]) == ([1, -3], ["a", "c"], [0.5, 0.25])
+    assert trace["hovertemplate"].startswith("%{y}: %{x:.5g} ± %{customdata:.2g}<extra>")
+    assert layout["yaxis"]["categoryarray"] == ["a", "b", "c"]
+    assert layout["yaxis"]["autorange"] == "reversed"
+    assert [(shape["x0"], shape["x1"], shape["yref"]) for shape in layout["shapes"]] == [
+        (0, 0, "paper"),
+        (-2, 2, "paper"),
+    ]
+    assert describe_chart(CASES) == "deviation, %. near: 1 at a to -3 at c; ± 2 % from -2 to 2."
+
+
+def test_two_places_of_one_name_stay_apart():
+    twins = dataclasses.replace(CASES, x_names=("a", "b", "a"))
+    (trace,) = figure_of(twins)["data"]
+    assert trace["y"] == [0, 2]
+    assert figure_of(twins)["layout"]["yaxis"]["ticktext"] == ["a", "b", "a"]
+    assert [label.get_text() for label in draw(twins).get_yticklabels()] == ["a", "b", "a"]
+
+
+def test_lines_and_bands_across_and_marks_along_the_edge():
+    rug = Series("gone", [10.0], [None], style="rug", mark="cross")
+    chart = Chart(
+        "",
+        "ε",
+        "y",
+        (Series("s", [1.0, 10.0], [2.0, 3.0], [1.0, 1.0], below=[0.5, 0.25]), rug),
+        x_log=True,
+        x_lines=(("chosen", 10.0),),
+        x_bands=(("gap", 1.0, 3.0),),
+    )
+    layout = figure_of(chart)["layout"]
+    assert [(shape["x0"], shape["x1"]) for shape in layout["shapes"]] == [(10.0, 10.0), (1.0, 3.0)]
+    assert [note["x"] for note in layout["annotations"]] == [1.0, 0.0]  # by their logarithms
+    band, _, marks = figure_of(chart)["data"]
+    assert band["y"] == [1.5, 2.75, 4, 3]
+    assert (marks["x"], marks["yaxis"]) == ([10], "y2")
+    axes = draw(chart)
+    (cross,) = [line for line in axes.lines if line.get_marker() == "x"]
+    assert cross.get_xdata().tolist() == [10.0]
+    assert cross.get_transform() == axes.get_xaxis_transform()
+    edges = axes.collections[0].get_paths()[0].vertices
+    assert {1.5, 3.0, 2.75, 4.0} <= set(edges[:, 1])
+
+
+def test_a_map_with_logarithmic_colours_keeps_its_numbers():
+    heat = Heat(["a", "b"], ["c", "d"], [[0.0, 10.0], [1000.0, None]], "KL", log=True)
+    (cells,) = figure_of(Chart("", "x", "y", heat=heat))["data"]
+    assert cells["customdata"] == [[0, 10], [1000, None]]
+    assert cells["z"] == [[1, 1], [3, None]]  # zero has the colour of the least positive number
+    assert cells["text"] == [["0", "10"], ["1e+03", ""]]
+    assert [text.get_text() for text in draw(Chart("", "x", "y", heat=heat)).texts] == ["0", "10", "1e+03"]
+
+
+def test_bars_that_share_no_place_are_as_wide_as_if_alone():
+    apart = Chart("", "rank", "λ", (Series("a", [1, 2], [3, 2], style="bars"), Series("b", [3], [1], style="bars")))
+    assert figure_of(apart)["layout"]["barmode"] == "overlay"
+    assert [bar.get_x() + bar.get_width() / 2 for bar in draw(apart).patches] == [1.0, 2.0, 3.0]
+    assert figure_of(BARS)["layout"]["barmode"] == "group"
+
+
+def test_a_list_is_a_table_in_both(tmp_path):
+    chart = Chart("Numbers", rows=(("trace", "1.5 ± 0.1"), ("rank", "3")))
+    cells = [cell.get_text().get_text() for cell in draw(chart).tables[0].get_celld().values()]
+    assert cells == ["trace", "1.5 ± 0.1", "rank", "3"]
+    page = Reader(write_page([Section("s", charts=(chart,))], tmp_path / "p.html", "P").read_text(encoding="utf-8"))
+    assert page.texts["td"] == ["1.5 ± 0.1".replace(" ± ", "\u00a0±\u00a0"), "3"]
+    assert page.payload("s")["charts"] == []
