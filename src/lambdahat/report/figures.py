@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lambdahat._check import describe, require
 from lambdahat.measurements import Measurement
 from lambdahat.report import coefficient_charts, run_charts, spectral_charts  # noqa: F401  (registers the charts)
-from lambdahat.report.matplotlib_charts import draw
+from lambdahat.report.matplotlib_charts import draw, size_of
 from lambdahat.report.style import new_figure, tidy
 from lambdahat.results.charts import Chart, charts_of
 from lambdahat.storage import write_atomically
@@ -76,9 +76,14 @@ def _draw_panels(charts: Sequence[Chart], heading: str) -> Figure:
     count = len(charts)
     columns = 2 if count in (2, 4) else min(count, 3 if count <= 6 else 4)
     rows = math.ceil(count / columns)
-    figure = new_figure(PANEL[0] * columns, PANEL[1] * rows)
-    for place, chart in enumerate(charts, start=1):
-        draw(chart, tidy(figure.add_subplot(rows, columns, place)), caption=True)
+    # a chart is drawn smaller here than alone, unless it says that it needs the room
+    sizes = [(PANEL[0] * size_of(chart)[0] / 6.4, PANEL[1] * size_of(chart)[1] / 4.0) for chart in charts]
+    widths = [max(PANEL[0], *(size[0] for size in sizes[column::columns])) for column in range(columns)]
+    heights = [max(PANEL[1], *(size[1] for size in sizes[row * columns :][:columns])) for row in range(rows)]
+    figure = new_figure(sum(widths), sum(heights))
+    grid = figure.add_gridspec(rows, columns, width_ratios=widths, height_ratios=heights)
+    for place, chart in enumerate(charts):
+        draw(chart, tidy(figure.add_subplot(grid[place // columns, place % columns])), caption=True)
     if heading:
         figure.suptitle(heading)
     return figure

@@ -48,10 +48,11 @@ MARKS: dict[str, dict[str, Any]] = {
     "tick": {"marker": "|", "markersize": 12, "markeredgewidth": 1.5},
     "diamond": {"marker": "D", "markerfacecolor": "white", "markersize": 6, "zorder": 4},
 }
-INSIDE, LETTERS, MOST = 8, 30, 24  # a legend of more or longer names stands beside the frame; of too many there is none
+INSIDE, LETTERS, MOST = 8, 36, 24  # a legend of more or longer names stands beside the frame; of too many there is none
 LEVELS = 10  # of contours
 CROWD = 300  # from so many points on their marks are small
 LINE = 0.28  # inches of height for each name down the left side
+CELL = 0.55, 0.35  # inches of a cell that has its number written in
 NAMED = 45  # letters of all names below an axis, beyond which they are slanted
 PER_INCH = 15  # letters of a caption
 
@@ -76,11 +77,15 @@ def draw(chart: Chart, ax: Axes | None = None, caption: bool = False) -> Axes:
 
 
 def size_of(chart: Chart) -> tuple[float, float]:
-    """Width and height in inches of a chart that stands alone."""
+    """Width and height in inches that a chart needs: names on the left and cells with their numbers need room."""
+    heat = chart.heat
+    if heat is not None and not is_field(heat) and max(len(heat.x), len(heat.y)) <= TEXTED:
+        names = 0.08 * max(len(_word(y)) for y in heat.y)
+        return max(6.4, 1.6 + names + CELL[0] * len(heat.x)), max(4.0, 1.2 + 0.6 * names + CELL[1] * len(heat.y))
     if not chart.horizontal:
         return 6.4, 4.0
-    names = len(names_of(chart))
-    return (6.4, 1.9) if names == 1 else (8.4, 1.5 + LINE * names)
+    count = len(names_of(chart))
+    return (6.4, 1.9) if count == 1 else (8.4, 1.5 + LINE * count)
 
 
 def _new_axes(chart: Chart) -> Axes:
@@ -181,7 +186,7 @@ def _draw_series(chart: Chart, axes: Axes) -> None:
             frame.mark(axis, at, color=GREY, linewidth=0.9, linestyle="--", label=label or None, zorder=1)
     for axis, bands in ((frame.y_axis, chart.bands), (frame.x_axis, chart.x_bands)):
         for label, low, high in bands:
-            frame.shade(axis, low, high, color=AMBER, alpha=0.2, label=label or None, zorder=0)
+            frame.shade(axis, low, high, color=AMBER, alpha=0.15, label=label or None, zorder=0)
     _limit(chart, frame)
     _draw_legend(chart, axes)
 
