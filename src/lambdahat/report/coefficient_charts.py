@@ -321,7 +321,11 @@ def _(scaling: VolumeScaling) -> list[Chart]:
     levels, volumes = scaling.levels, scaling.volumes
     half = student_quantile(LEVEL, len(scaling.log_levels) - 1) * scaling.stderr
     above, below = numbers(volumes * np.expm1(half)), numbers(-volumes * np.expm1(-half))
-    series = [Series("nested sampling", numbers(levels), numbers(volumes), above, "points", below=below)]
+    x, y, name = numbers(levels), numbers(volumes), "nested sampling"
+    series = [
+        Series(name, x, y, above, "segments", below=below, colour="blue", faint=True, legend=False),
+        Series(name, x, y, None, "points", colour="blue"),
+    ]
     slope = scaling.coefficient
     if math.isfinite(float(slope)):
         low = slice(len(levels) // 2, None)
@@ -330,7 +334,7 @@ def _(scaling: VolumeScaling) -> list[Chart]:
         fitted = np.exp(shape + np.mean(scaling.log_volumes[low] - shape))
         power = "" if scaling.multiplicity == 1 else f", m = {scaling.multiplicity}"
         name = f"slope λ = {value_text(slope)}{power}"
-        series.append(Series(name, numbers(levels[low]), numbers(fitted), style="segments"))
+        series.append(Series(name, numbers(levels[low]), numbers(fitted), style="segments", colour="vermilion"))
     title = with_status("Volume of nearly optimal parameters", scaling.status)
     look: Any = {"x_log": True, "y_log": True, "caption": f"Within {scaling.radius:.3g} of w*. {INTERVAL}"}
     return [Chart(title, "level ε of L − L*", "V(ε), share of the ball", tuple(series), **look)]

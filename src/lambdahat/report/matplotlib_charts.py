@@ -289,7 +289,7 @@ def _draw_curve(
     if series.faint:
         line |= {"linewidth": 0.5, "alpha": 0.25}
     elif series.style == "segments":
-        line["linewidth"] = 1.1
+        line["linewidth"] = 1.1 if len(y) > MARKED else 1.9  # a short one is a fit or a tangent, over other marks
     if series.style == "area":
         frame.fill(x, 0.0, y, color=look["color"], alpha=0.12)
     if series.style in ("joined", "area"):
