@@ -21,7 +21,7 @@ from lambdahat.experiments.minibatch.rate_rows import frontiers_of, rules_of, sc
 from lambdahat.experiments.minibatch.rate_rules import RateRule
 from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns
 from lambdahat.experiments.statistics import mean_of
-from lambdahat.report.chart_figures import draw
+from lambdahat.report.matplotlib_charts import draw
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, PURPLE, SKY, VERMILION, new_figure, tidy
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -34,9 +34,11 @@ GUESS = 0.9  # the error of ten classes guessed, which a run that diverged count
 FEW_DECADES = 300.0  # a range below which threes have room for a label
 WAYS = {1e-4: BLUE, 1e-3: SKY, 1e-2: GREEN, 1e-1: AMBER, 1.0: VERMILION}  # dampings whose runs are drawn step by step
 BATCH_NORM = (
-    "VGG-4×16-BN, γ = 0.0005: error over batch sizes", "VGG-4×16, γ = 0.0005: error over batch sizes",
-    "WideResNet-10×1, γ = 0.0005: error over epochs, α ∝ B", "Rates at B = 128",
-)  # fmt: skip
+    "VGG-4×16-BN, γ = 0.0005: error over batch sizes",
+    "VGG-4×16, γ = 0.0005: error over batch sizes",
+    "WideResNet-10×1, γ = 0.0005: error over epochs, α ∝ B",
+    "Rates at B = 128",
+)
 
 
 def rows_of(part: str) -> Rows:
@@ -76,8 +78,18 @@ def _edges(axes: Any, frontiers: Sequence[Frontier]) -> None:
         centre = frontier.centre()
         factor = frontier.stderr().nan_to_num().exp()  # errors are those of logarithms
         bars = torch.stack([centre - centre / factor, centre * factor - centre])
-        axes.errorbar(frontier.batch_sizes, centre, yerr=bars, fmt=mark, color=colour, markerfacecolor=face,
-                      markersize=4.5, capsize=2, elinewidth=1, label=f"by training, {frontier.criterion}")  # fmt: skip
+        axes.errorbar(
+            frontier.batch_sizes,
+            centre,
+            yerr=bars,
+            fmt=mark,
+            color=colour,
+            markerfacecolor=face,
+            markersize=4.5,
+            capsize=2,
+            elinewidth=1,
+            label=f"by training, {frontier.criterion}",
+        )
 
 
 def _root(axes: Any, frontier: Frontier) -> None:
@@ -138,10 +150,18 @@ def _outcomes(axes: Any, runs: ScalingRuns, values: Tensor) -> None:
     for rule, found in zip(runs.rules, values, strict=True):
         colour, mark = RULES[rule]
         readings = [mean_of(each.tolist()) for each in found]
-        axes.errorbar(runs.batch_sizes, [reading.value for reading in readings],
-                      yerr=[np.nan_to_num(reading.stderr) for reading in readings], marker=mark, color=colour,
-                      markersize=4.5, capsize=2, elinewidth=1, linewidth=1.3,
-                      label="∝ 1/B" if rule == "inverse" else rule)  # fmt: skip
+        axes.errorbar(
+            runs.batch_sizes,
+            [reading.value for reading in readings],
+            yerr=[np.nan_to_num(reading.stderr) for reading in readings],
+            marker=mark,
+            color=colour,
+            markersize=4.5,
+            capsize=2,
+            elinewidth=1,
+            linewidth=1.3,
+            label="∝ 1/B" if rule == "inverse" else rule,
+        )
 
 
 def _logs(axes: Any, both: bool = False) -> None:
@@ -227,8 +247,19 @@ def _way(
     places = [mean_of(look.values(column)).value for look in looks]
     readings = [mean_of([100 * value for value in look.values("test error")]) for look in looks]
     values, errors = ([getattr(each, part) for each in readings] for part in ("value", "stderr"))
-    axes.errorbar(places, values, errors, fmt=style, markersize=3.5, color=colour, markerfacecolor=face or colour,
-                  capsize=2, elinewidth=1, linewidth=1.2, label=name)  # fmt: skip
+    axes.errorbar(
+        places,
+        values,
+        errors,
+        fmt=style,
+        markersize=3.5,
+        color=colour,
+        markerfacecolor=face or colour,
+        capsize=2,
+        elinewidth=1,
+        linewidth=1.2,
+        label=name,
+    )
 
 
 def batch_norm_rates() -> Any:

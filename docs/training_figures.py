@@ -11,7 +11,7 @@ from torch import nn
 
 import lambdahat as lh
 from lambdahat.experiments import Store, find
-from lambdahat.report.chart_figures import draw
+from lambdahat.report.matplotlib_charts import draw
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, VERMILION, new_figure, tidy
 
 RUNS = Path(__file__).parents[1] / "benchmarks" / "results" / "reproductions"
@@ -112,9 +112,13 @@ def training() -> Any:
     model = lh.models.mlp([64, 32, 10])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     run = lh.training.fit(
-        lh.Problem(model, "cross_entropy", train), optimizer, 20, schedule=lh.optim.schedules.cosine(optimizer, 20),
-        validation=test, trackers=lh.training.make_trackers("trace", every=2),
-    )  # fmt: skip
+        lh.Problem(model, "cross_entropy", train),
+        optimizer,
+        20,
+        schedule=lh.optim.schedules.cosine(optimizer, 20),
+        validation=test,
+        trackers=lh.training.make_trackers("trace", every=2),
+    )
     return lh.plot(run)
 
 

@@ -49,7 +49,7 @@ def test_a_record_is_stored_and_drawn(tmp_path):
     assert [row.cost for row in stored.rows][:3] == [1.0, 2.0, 4.0]
     axes = plot(stored)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["HVP (mlp)"]
-    points = {drawn.get_label(): drawn.get_offsets().data.tolist() for drawn in axes.collections}
+    points = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
     assert points == {"peer": [[4.0, 0.0]], OURS: [[2.0, 0.0]], "limit": [[1.1, 0.0]]}
 
 

@@ -14,7 +14,7 @@ from lambdahat.experiments.image_sets import images
 from lambdahat.experiments.minibatch.batch_norm_claims import claims, largest_rates, links_of, setups_of, slopes_of
 from lambdahat.experiments.minibatch.batch_norm_experiment import EXPERIMENT, run, trajectory
 from lambdahat.experiments.reproduction import FAILS, HOLDS, UNTESTED
-from lambdahat.report.chart_figures import draw
+from lambdahat.report.matplotlib_charts import draw
 from tests.experiments.minibatch_made import assert_same_rows, whole
 
 SEEDS = 6

@@ -30,7 +30,7 @@ from lambdahat.experiments.minibatch.rate_rows import (
 from lambdahat.experiments.minibatch.rate_rules import RateRule
 from lambdahat.experiments.minibatch.rate_subjects import Subject, prepared
 from lambdahat.randommatrix import predict
-from lambdahat.report.chart_figures import draw
+from lambdahat.report.matplotlib_charts import draw
 from lambdahat.results import Eigenpairs, Estimate
 from tests.experiments.minibatch_made import assert_same_rows, whole
 

@@ -20,7 +20,7 @@ from lambdahat.experiments.minibatch.eigen_rows import points_of, rows_of
 from lambdahat.experiments.minibatch.eigen_subjects import SCALES, load_split, training_stops
 from lambdahat.experiments.reproduction import VERDICTS
 from lambdahat.randommatrix import effective_batch
-from lambdahat.report.chart_figures import draw
+from lambdahat.report.matplotlib_charts import draw
 from tests.experiments.minibatch_made import N, cell, point, whole
 
 TEN = np.arange(10.0)  # mean 4.5, deviation √(55/6)

@@ -18,7 +18,7 @@ from lambdahat.experiments.minibatch.evolution_claims import claims
 from lambdahat.experiments.minibatch.evolution_experiment import EXPERIMENT, SCALES, kfac
 from lambdahat.experiments.minibatch.evolution_rows import courses_of, rows_of
 from lambdahat.optim import KFAC
-from lambdahat.report.chart_figures import draw
+from lambdahat.report.matplotlib_charts import draw
 from tests.experiments.minibatch_made import assert_same_rows, cell, point, whole
 
 TEN = np.arange(10.0) - 4.5  # mean 0

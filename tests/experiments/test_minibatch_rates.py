@@ -26,7 +26,7 @@ from lambdahat.experiments.minibatch.scaling_runs import ScalingRuns, scaling_ru
 from lambdahat.experiments.minibatch.stacked_networks import Cells, Settings
 from lambdahat.operators import hessian
 from lambdahat.randommatrix import largest_stable_rate
-from lambdahat.report.chart_figures import draw
+from lambdahat.report.matplotlib_charts import draw
 from tests.experiments.minibatch_made import assert_same_rows, whole
 
 TINY = Subject("tiny", "mlp", "digits", 128, (4, 32, 128), 10, 2, 1, 32, {"widths": (4,)})

@@ -36,7 +36,7 @@ from lambdahat.experiments.ngd.training import (
 )
 from lambdahat.experiments.ngd.vs_sgd import TINY
 from lambdahat.experiments.reproduction import FAILS, HOLDS, UNTESTED
-from lambdahat.report.chart_figures import draw
+from lambdahat.report.matplotlib_charts import draw
 from tests.documents import ROOT
 
 EXPERIMENTS = [name for name in registry.PLACES if name.startswith("ngd-")]

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from lambdahat.data import xor
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim, judge
 from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.registry import find
@@ -34,6 +33,7 @@ from lambdahat.models import xor_network
 from lambdahat.optim import SelectiveL2, batch_product, layers_of
 from lambdahat.optim.products import dense_hessian
 from lambdahat.optim.regularizers import StoppedThenSelectiveL2
+from lambdahat.results.charts import Chart
 
 TASKS = ("xor", "xord", "mnist", "synthetic", "cifar10")
 NAMES = {"xor": "xor", "xord": "xord", "mnist": "rules-mnist", "synthetic": "rules-synthetic",

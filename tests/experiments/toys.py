@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Experiment, Rows, key_of
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import mean_of
+from lambdahat.results.charts import Chart, Series
 
 
 @dataclass(frozen=True)

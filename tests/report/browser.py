@@ -13,9 +13,20 @@ from pathlib import Path
 from typing import Any, Self
 
 CHROMIUM = shutil.which("chromium")
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--enable-unsafe-swiftshader", "--disable-quic",
-         "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-         "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe")  # fmt: skip
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--enable-unsafe-swiftshader",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)
 PATIENCE = 60.0  # seconds for an answer: the machine may be busy
 
 
@@ -29,8 +40,10 @@ class Browser:
         script = f'exec 3<&{to_browser} 4>&{from_browser}; exec "$0" "$@"'
         self._process = subprocess.Popen(
             ["bash", "-c", script, str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", "about:blank"],
-            pass_fds=(to_browser, from_browser), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            pass_fds=(to_browser, from_browser),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(to_browser)
         os.close(from_browser)
         self._number, self._buffer, self._session = 0, b"", ""

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat.experiments.charts import Chart, Heat, Series
 from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED, Table, Verdict
 from lambdahat.report.sections import Card, Section
+from lambdahat.results.charts import Chart, Heat, Series
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;"
 EMPTY = {"meta", "link", "br", "img", "input", "hr"}
@@ -33,24 +33,37 @@ def with_own_claims() -> list[Section]:
 def an_experiment(number: int, verdict: str = HOLDS, paper: str = "A paper") -> Section:
     """A section with everything in it."""
     epochs = list(range(50))
-    curves = tuple(Series(name, epochs, [math.exp(-i / 20) * scale for i in epochs], [0.02] * 50)
-                   for name, scale in (("SGD", 1.0), ("NGD", 2.0)))  # fmt: skip
+    curves = tuple(
+        Series(name, epochs, [math.exp(-i / 20) * scale for i in epochs], [0.02] * 50)
+        for name, scale in (("SGD", 1.0), ("NGD", 2.0))
+    )
     told = Series("SGD, paper", [20], [0.4], style="points", published=True)
     offsets = [float(x) for x in np.linspace(-1, 1, 9)]
     plane = Heat(offsets, offsets, [[x * x + y * y for x in offsets] for y in offsets], "loss")
     return Section(
-        f"Experiment {number}", "What it is.\n\nAnd more.", paper,
-        verdicts=(Verdict(f"claim {number}", "Figure 1", verdict, "1.2 ± 0.1", "1.1"),
-                  Verdict("a second claim", "Table 2", OPEN, "0.3 ± 0.4")),
+        f"Experiment {number}",
+        "What it is.\n\nAnd more.",
+        paper,
+        verdicts=(
+            Verdict(f"claim {number}", "Figure 1", verdict, "1.2 ± 0.1", "1.1"),
+            Verdict("a second claim", "Table 2", OPEN, "0.3 ± 0.4"),
+        ),
         cards=(Card("λ̂", "12.3 ± 0.4", "95 %: 11.5 to 13.1", "NOT_MIXED: draw more"),),
-        charts=(Chart("Curves", "epoch", "loss", (*curves, told), y_log=True, source="Figure 2", caption="Errors."),
-                Chart("Plane", "x", "y", heat=plane, surface=number == 3)),
+        charts=(
+            Chart("Curves", "epoch", "loss", (*curves, told), y_log=True, source="Figure 2", caption="Errors."),
+            Chart("Plane", "x", "y", heat=plane, surface=number == 3),
+        ),
         tables=(Table("Table 1", ("rule", "accuracy"), (("SGD", "93.4"), ("NGD", "94.0"))),),
-        assumptions=("One batch size is not given.",), notes=("3 of 4 cells have finished.",),
-        facts={"torch": "2.6", "seeds": "0 to 3"}, command="lambdahat reproduce one --scale cpu",
+        assumptions=("One batch size is not given.",),
+        notes=("3 of 4 cells have finished.",),
+        facts={"torch": "2.6", "seeds": "0 to 3"},
+        command="lambdahat reproduce one --scale cpu",
         rows=[{"seed": 0, "loss": 0.5, "name": 'a,"b"\nc'}, {"seed": 1, "loss": math.nan, "extra": [1, 2.5, math.inf]}],
-        setting="cpu scale", name=f"experiment-{number}-cpu", part="§2", ran="data: digits · epochs: 3",
-    )  # fmt: skip
+        setting="cpu scale",
+        name=f"experiment-{number}-cpu",
+        part="§2",
+        ran="data: digits · epochs: 3",
+    )
 
 
 def experiments() -> list[Section]:

@@ -9,9 +9,9 @@ from lambdahat._rng import generator
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import advise
 from lambdahat.report.figures import plot
-from lambdahat.report.run_charts import advice_charts
 from lambdahat.report.style import new_axes
 from lambdahat.results import Result
+from lambdahat.results.charts import charts_of
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +28,14 @@ def curves(axes):
 def test_two_panels_with_the_measured_points(problem, tmp_path):
     advice = advise(problem, "momentum", 4, 16)
     advice.save(tmp_path / "advice")
-    left, right = plot(Result.load(tmp_path / "advice")).axes
-    assert left.get_xlabel() == right.get_xlabel() == "batch size B"
-    assert (left.get_ylabel(), right.get_ylabel()) == ("λ₁ of a batch", "learning rate")
-    whole = curves(right)["all data"]
+    rates, sharpness = plot(Result.load(tmp_path / "advice")).axes
+    assert sharpness.get_xlabel() == rates.get_xlabel() == "batch size B"
+    assert (sharpness.get_ylabel(), rates.get_ylabel()) == ("λ₁ of a batch", "learning rate")
+    whole = curves(rates)["all data"]
     assert np.allclose(whole[:, 1], 2 * 1.9 / float(advice.levels.largest))
-    (points,) = [box for box in right.containers if box.get_label() == "largest stable, from batches"]
+    (points,) = [box for box in rates.containers if box.get_label() == "largest stable, from batches"]
     assert np.allclose(points[0].get_ydata(), [float(advice["largest stable rate", size]) for size in (4, 16)])
-    rule = curves(right)["largest stable, from τ²"]
+    rule = curves(rates)["largest stable, from τ²"]
     assert (np.diff(rule[:, 1]) > 0).all()
     assert rule[-1, 1] <= whole[0, 1]
 
@@ -58,10 +58,10 @@ def test_of_single_batches_there_are_points_and_no_curves():
         net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 2)).double()
     normed = Problem(net, "cross_entropy", (x, (x[:, 0] > 0).long()), norm="train", batch_size=6)
     advice = advise(normed, "momentum", 6, 12, batches=3)
-    left, right = plot(advice).axes
-    assert [box.get_label() for box in left.containers] == ["batches, measured"]
+    rates, sharpness = plot(advice).axes
+    assert [box.get_label() for box in sharpness.containers] == ["batches, measured"]
     names = ["largest stable rate, all noise", "largest stable rate, no noise"]
-    assert [box.get_label() for box in right.containers] == names
-    assert (left.get_ylabel(), right.get_ylabel()) == ("λ₁ of a batch", "learning rate")
-    (first, *_) = advice_charts(advice)
+    assert [box.get_label() for box in rates.containers] == names
+    assert (sharpness.get_ylabel(), rates.get_ylabel()) == ("λ₁ of a batch", "learning rate")
+    first = charts_of(advice)[1]
     assert first.lines == ()

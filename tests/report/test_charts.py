@@ -1,25 +1,34 @@
 """Charts as plotly and matplotlib draw them: the numbers are those of the chart, and gaps stay gaps."""
 
+import dataclasses
 import json
 import math
 
 import numpy as np
 import pytest
 
-from lambdahat.experiments.charts import Chart, Heat, Series
-from lambdahat.report.chart_figures import draw
+from lambdahat.report.matplotlib_charts import draw
+from lambdahat.report.page import write_page
 from lambdahat.report.page_tables import grid
-from lambdahat.report.plotly_charts import COLOURS, described, figure_of
+from lambdahat.report.plotly_charts import COLOURS, describe_chart, figure_of
+from lambdahat.report.sections import Section
+from lambdahat.results.charts import Chart, Heat, Series
+from tests.report.pages import Reader
 
 NAN = math.nan
 LINES = Chart(
-    "Loss", "epoch", "loss",
-    (Series("SGD", [1, 2, 3, 4], [4.0, None, 2.0, 1.0], [0.5, 0.5, NAN, 0.25]),
-     Series("NGD", [1, 2], [3.0, 1.5], style="points"),
-     Series("SGD, paper", [2], [2.5], style="points", published=True),
-     Series("other", [2], [2.5], style="points", published=True)),
-    y_log=True, lines=(("chance", 2.3),),
-)  # fmt: skip
+    "Loss",
+    "epoch",
+    "loss",
+    (
+        Series("SGD", [1, 2, 3, 4], [4.0, None, 2.0, 1.0], [0.5, 0.5, NAN, 0.25]),
+        Series("NGD", [1, 2], [3.0, 1.5], style="points"),
+        Series("SGD, paper", [2], [2.5], style="points", published=True),
+        Series("other", [2], [2.5], style="points", published=True),
+    ),
+    y_log=True,
+    lines=(("chance", 2.3),),
+)
 OURS = Series("tanh", ["a", "b"], [1.0, 2.0], [0.1, 0.2], "bars")
 BARS = Chart("Norms", "rule", "norm", (OURS, Series("tanh (thesis)", ["a", "b"], [1.5, NAN], None, "bars", True)))
 CELLS = Chart("Cells", "α", "ε", heat=Heat([0.1, 1.0, 10.0], ["low", "high"], [[1, 2, 3], [4, NAN, 6]], "λ̂"))
@@ -27,9 +36,15 @@ OFFSETS = [float(x) for x in np.linspace(-1, 1, 9)]
 FIELD = Heat(OFFSETS, OFFSETS, [[x * x + 2 * y for x in OFFSETS] for y in OFFSETS], "loss")
 STEMS = Chart("Stems", "λ", "share", (Series("Ritz", [0.0, 2.0], [0.9, 0.1], style="stems"),), y_log=True)
 STEPS = Chart("Steps", "step", "rate", (Series("rate", [0, 1, 2], [1.0, 0.5, 0.1], [0.1, 0.1, 0.1], "step"),))
-ALL = {"lines": LINES, "bars": BARS, "cells": CELLS, "stems": STEMS, "steps": STEPS,
-       "contours": Chart("Field", "x", "y", heat=FIELD),
-       "surface": Chart("Field", "x", "y", heat=FIELD, surface=True)}  # fmt: skip
+ALL = {
+    "lines": LINES,
+    "bars": BARS,
+    "cells": CELLS,
+    "stems": STEMS,
+    "steps": STEPS,
+    "contours": Chart("Field", "x", "y", heat=FIELD),
+    "surface": Chart("Field", "x", "y", heat=FIELD, surface=True),
+}
 
 
 @pytest.mark.parametrize("chart", ALL.values(), ids=ALL)
@@ -118,18 +133,17 @@ def test_matplotlib_draws_no_two_of_many_alike(style):
 
 
 def test_words_hold_the_numbers():
-    words = described(LINES)
+    words = describe_chart(LINES)
     assert words.startswith("loss over epoch. SGD: 4 at 1 to 1 at 4, between 1 and 4; NGD: 3 at 1 to 1.5 at 2")
     assert words.endswith("a line at 2.3 marks chance.")
-    assert described(CELLS) == "Map of λ̂ over α and ε: between 1 and 6."
-    assert "no values" in described(Chart("", "x", "y", (Series("s", [1], [NAN]),)))
+    assert describe_chart(CELLS) == "Map of λ̂ over α and ε: between 1 and 6."
+    assert "no values" in describe_chart(Chart("", "x", "y", (Series("s", [1], [NAN]),)))
 
 
 def test_an_unknown_style_is_refused():
-    chart = Chart("", "x", "y", (Series("s", [1], [1.0], style="pie"),))
-    for make in (figure_of, draw):
-        with pytest.raises(ValueError, match=r"the style of series 's' must be one of 'line', .*got 'pie'"):
-            make(chart)
+    for what, name in (("style", "pie"), ("mark", "moon"), ("colour", "pink")):
+        with pytest.raises(ValueError, match=rf"the {what} of series 's' must be one of '.*got '{name}'"):
+            Series("s", [1], [1.0], **{what: name})
 
 
 @pytest.mark.parametrize("chart", ALL.values(), ids=ALL)
@@ -171,7 +185,7 @@ def test_marks_of_a_crowd_are_small(count, size):
 
 
 def test_a_chart_without_a_name_across_is_described_without_it():
-    assert described(Chart("", "", "Tr H", (Series("SGD", ["a"], [1.0]),))).startswith("Tr H. SGD: 1 at a")
+    assert describe_chart(Chart("", "", "Tr H", (Series("SGD", ["a"], [1.0]),))).startswith("Tr H. SGD: 1 at a")
 
 
 def test_numbers_on_a_map_can_be_read_on_every_shade():
@@ -183,8 +197,10 @@ def test_numbers_on_a_map_can_be_read_on_every_shade():
     assert found[0, 0].get_text() == "−4"
     for row in range(4):
         for column in range(4):
-            light = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
-                     for part in image.to_rgba(values[row][column])[:3]]  # fmt: skip
+            light = [
+                part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+                for part in image.to_rgba(values[row][column])[:3]
+            ]
             ground = 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2] + 0.05
             ink = {"black": 0.05, "white": 1.05}[found[column, row].get_color()]
             assert max(ground, ink) / min(ground, ink) >= 4.5
@@ -195,3 +211,95 @@ def test_tables_have_minus_signs():
     assert "−1 of 3-5" in page
     assert '<a href="x-1">−0.5 ± 1e-05</a>' in page
     assert "<code>f -1</code>" in page
+
+
+CASES = Chart(
+    "Cases",
+    "",
+    "deviation, %",
+    (Series("near", [0, 2], [1.0, -3.0], [0.5, 0.25], "points", texts=("", "far")),),
+    lines=(("", 0.0),),
+    bands=(("± 2 %", -2.0, 2.0),),
+    x_names=("a", "b", "c"),
+    horizontal=True,
+)
+
+
+def test_a_horizontal_chart_has_its_names_down_the_left_side():
+    axes = draw(CASES)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("deviation, %", "")
+    (line, _, (bars,)) = axes.containers[0]
+    assert line.get_xydata().tolist() == [[1.0, 0.0], [-3.0, 2.0]]
+    assert [segment[:, 0].tolist() for segment in bars.get_segments()] == [[0.5, 1.5], [-3.25, -2.75]]
+    (band,) = axes.patches
+    assert (band.get_x(), band.get_width()) == (-2.0, 4.0)
+    (trace,), layout = (figure_of(CASES)[part] for part in ("data", "layout"))
+    assert (trace["x"], trace["y"], trace["error_x"]["array"]) == ([1, -3], ["a", "c"], [0.5, 0.25])
+    assert trace["hovertemplate"].startswith("%{y}: %{x:.5g} ± %{customdata:.2g}<extra>")
+    assert layout["yaxis"]["categoryarray"] == ["a", "b", "c"]
+    assert layout["yaxis"]["autorange"] == "reversed"
+    assert [(shape["x0"], shape["x1"], shape["yref"]) for shape in layout["shapes"]] == [
+        (0, 0, "paper"),
+        (-2, 2, "paper"),
+    ]
+    assert describe_chart(CASES) == "deviation, %. near: 1 at a to -3 at c; ± 2 % from -2 to 2."
+
+
+def test_two_places_of_one_name_stay_apart():
+    twins = dataclasses.replace(CASES, x_names=("a", "b", "a"))
+    (trace,) = figure_of(twins)["data"]
+    assert trace["y"] == [0, 2]
+    assert figure_of(twins)["layout"]["yaxis"]["ticktext"] == ["a", "b", "a"]
+    assert [label.get_text() for label in draw(twins).get_yticklabels()] == ["a", "b", "a"]
+
+
+def test_lines_and_bands_across_and_marks_along_the_edge():
+    rug = Series("gone", [10.0], [None], style="rug", mark="cross")
+    chart = Chart(
+        "",
+        "ε",
+        "y",
+        (Series("s", [1.0, 10.0], [2.0, 3.0], [1.0, 1.0], below=[0.5, 0.25]), rug),
+        x_log=True,
+        x_lines=(("chosen", 10.0),),
+        x_bands=(("gap", 1.0, 3.0),),
+    )
+    layout = figure_of(chart)["layout"]
+    assert [(shape["x0"], shape["x1"]) for shape in layout["shapes"]] == [(10.0, 10.0), (1.0, 3.0)]
+    assert [note["x"] for note in layout["annotations"]] == [1.0, 0.0]  # by their logarithms
+    band, _, marks = figure_of(chart)["data"]
+    assert band["y"] == [1.5, 2.75, 4, 3]
+    assert (marks["x"], marks["yaxis"]) == ([10], "y2")
+    axes = draw(chart)
+    (cross,) = [line for line in axes.lines if line.get_marker() == "x"]
+    assert cross.get_xdata().tolist() == [10.0]
+    assert cross.get_transform() == axes.get_xaxis_transform()
+    edges = axes.collections[0].get_paths()[0].vertices
+    assert {1.5, 3.0, 2.75, 4.0} <= set(edges[:, 1])
+
+
+def test_a_map_with_logarithmic_colours_keeps_its_numbers():
+    heat = Heat(["a", "b"], ["c", "d"], [[0.0, 10.0], [1000.0, None]], "KL", log=True)
+    (cells,) = figure_of(Chart("", "x", "y", heat=heat))["data"]
+    assert cells["customdata"] == [[0, 10], [1000, None]]
+    assert cells["z"] == [[1, 1], [3, None]]  # zero has the colour of the least positive number
+    assert cells["text"] == [["0", "10"], ["1e+03", ""]]
+    assert [text.get_text() for text in draw(Chart("", "x", "y", heat=heat)).texts] == ["0", "10", "1e+03"]
+
+
+def test_bars_that_share_no_place_are_as_wide_as_if_alone():
+    apart = Chart("", "rank", "λ", (Series("a", [1, 2], [3, 2], style="bars"), Series("b", [3], [1], style="bars")))
+    assert figure_of(apart)["layout"]["barmode"] == "overlay"
+    assert [bar.get_x() + bar.get_width() / 2 for bar in draw(apart).patches] == [1.0, 2.0, 3.0]
+    assert figure_of(BARS)["layout"]["barmode"] == "group"
+
+
+def test_a_list_is_a_table_in_both(tmp_path):
+    chart = Chart("Numbers", rows=(("trace", "1.5 ± 0.1"), ("rank", "3")))
+    cells = [cell.get_text().get_text() for cell in draw(chart).tables[0].get_celld().values()]
+    assert cells == ["trace", "1.5 ± 0.1", "rank", "3"]
+    page = Reader(write_page([Section("s", charts=(chart,))], tmp_path / "p.html", "P").read_text(encoding="utf-8"))
+    assert page.texts["td"] == ["1.5 ± 0.1".replace(" ± ", "\u00a0±\u00a0"), "3"]
+    assert page.payload("s")["charts"] == []

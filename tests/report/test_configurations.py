@@ -32,17 +32,20 @@ LINES = {
     "what is asked first comes first": (Config(3, held_out=2000), "held out: 2,000 · depth: 3"),
     "parts are looked into": (Config(3, Part("MLP", 5)), "data: digits · network: MLP · epochs: 5 · depth: 3"),
     "what differs has all values": (
-        Config(3, parts=(Part("MLP", 0), Part("CNN", 0))), "data: digits · network: MLP / CNN · depth: 3",
+        Config(3, parts=(Part("MLP", 0), Part("CNN", 0))),
+        "data: digits · network: MLP / CNN · depth: 3",
     ),
     "a field hides one inside": (
-        Config(3, Part("MLP", 5), data=("mnist", "xor")), "data: mnist / xor · network: MLP · epochs: 5 · depth: 3",
+        Config(3, Part("MLP", 5), data=("mnist", "xor")),
+        "data: mnist / xor · network: MLP · epochs: 5 · depth: 3",
     ),
     "a thing of several words": (
-        Config(3, net=("ffnn", 2, 64), nets=(("a", 1), ("b", 2))), "net: ffnn 2 64 · nets: a 1 / b 2 · depth: 3",
+        Config(3, net=("ffnn", 2, 64), nets=(("a", 1), ("b", 2))),
+        "net: ffnn 2 64 · nets: a 1 / b 2 · depth: 3",
     ),
     "what is long is left out": (Config(3, words="x" * 100), "depth: 3"),
     "no configuration": (None, ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("config", "line"), LINES.values(), ids=LINES)

@@ -7,12 +7,14 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from lambdahat.measurements import Measurement
-from lambdahat.report.figures import plot, value_text
-from lambdahat.report.spectra import pooled
+from lambdahat.report.figures import plot
+from lambdahat.report.spectral_charts import pool_probes
 from lambdahat.report.style import new_figure
 from lambdahat.results import Density, Eigenpairs, Estimate, Landscape, Moments, Result, Spectrum, Status, Variance
+from lambdahat.results.charts import value_text
 
 OFFSETS = np.linspace(-1, 1, 21)
 ACROSS, UP = np.meshgrid(OFFSETS, OFFSETS, indexing="ij")
@@ -32,8 +34,14 @@ def a_density():
 
 def some_pairs(converged=(True, True, False)):
     status = Status.CONVERGED if all(converged) else Status.NOT_CONVERGED
-    return Eigenpairs(torch.tensor([3.0, 2.0, -1.0]), torch.eye(3), torch.tensor([1e-6, 1e-3, 0.2]),
-                      torch.tensor(converged), 9, status)  # fmt: skip
+    return Eigenpairs(
+        torch.tensor([3.0, 2.0, -1.0]),
+        torch.eye(3),
+        torch.tensor([1e-6, 1e-3, 0.2]),
+        torch.tensor(converged),
+        9,
+        status,
+    )
 
 
 def a_line():
@@ -42,6 +50,11 @@ def a_line():
 
 def a_plane():
     return Landscape(OFFSETS, 0.1 + 3 * ACROSS**2 + UP**2, 0.2 + 2 * ACROSS**2 + UP**2, ("v₁", "v₂"))
+
+
+def caption(axes):
+    """The small letters below a frame, in one line."""
+    return " ".join(" ".join(text.get_text() for text in axes.texts).split())
 
 
 RESULTS = {
@@ -86,6 +99,18 @@ def test_a_given_axes_is_used(name):
     assert plot(RESULTS[name], axes) is axes
 
 
+def test_the_caption_is_below_the_label_where_the_figure_has_room_for_it():
+    axes = plot(a_spectrum())
+    axes.set_title("A title of the reader's own")
+    axes.figure.canvas.draw()
+    (small,) = axes.texts
+    assert small.get_text() == "P = 100, 1 probe, depth 4."
+    assert small.get_window_extent().y1 <= axes.xaxis.label.get_window_extent().y0
+    assert small.get_window_extent().y0 >= 0
+    plain = Figure().add_subplot()  # would write over what is below
+    assert plot(a_spectrum(), plain).texts[:] == []
+
+
 def test_figures_leave_global_state_alone():
     code = (
         "import sys, matplotlib as mpl; before = mpl.rcParams.copy()\n"
@@ -119,7 +144,7 @@ def test_stems_stand_at_the_nodes_with_log_weights():
 
 
 def test_probes_are_pooled_into_one_measure():
-    nodes, weights = pooled(a_spectrum(3))
+    nodes, weights = pool_probes(a_spectrum(3))
     assert weights.sum() == pytest.approx(1.0)
     assert (nodes @ weights) == pytest.approx(float(a_spectrum(3).mean))
     np.testing.assert_allclose(nodes, [-0.5, 0.0, 0.1, 0.15, 0.2, 4.0])  # what every probe sees is one stem
@@ -138,11 +163,12 @@ def test_density_band_is_the_interval_and_every_peak_is_in_sight():
 def test_eigenvalues_are_bars_with_residuals_and_the_unconverged_show():
     axes = plot(some_pairs())
     assert sorted(bar.get_height() for bar in axes.patches) == [-1.0, 2.0, 3.0]
-    assert {text.get_text() for text in axes.get_legend().get_texts()} >= {"converged", "not converged"}
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == {"converged", "not converged"}
     assert "NOT_CONVERGED" in axes.get_title()
-    whiskers = axes.collections[0].get_segments()
+    whiskers = [segment for bars in axes.collections for segment in bars.get_segments()]
     assert whiskers[2][1][1] - whiskers[2][0][1] == pytest.approx(0.4, rel=1e-6)
-    assert "not converged" not in {t.get_text() for t in plot(some_pairs((True,) * 3)).get_legend().get_texts()}
+    assert caption(axes).startswith("Error bars: ± residual")
+    assert plot(some_pairs((True,) * 3)).get_legend() is None
 
 
 def test_line_has_both_losses_and_the_parabola_of_the_curvature():
@@ -161,6 +187,14 @@ def test_plane_lays_the_first_direction_across():
     lowest = next(path for path in filled.get_paths() if len(path.vertices))
     assert lowest.vertices[:, 0].max() < 0  # the low end of the loss is at the left
     assert np.ptp(lowest.vertices[:, 1]) == pytest.approx(2.0)
+
+
+def test_the_centre_of_a_plane_does_not_set_the_marks_of_its_axis():
+    axes = plot(a_plane())
+    axes.figure.canvas.draw()
+    assert len(axes.get_xticks()) > 3
+    (centre,) = [line for line in axes.lines if line.get_label() == "centre"]
+    assert centre.get_xydata().tolist() == [[0.0, 0.0]]
 
 
 def test_plane_becomes_a_surface_on_three_dimensional_axes():
@@ -220,9 +254,11 @@ def test_moments_show_their_students_interval():
 
 def test_measurement_is_a_grid_of_panels_and_a_list_of_numbers(tmp_path):
     results = {  # two numbers, two panels
-        "trace": Estimate(103.2, 1.3), "parts": {"a": Estimate(2.0)},
-        "spectrum": a_spectrum(), "eigenpairs": some_pairs(),
-    }  # fmt: skip
+        "trace": Estimate(103.2, 1.3),
+        "parts": {"a": Estimate(2.0)},
+        "spectrum": a_spectrum(),
+        "eigenpairs": some_pairs(),
+    }
     measurement = Measurement(results, {"parameters": 100, "samples": 7, "loss": "cross_entropy"})
     measurement.save(tmp_path)
     figure = plot(Measurement.load(tmp_path))
@@ -234,7 +270,7 @@ def test_measurement_is_a_grid_of_panels_and_a_list_of_numbers(tmp_path):
 
 
 def test_what_cannot_be_drawn_is_refused():
-    with pytest.raises(TypeError, match="result must be one of Spectrum"):
+    with pytest.raises(TypeError, match=r"result must be a result.*got 3.0; register a function .*charts_of"):
         plot(3.0)
     with pytest.raises(ValueError, match="ax must be None for a Measurement"):
         plot(Measurement({"trace": Estimate(1.0)}), new_figure().add_subplot())

@@ -9,7 +9,6 @@ import re
 import pytest
 import torch
 
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.reproduction import VERDICTS, Table, Verdict
 from lambdahat.experiments.sweeps import sweep
 from lambdahat.measurements import Measurement
@@ -19,6 +18,7 @@ from lambdahat.report.plotly_charts import figure_of
 from lambdahat.report.sections import Card, Section, saved_in, section_of_store
 from lambdahat.report.style import sentence
 from lambdahat.results import Estimate
+from lambdahat.results.charts import Chart, Series
 from tests.experiments.toys import Config, toy
 from tests.report.pages import HOSTILE, Reader, an_experiment, experiments, with_own_claims
 from tests.report.test_figures import RESULTS
@@ -86,16 +86,30 @@ def test_every_table_has_headers_with_scopes(written, seen):
 def test_the_overview_has_every_claim_with_its_paper_and_verdict(seen):
     rows = [attributes for attributes in seen.all("tr") if "data-verdict" in attributes]
     assert [row["data-verdict"] for row in rows] == [
-        "holds", "undecided", "does not hold", "undecided", "holds", "undecided",
-    ]  # fmt: skip
+        "holds",
+        "undecided",
+        "does not hold",
+        "undecided",
+        "holds",
+        "undecided",
+    ]
     assert [row["data-paper"] for row in rows[1:3]] == ["A paper", "Another paper"]
     assert seen.texts["strong"] == ["2", "1", "3", "0"]
     assert [button["data-only"] for button in seen.all("button") if button.get("class") == "count"] == [
-        "holds", "does not hold", "undecided", "not testable here",
-    ]  # fmt: skip
+        "holds",
+        "does not hold",
+        "undecided",
+        "not testable here",
+    ]
     assert [option["value"] for option in seen.all("option")] == [
-        "", "A paper", "Another paper", "", "holds", "does not hold", "undecided",
-    ]  # fmt: skip
+        "",
+        "A paper",
+        "Another paper",
+        "",
+        "holds",
+        "does not hold",
+        "undecided",
+    ]
 
 
 def test_our_own_claims_count_apart_and_an_experiment_at_two_scales_once(tmp_path):
@@ -108,17 +122,23 @@ def test_our_own_claims_count_apart_and_an_experiment_at_two_scales_once(tmp_pat
     assert asked[4] == ("holds", "our own")
     rows = [row for row in seen.all("tr") if "data-verdict" in row]
     assert [row["data-whose"] for row in rows] == ["of the papers"] * 2 + ["our own"] * 2 + ["of the papers"] * 2 + [
-        "our own", "of the papers", "of the papers",
-    ]  # fmt: skip
+        "our own",
+        "of the papers",
+        "of the papers",
+    ]
     assert {row["data-run"] for row in rows[:4]} == {"largest of each experiment"}
     assert {row["data-run"] for row in rows[4:7]} == {"smaller ones"}
     assert text.count("counts once in the totals") == 1
     assert text.count('Ours is faster <span class="own"') == 6  # in the overview and in the sections
     heading = re.findall(r"<h3>(A paper .*?)</h3>", text)[0]
     assert re.findall(r"</span> (\d+)<span class=\"hidden\"> ([\w ]+)<|(>ours<)", heading) == [
-        ("1", "holds", ""), ("2", "undecided", ""), ("1", "not testable here", ""), ("", "", ">ours<"),
-        ("1", "holds", ""), ("1", "not testable here", ""),
-    ]  # fmt: skip
+        ("1", "holds", ""),
+        ("2", "undecided", ""),
+        ("1", "not testable here", ""),
+        ("", "", ">ours<"),
+        ("1", "holds", ""),
+        ("1", "not testable here", ""),
+    ]
 
 
 def test_without_claims_of_our_own_nothing_is_said_of_them(written):
@@ -136,8 +156,9 @@ def test_the_overview_and_the_contents_go_paper_by_paper(written):
     assert places == sorted(places)
     tables = re.findall(r"<h3>(.*?)</h3>", overview)
     assert [re.findall(r"</span> (\d+)<span class=\"hidden\"> ([\w ]+)<", one) for one in tables] == [
-        [("1", "holds"), ("1", "undecided")], [("1", "holds"), ("1", "does not hold"), ("2", "undecided")],
-    ]  # fmt: skip
+        [("1", "holds"), ("1", "undecided")],
+        [("1", "holds"), ("1", "does not hold"), ("2", "undecided")],
+    ]
     assert overview.count(">§2<") == 3  # the part of the paper
     contents = text[text.index("<nav") : text.index("</nav>")]
     assert re.findall(r'class="group">(.*?)<', contents) == ["A paper", "Another paper"]
@@ -172,18 +193,35 @@ def test_the_data_come_back(seen):
     assert found["charts"] == [figure_of(chart) for chart in section.charts]
     assert found["rows"]["columns"] == ["seed", "loss", "name", "extra"]
     assert found["rows"]["values"] == [
-        [0, 1], [0.5, {"number": "nan"}], ['a,"b"\nc', None], [None, [1, 2.5, {"number": "inf"}]],
-    ]  # fmt: skip
+        [0, 1],
+        [0.5, {"number": "nan"}],
+        ['a,"b"\nc', None],
+        [None, [1, 2.5, {"number": "inf"}]],
+    ]
 
 
 def test_hostile_names_are_only_names(tmp_path):
     bad = HOSTILE
     section = Section(
-        bad, bad, bad, (Verdict(bad, bad, bad, bad, bad, True),), (Card(bad, bad, bad, bad),),
+        bad,
+        bad,
+        bad,
+        (Verdict(bad, bad, bad, bad, bad, True),),
+        (Card(bad, bad, bad, bad),),
         (Chart(bad, bad, bad, (Series(bad, [bad], [1.0]),), source=bad, caption=bad, lines=((bad, 1.0),)),),
-        (Table(bad, (bad, bad), ((bad, bad),)),), (bad,), (bad,), {bad: bad}, bad, [{bad: bad}], bad,
-        bad, bad, bad, bad, 1,
-    )  # fmt: skip
+        (Table(bad, (bad, bad), ((bad, bad),)),),
+        (bad,),
+        (bad,),
+        {bad: bad},
+        bad,
+        [{bad: bad}],
+        bad,
+        bad,
+        bad,
+        bad,
+        bad,
+        1,
+    )
     assert all(getattr(section, field.name) for field in dataclasses.fields(section))
     seen = Reader(write_page([section], tmp_path / "page.html", bad).read_text(encoding="utf-8"))
     good = Reader(write_page([an_experiment(1)], tmp_path / "good.html", "good").read_text(encoding="utf-8"))

@@ -8,13 +8,12 @@ import json
 
 import pytest
 
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.report.page import page, write_page
 from lambdahat.results import Estimate
+from lambdahat.results.charts import Chart, Series
 from tests.report.browser import CHROMIUM
+from tests.report.kinds import KINDS, made
 from tests.report.pages import HOSTILE, an_experiment, with_own_claims
-from tests.report.test_chains import a_coefficient
-from tests.report.test_figures import RESULTS
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
 DRAWN = "[...document.querySelectorAll('.chart')].every((one) => one.querySelector('.main-svg, canvas'))"
@@ -56,7 +55,7 @@ def test_charts_far_down_wait(browser, written):
 
 @pytest.mark.slow
 def test_results_of_every_kind_are_drawn(browser, tmp_path):
-    path = page({**RESULTS, "llc": a_coefficient()}, tmp_path / "page.html")
+    path = page({name: made(name) for name in KINDS}, tmp_path / "page.html")
     for width in (390, 1280):
         browser.open(path, width)
         browser.evaluate("document.querySelectorAll('details.part').forEach((part) => { part.open = true })")
@@ -155,8 +154,9 @@ def test_sections_open_by_links_by_keys_and_all_at_once(browser, long):
     assert abs(browser.evaluate("document.getElementById('experiment-3-cpu').getBoundingClientRect().top") - 72) < 2
     browser.evaluate("document.querySelector('#experiment-3-cpu summary').focus()")
     for kind in ("keyDown", "keyUp"):
-        browser.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13,
-                     text="\r")  # fmt: skip
+        browser.call(
+            "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r"
+        )
     browser.until("!document.querySelector('#experiment-3-cpu details').open")
     browser.until("!document.querySelector('.chart.drawn')")  # its charts are let go
     browser.evaluate("document.querySelector('nav a[href=\\'#experiment-3-cpu\\']').click()")  # the address is the same
@@ -229,8 +229,11 @@ def test_a_name_in_the_legend_hides_its_curve_and_band(browser, written):
         browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
     browser.until(f"{seen}[0][1] === 'legendonly'")
     assert browser.evaluate(seen)[:4] == [
-        ["SGD", "legendonly"], ["SGD", "legendonly"], ["NGD", True], ["NGD", True],
-    ]  # fmt: skip
+        ["SGD", "legendonly"],
+        ["SGD", "legendonly"],
+        ["NGD", True],
+        ["NGD", True],
+    ]
 
 
 def test_the_numbers_of_a_chart_are_a_table(browser, written):
@@ -239,8 +242,11 @@ def test_the_numbers_of_a_chart_are_a_table(browser, written):
     browser.until("document.querySelector('details.data tbody tr')")
     table = "document.querySelector('details.data table')"
     assert browser.evaluate(f"[...{table}.rows[0].cells].map((cell) => cell.textContent)") == [
-        "series", "epoch", "loss", "±",
-    ]  # fmt: skip
+        "series",
+        "epoch",
+        "loss",
+        "±",
+    ]
     assert browser.evaluate(f"[...{table}.rows[1].cells].map((cell) => cell.textContent)") == ["SGD", "0", "1", "0.02"]
     assert browser.evaluate(f"{table}.rows.length") == 1 + 50 + 50 + 1
     assert browser.evaluate(f"{table}.rows[0].cells[0].scope + {table}.rows[1].cells[0].scope") == "colrow"
@@ -259,8 +265,9 @@ def test_the_keyboard_reaches_the_content_first(browser, written):
     assert browser.evaluate("document.activeElement.className") == "skip"
     assert browser.evaluate("document.activeElement.getBoundingClientRect().left") >= 0
     for kind in ("keyDown", "keyUp"):
-        browser.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13,
-                     text="\r")  # fmt: skip
+        browser.call(
+            "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r"
+        )
     browser.until("document.activeElement.id === 'main'")
 
 

@@ -16,10 +16,12 @@ def test_a_section_leads_to_its_parts_and_says_what_statuses_mean(tmp_path):
     text = write_page([section, an_experiment(2)], tmp_path / "page.html", "").read_text(encoding="utf-8")
     jumps = re.findall(r'<p class="jumps">(.*?)</p>', text)[0]
     assert re.findall(r'href="#(.*?)">(.*?)<', jumps) == [
-        ("experiment-1-cpu--claims", "Claims (1)"), ("experiment-1-cpu--figures", "Figures (2)"),
-        ("experiment-1-cpu--tables", "Tables (1)"), ("experiment-1-cpu--assumptions", "Assumptions (1)"),
+        ("experiment-1-cpu--claims", "Claims (1)"),
+        ("experiment-1-cpu--figures", "Figures (2)"),
+        ("experiment-1-cpu--tables", "Tables (1)"),
+        ("experiment-1-cpu--assumptions", "Assumptions (1)"),
         ("experiment-1-cpu--run-it-again", "Run it again"),
-    ]  # fmt: skip
+    ]
     assert text.count(f'<p class="meaning">NOT_A_MINIMUM: {Status.NOT_A_MINIMUM.value}</p>') == 1
     assert '<p class="meaning">NOT_MIXED' not in text
     assert "1\u00a0±\u00a02; not testable" in text

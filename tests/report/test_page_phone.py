@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.reproduction import Table
 from lambdahat.report.page import write_page
+from lambdahat.results.charts import Chart, Series
 from tests.report.browser import CHROMIUM
 from tests.report.pages import an_experiment
 from tests.report.test_page_browser import draw_all, overflow
@@ -45,8 +45,12 @@ def test_a_wide_table_does_not_make_the_paper_smaller(browser, tmp_path):
     section = dataclasses.replace(an_experiment(1), tables=(wide,), command="lambdahat reproduce " + "x" * 300)
     browser.open(write_page([section], tmp_path / "page.html", ""), 390)
     assert overflow(browser) == 0
-    assert browser.evaluate("(() => { const one = document.querySelector('pre');"
-                            " return one.scrollWidth - one.clientWidth; })()") == 0  # fmt: skip
+    assert (
+        browser.evaluate(
+            "(() => { const one = document.querySelector('pre'); return one.scrollWidth - one.clientWidth; })()"
+        )
+        == 0
+    )
     browser.evaluate("dispatchEvent(new Event('beforeprint'))")
     browser.size(718)  # a page of A4 within its margins
     browser.call("Emulation.setEmulatedMedia", media="print")

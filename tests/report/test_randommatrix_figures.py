@@ -7,6 +7,7 @@ import torch
 from lambdahat.randommatrix import BatchComparison, BatchEigenvalues, predict
 from lambdahat.report.figures import plot
 from lambdahat.results import Eigenpairs
+from tests.report.test_figures import caption
 
 
 @pytest.fixture
@@ -28,10 +29,10 @@ def comparison(pairs):
 
 def test_a_comparison_shows_the_prediction_and_every_batch(comparison):
     axes = plot(comparison)
-    line, *points, full = axes.get_lines()
+    line, points, full = axes.get_lines()
     assert list(line.get_xdata()) == [10, 40]
     assert list(line.get_ydata()) == [float(each.largest) for each in comparison.predictions]
-    assert [list(each.get_ydata()) for each in points] == [[3.0, 3.1, 9.0], [3.0, 3.0, 3.0]]
+    assert points.get_xydata().tolist() == [[10, 3.0], [10, 3.1], [10, 9.0], [40, 3.0], [40, 3.0], [40, 3.0]]
     assert set(full.get_ydata()) == {3.0}
     share = f"additive: {float(comparison.within('additive')):.0%} within 1 sd"
     assert share in [text.get_text() for text in axes.get_legend().get_texts()]
@@ -54,4 +55,5 @@ def test_batches_show_both_ends():
         [3.0, 4.0],
         [-3.0, -4.0],
     ]
-    assert axes.get_title() == "batches of 10 of 200 samples, hessian"
+    assert axes.get_title() == "Eigenvalues of batches, hessian"
+    assert caption(axes) == "Batches of 10 of 200 samples."

@@ -14,8 +14,8 @@ from lambdahat.cli.tables import markdown_table, print_json, print_table, text_t
 from lambdahat.randommatrix import Advice, BatchLevels, NoiseLevels, advise
 from lambdahat.randommatrix.advice_rules import text
 from lambdahat.report.figures import plot, save_figure
-from lambdahat.report.style import value_text
 from lambdahat.results import Estimate, write_atomically
+from lambdahat.results.charts import value_text
 
 MEASURED = ("measured", "value ± error", "of")
 NEAR = 0.25  # of the samples taken, above which a batch is not small beside them

@@ -16,8 +16,8 @@ from lambdahat.experiments.experiment import Experiment
 from lambdahat.experiments.findings import findings
 from lambdahat.experiments.ngd.digits import EXPERIMENT
 from lambdahat.experiments.sweeps import sweep
-from lambdahat.report.chart_figures import draw
 from lambdahat.report.figures import save_figure
+from lambdahat.report.matplotlib_charts import draw
 from lambdahat.report.page import page_of_stores
 
 SCALE = "cpu"

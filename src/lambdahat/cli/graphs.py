@@ -26,8 +26,8 @@ from lambdahat.graphs import (
     which_model,
 )
 from lambdahat.report.figures import plot, save_figure
-from lambdahat.report.style import value_text
 from lambdahat.results import Estimate, Result
+from lambdahat.results.charts import value_text
 
 
 def graphs_of(files: Sequence[Path], reading: Reading, output: Output) -> Iterator[Graph]:

@@ -26,8 +26,9 @@ from lambdahat.cli.tables import (
 from lambdahat.measurements import Measurement
 from lambdahat.measuring import Settings, measure, quantity_names
 from lambdahat.problem import Problem
-from lambdahat.report.figures import is_number, plot, save_figure
+from lambdahat.report.figures import plot, save_figure
 from lambdahat.results import write_atomically
+from lambdahat.results.charts import is_number
 
 
 def run_measure(

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from lambdahat.measurements import Measurement
-from lambdahat.report.style import value_text
 from lambdahat.results import Estimate, LearningCoefficient, Result, Status
+from lambdahat.results.charts import value_text
 from lambdahat.singular.criteria import BayesCriteria
 from lambdahat.singular.curves import CoefficientCurve
 from lambdahat.singular.temperatures import TemperatureRegression

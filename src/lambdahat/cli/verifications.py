@@ -11,8 +11,8 @@ from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import markdown_table, print_json, print_table, text_table
 from lambdahat.report.figures import plot, save_figure
-from lambdahat.report.style import value_text
 from lambdahat.results import write_atomically
+from lambdahat.results.charts import value_text
 from lambdahat.singular.suite import suite
 from lambdahat.singular.verification import Case, Comparison, Verification, verify
 

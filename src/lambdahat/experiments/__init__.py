@@ -3,7 +3,6 @@
 ``find("xor")`` is an experiment, ``sweep(find("xor"), "runs")`` runs it, ``judge`` says which of its claims hold.
 """
 
-from lambdahat.experiments.charts import Chart, Heat, Series
 from lambdahat.experiments.claims import Claim, judge
 from lambdahat.experiments.experiment import Experiment, Rows
 from lambdahat.experiments.registry import every, find
@@ -11,6 +10,7 @@ from lambdahat.experiments.reproduction import Table, Verdict
 from lambdahat.experiments.statistics import Reading
 from lambdahat.experiments.store import Store
 from lambdahat.experiments.sweeps import sweep
+from lambdahat.results.charts import Chart, Heat, Series
 
 __all__ = [
     "Chart",

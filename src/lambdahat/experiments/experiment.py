@@ -9,9 +9,9 @@ from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
 from lambdahat._check import require, require_choice
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.reproduction import Table
+from lambdahat.results.charts import Chart
 
 Cell = dict[str, Any]
 Row = dict[str, Any]

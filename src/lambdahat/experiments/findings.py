@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import Cell, Experiment, key_of, label_of
 from lambdahat.experiments.reproduction import Table, Verdict
 from lambdahat.experiments.store import Store
+from lambdahat.results.charts import Chart
 
 LEAST = 3  # seeds of a setting that lacks some, to be judged beside others
 

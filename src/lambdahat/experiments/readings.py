@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lambdahat.experiments.charts import Series
 from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
+from lambdahat.results.charts import Series
 
 
 def logs(rows: Rows, name: str) -> dict[Any, float]:

@@ -1,77 +1,286 @@
-"""Charts of learning coefficients: curves, sweeps, volumes, temperatures, free energies, trajectories, verification."""
+"""Charts of chains and learning coefficients: curves, sweeps, volumes, temperatures, free energies, verification."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from lambdahat.experiments.charts import Chart, Series
-from lambdahat.report.chains import gamma_text
-from lambdahat.report.spectral_charts import INTERVAL, listed
-from lambdahat.report.style import value_text
-from lambdahat.results import Array, LearningCoefficient, student_quantile
+from lambdahat.report.spectral_charts import interval_chart
+from lambdahat.results import Array, Chains, LearningCoefficient, Status, student_quantile
+from lambdahat.results.charts import (
+    COLOURS,
+    INTERVAL,
+    Chart,
+    Series,
+    charts_of,
+    counted,
+    gamma_text,
+    half_width,
+    interval_series,
+    is_wide,
+    numbers,
+    settings_text,
+    value_text,
+    with_status,
+)
+from lambdahat.sampling.diagnostics import HUGE, standard_error
 from lambdahat.singular.curves import CoefficientCurve, Trajectory
 from lambdahat.singular.free_energies import FreeEnergy
+from lambdahat.singular.stretches import mean_energy
 from lambdahat.singular.sweeps import Sweep
 from lambdahat.singular.temperatures import TemperatureRegression
-from lambdahat.singular.verification import TOLERANCE, Verification
+from lambdahat.singular.verification import TOLERANCE, Comparison, Verification
 from lambdahat.singular.volumes import VolumeScaling
 
 LEVEL = 0.95
+POINTS = 400  # of a trace
+LOOKS = 24  # at how many draws the band of the running mean is computed
+WINDOWS = 25  # a rolling mean is over this part of the draws
+NORMAL = student_quantile(LEVEL, math.inf)
 STEP = "step size ε"
-WIDE = 20.0  # values that vary by more than this factor are shown by their logarithms
+VERDICTS = {"agrees": "blue", "near": "amber", "fails": "vermilion"}
 
 
-def sweep_charts(sweep: Sweep) -> list[Chart]:
-    """λ̂ and the acceptance over step sizes, a curve for each temperature; diverged cells are gaps."""
-    sizes, half = listed(sweep.step_sizes), student_quantile(LEVEL, math.inf) * sweep.stderr
-    names = [f"nβ = {nbeta:.4g} ({name})" for nbeta, name in zip(sweep.nbetas, sweep.temperatures, strict=True)]
-    values = [Series(name, sizes, listed(y), listed(e)) for name, y, e in zip(names, sweep.values, half, strict=True)]
+@charts_of.register
+def _(chains: Chains) -> list[Chart]:
+    return _chain_charts(chains, chains)
+
+
+@charts_of.register
+def _(coefficient: LearningCoefficient) -> list[Chart]:
+    """The charts of the chains, or where they were not kept the value with its interval."""
+    if coefficient.chains is not None:
+        return _chain_charts(coefficient, coefficient.chains)
+    title = with_status(value_text(coefficient) + settings_text(coefficient, ", "), coefficient.status)
+    return [interval_chart(title, coefficient)]
+
+
+def _chain_charts(result: Chains | LearningCoefficient, chains: Chains) -> list[Chart]:
+    """The running λ̂ with its band, traces, the distance from the centre, the acceptance, and the diagnostics."""
+    seen, lost = chains.diagnostics, bool(chains.diagnostics.diverged.all())
+    mixing = f"R̂ = {seen.rhat:.3f}, {seen.ess_mean:,.0f} effective draws. Thick lines: rolling means."
+    traces = _trace_chart(chains, chains.energies, "Traces", "nβ(L − L*)", "Every chain diverged." if lost else mixing)
+    sensitivity = result.sensitivity if isinstance(result, LearningCoefficient) else None
+    slope = float(sensitivity.localization) if sensitivity is not None else math.nan
+    told = f"Doubling γ changes λ̂ by about {math.log(2) * slope:.2g}." if math.isfinite(slope) else ""
+    distances = _trace_chart(chains, chains.distances, "Distance from the centre", "distance ‖w − w*‖", told)
+    charts = [_running(result, chains), traces, distances]
+    if (chains.acceptances < 1).any():
+        charts.append(_acceptance(chains))
+    return [*charts, Chart("Diagnostics", rows=_diagnostics(result, chains))]
+
+
+def _draw_label(chains: Chains) -> str:
+    return "draw" if chains.thin == 1 else f"draw, {chains.thin} steps each"
+
+
+def _looks(chains: Chains) -> Iterator[tuple[int, str, str, bool]]:
+    """Number, colour and name of every chain, and whether the legend has it; many chains share a colour and a name."""
+    count, diverged = len(chains), chains.diagnostics.diverged
+    for chain in range(count):
+        if count > len(COLOURS):
+            yield chain, "sky", f"{count} chains", chain == 0
+        else:
+            yield chain, COLOURS[chain], f"chain {chain + 1}" + (" (diverged)" if diverged[chain] else ""), True
+
+
+def _trace_chart(chains: Chains, values: Array, title: str, label: str, caption: str) -> Chart:
+    """Every draw faint, and rolling means; a diverged chain until it ran away, and out of the frame if others stay."""
+    draws, lost = values.shape[1], bool(chains.diagnostics.diverged.all())
+    window, step = max(draws // WINDOWS, 1), math.ceil(draws / POINTS)
+    places = np.arange(1, draws + 1)
+    faint, means = [], []
+    for chain, colour, name, legend in _looks(chains):
+        finite = values[chain][: _steady(values[chain])]
+        x, y = numbers(places[: len(finite) : step]), numbers(finite[::step])
+        if lost:
+            means.append(Series(name, x, y, colour=colour, legend=legend))
+            continue
+        faint.append(Series(name, x, y, colour=colour, faint=True, legend=False))
+        if len(finite) >= window:
+            means.append(Series(name, *_rolling(finite, window), colour=colour, legend=legend))
+    kept = values[~chains.diagnostics.diverged]
+    low, high = (float(kept.min()), float(kept.max())) if kept.size else (0.0, 0.0)
+    room = 0.05 * (high - low)
+    ends = (0.0 if 0 <= low < 0.5 * high else low - room, high + room) if room else (None, None)
+    return Chart(title, _draw_label(chains), label, (*faint, *means), y_log=lost, y_range=ends, caption=caption)
+
+
+def _rolling(values: Array, window: int) -> tuple[list[float], list[float]]:
+    """Draw numbers and means over ``window`` draws of one trace, at most some hundred of them."""
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    means = (sums[window:] - sums[:-window]) / window
+    where = np.arange(len(means), dtype=np.float64) + (window + 1) / 2
+    step = math.ceil(len(means) / POINTS)
+    return numbers(where[::step]), numbers(means[::step])
+
+
+def _steady(trace: Array) -> int:
+    """How many draws come before the first that is on its way to infinity."""
+    broken = ~(np.abs(trace) < HUGE)
+    return int(np.argmax(broken)) if broken.any() else len(trace)
+
+
+def _running(result: Chains | LearningCoefficient, chains: Chains) -> Chart:
+    """Means of the draws so far, by chain and of all with their 95 % interval, and λ̂ with its own at the end.
+
+    λ̂ may lie off the last mean: the bias of the steps is taken off it, or a control variate used.
+    """
+    losses = chains.losses if chains.recycled_losses is None else chains.recycled_losses
+    with np.errstate(over="ignore", invalid="ignore"):
+        energies = chains.nbeta * (losses - chains.centre_losses)
+    draws = energies.shape[1]
+    looks = np.unique(np.linspace(max(draws / LOOKS, 1), draws, LOOKS).astype(int))
+    places = np.unique(np.concatenate([looks, np.arange(1, draws + 1, math.ceil(draws / POINTS))]))
+    final = result if isinstance(result, LearningCoefficient) else mean_energy(result)
+    series = []
+    for chain, colour, name, legend in _looks(chains):
+        seen = places[places <= _steady(energies[chain])]
+        if len(seen):
+            means = np.cumsum(energies[chain][: seen[-1]])[seen - 1] / seen
+            series.append(Series(name, numbers(seen), numbers(means), style="segments", colour=colour, legend=legend))
+    kept = energies[~chains.diagnostics.diverged]
+    ends: tuple[float | None, float | None] = (None, None)
+    if len(kept):
+        pooled = np.cumsum(kept.mean(axis=0)) / np.arange(1, draws + 1)
+        half = NORMAL * np.array([standard_error(kept[:, :look]) for look in looks])
+        band = np.interp(places, looks, half, left=math.nan)
+        series.append(Series("all chains", numbers(places), numbers(pooled[places - 1]), numbers(band), colour="ink"))
+        ends = _frame(pooled, half, looks, float(final), half_width(final))
+    value = "λ̂ unknown"
+    if math.isfinite(float(final)):
+        value = f"λ̂ = {value_text(final)}"
+        series.append(interval_series(value, [(float(draws), final)], colour="ink", mark="diamond"))
+    title, label = with_status(f"Running mean: {value}", result.status), "λ̂, mean of the draws so far"
+    look: Any = {"y_log": not len(kept), "y_range": ends}
+    look["caption"] = f"{_setting(result, chains)}.{_correction(result)} {INTERVAL}"
+    return Chart(title, _draw_label(chains), label, tuple(series), **look)
+
+
+def _frame(pooled: Array, half: Array, looks: Array, value: float, error: float) -> tuple[float, float]:
+    """The ends of the axis: the first draws swing too far to set the scale."""
+    steady = pooled[int(looks[0]) - 1 :]
+    reach = max(float(np.nanmax(half[len(half) // 4 :])), float(np.ptp(steady)), 1e-12)
+    low, high = float(steady.min()) - 1.5 * reach, float(steady.max()) + 1.5 * reach
+    if not math.isfinite(value + error):
+        return low, high
+    return min(low, value - 1.2 * error), max(high, value + 1.2 * error)
+
+
+def _setting(result: Chains | LearningCoefficient, chains: Chains) -> str:
+    """Temperature, localization, step size and kernel in one line."""
+    name = result.temperature if isinstance(result, LearningCoefficient) else ""
+    batch = "all" if chains.batch_size == chains.num_samples else f"{chains.batch_size:,} of {chains.num_samples:,}"
+    parts = [
+        f"nβ = {chains.nbeta:.4g}" + (f" ({name})" if name else ""),
+        f"γ {gamma_text(chains.localization)}",
+        f"{'h' if chains.kernel == 'Kinetic' else 'ε'} = {chains.step_size:.3g}",
+        f"{chains.kernel}, {batch} samples a step",
+        counted(result.cost, "gradient"),
+    ]
+    return " · ".join(parts)
+
+
+def _correction(result: Chains | LearningCoefficient) -> str:
+    """What lies between the last mean and λ̂, where it is the bias of the steps."""
+    if not isinstance(result, LearningCoefficient) or not result.discretisation_bias:
+        return ""
+    corrected = math.isclose(result.raw - result.discretisation_bias, float(result), rel_tol=1e-5)
+    return f" λ̂ is the last mean less the bias of the steps, {result.discretisation_bias:.2g}." if corrected else ""
+
+
+def _acceptance(chains: Chains) -> Chart:
+    window, mean = max(chains.losses.shape[1] // WINDOWS, 1), chains.diagnostics.acceptance
+    series = tuple(
+        Series(name, *_rolling(chains.acceptances[chain], window), colour=colour, legend=legend)
+        for chain, colour, name, legend in _looks(chains)
+    )
+    caption = f"Means over {counted(window, 'draw')}."
+    look: Any = {"lines": ((f"mean {mean:.2f}", mean),), "y_range": (0.0, 1.05), "caption": caption}
+    return Chart("Acceptance", _draw_label(chains), "acceptance", series, **look)
+
+
+def _diagnostics(result: Chains | LearningCoefficient, chains: Chains) -> tuple[tuple[str, str], ...]:
+    """The numbers that say whether the chains can be believed."""
+    seen = chains.diagnostics
+    rejects = bool((chains.acceptances < 1).any())
+    rows = [
+        ("acceptance" if rejects else "acceptance of MALA steps of this ε", f"{seen.acceptance:.3f}"),
+        ("R̂, rank-normalised", f"{seen.rhat:.4f}"),
+        ("effective draws: bulk, tail, mean", f"{seen.ess_bulk:,.0f}, {seen.ess_tail:,.0f}, {seen.ess_mean:,.0f}"),
+        ("drift, last third less first", value_text(seen.drift)),
+        ("drift of the distance", value_text(seen.distance_drift)),
+    ]
+    if isinstance(result, LearningCoefficient):
+        rows.append(("mean of the draws, bias of the steps", f"{result.raw:.4g}, {result.discretisation_bias:.2g}"))
+    return (
+        *rows,
+        ("diverged chains, times pulled back", f"{seen.diverged.sum()} of {len(chains)}, {seen.bounded.sum():,}"),
+        ("burn-in steps, draws, chains", f"{chains.burn_in:,}, {chains.losses.shape[1]:,}, {len(chains)}"),
+        ("kernel, step size", f"{chains.kernel}, {chains.step_size:.3g}"),
+        ("nβ, γ", f"{chains.nbeta:.5g}, {gamma_text(chains.localization).removeprefix('= ')}"),
+    )
+
+
+@charts_of.register
+def _(sweep: Sweep) -> list[Chart]:
+    """λ̂ and the acceptance over step sizes, a curve for each temperature; crosses where chains diverged."""
+    sizes, half = sweep.step_sizes, NORMAL * sweep.stderr
+    colours = ("amber", "green", "blue", "purple", "sky")
+    values: list[Series] = []
+    accepted: list[Series] = []
+    warned: list[list[Series]] = [[], []]
+    for row, (nbeta, temperature) in enumerate(zip(sweep.nbetas, sweep.temperatures, strict=True)):
+        name, colour = f"nβ = {nbeta:.4g} ({temperature})", colours[row % len(colours)]
+        gone = np.array([status is Status.DIVERGED for status in sweep.statuses[row]])
+        shaky = np.array([not status.ok for status in sweep.statuses[row]]) & ~gone
+        heights = np.where(gone, math.nan, sweep.values[row])
+        values.append(Series(name, numbers(sizes), numbers(heights), numbers(half[row]), "joined", colour=colour))
+        accepted.append(Series(name, numbers(sizes), numbers(sweep.acceptance[row]), colour=colour))
+        kinds = ((shaky, "points", "hollow", "not mixed, or another warning"), (gone, "rug", "cross", "diverged"))
+        for kind, (mask, style, mark, text) in zip(warned, kinds, strict=True):
+            if mask.any():
+                x, y = numbers(sizes[mask]), numbers(heights[mask])
+                kind.append(Series(text, x, y, None, style, mark=mark, colour=colour, legend=not kind))
     found = sweep.coefficient
-    error = student_quantile(LEVEL, found.dof) * float(found.stderr)
-    chosen = Series(f"chosen by llc: {value_text(found)}", [sweep.chosen[0]], [float(found)], [error], "points")
-    accepted = tuple(Series(name, sizes, listed(row)) for name, row in zip(names, sweep.acceptance, strict=True))
+    name, point = f"chosen by llc: λ̂ = {value_text(found)}", [(sweep.chosen[0], found)]
+    chosen = interval_series(name, point, colour="ink", mark="star")
+    wide = is_wide(value for series in values for value in series.y)
+    caption = f"By SGLD, γ {gamma_text(sweep.localization)}, batches of {sweep.batch_size:,}. {INTERVAL}"
+    title = with_status("λ̂ over step sizes", found.status)
+    curves = (*values, *warned[0], *warned[1], chosen)
+    look: Any = {"y_range": (-0.03, 1.03), "x_lines": (("chosen by llc", sweep.chosen[0]),)}
     return [
-        Chart("λ̂ over step sizes", STEP, "λ̂", (*values, chosen), x_log=True, y_log=_wide(sweep.values),
-              caption=f"By SGLD, γ {gamma_text(sweep.localization)}, batches of {sweep.batch_size:,}. {INTERVAL} Gaps: "
-              "chains that diverged."),
-        Chart("Acceptance of MALA steps", STEP, "acceptance", accepted, x_log=True),
-    ]  # fmt: skip
+        Chart(title, STEP, "λ̂", curves, x_log=True, y_log=wide, caption=caption),
+        Chart("Acceptance of MALA steps", STEP, "acceptance", tuple(accepted), x_log=True, **look),
+    ]
 
 
-def curve_charts(curve: CoefficientCurve) -> list[Chart]:
-    """λ̂ over γ or nβ with its tangents, the default setting, and apart what its status warns of."""
-    letter, label, fixed, default = curve_words(curve)
-    where, values = listed(curve.grid), listed(curve.values)
-    half = [student_quantile(LEVEL, found.dof) * float(found.stderr) for found in curve.results]
-    series = [Series("λ̂", where, values, half)]
-    series += _warned(where, values, curve.results)
-    pieces = [(*piece, (piece[0][1], None)) for piece in tangents(curve)]
+@charts_of.register
+def _(curve: CoefficientCurve) -> list[Chart]:
+    """λ̂ over γ or nβ with its band and tangents, the default setting, and apart what its status warns of."""
+    known, first = math.isfinite(curve.default), curve.results[0]
+    if curve.axis == "localization":
+        letter, label, fixed = "γ", "localization γ", f"nβ = {first.nbeta:.4g} ({first.temperature})"
+        default = f"γ of the rule = {curve.default:.3g}"
+    else:
+        letter, label, fixed = "nβ", "inverse temperature nβ", f"γ {gamma_text(curve.fixed)}"
+        default = f"n/ln n = {curve.default:.4g}"
+    series = [interval_series("λ̂", zip(numbers(curve.grid), curve.results, strict=True), "line", colour="blue")]
+    pieces = [(*piece, (piece[0][1], None)) for piece in _tangents(curve)]
     ends = [end for piece in pieces for end in piece][:-1]
     if ends:
-        name = f"slope dλ̂/d ln {letter} of the draws at each point"
-        series.append(Series(name, [x for x, _ in ends], [y for _, y in ends], style="segments"))
-    known = curve.values[np.isfinite(curve.values)]
-    if default and known.size:
-        low, high = float(known.min()), float(known.max())
-        series.append(Series(default, [curve.default] * 2, [low, high], style="segments"))
-    title = f"λ̂ over {letter}"
-    return [Chart(title, label, "λ̂", tuple(series), x_log=True, caption=f"At {fixed}. {INTERVAL}")]
+        name, x, y = f"slope dλ̂/d ln {letter}", [x for x, _ in ends], [y for _, y in ends]
+        series.append(Series(name, x, y, style="segments", colour="vermilion"))
+    series += _warned(numbers(curve.grid), curve.results)
+    marks, caption = ((default, curve.default),) if known else (), f"At {fixed}. {INTERVAL}"
+    return [Chart(f"λ̂ over {letter}", label, "λ̂", tuple(series), x_log=True, x_lines=marks, caption=caption)]
 
 
-def curve_words(curve: CoefficientCurve) -> tuple[str, str, str, str]:
-    """The letter of the axis, its label, the fixed setting, and the default one ("" if unknown)."""
-    if curve.axis == "localization":
-        fixed = f"nβ = {curve.results[0].nbeta:.4g} ({curve.results[0].temperature})"
-        default = f"γ of the rule = {curve.default:.3g}" if math.isfinite(curve.default) else ""
-        return "γ", "localization γ", fixed, default
-    default = f"n/ln n = {curve.default:.4g}" if math.isfinite(curve.default) else ""
-    return "nβ", "inverse temperature nβ", f"γ {gamma_text(curve.fixed)}", default
-
-
-def tangents(curve: CoefficientCurve) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+def _tangents(curve: CoefficientCurve) -> list[tuple[tuple[float, float], tuple[float, float]]]:
     """The two ends of a short piece of the tangent at each point whose slope is known."""
     gaps = np.diff(np.log(curve.grid))
     reach = 0.3 * float(gaps.min()) if gaps.size else 0.3
@@ -84,79 +293,108 @@ def tangents(curve: CoefficientCurve) -> list[tuple[tuple[float, float], tuple[f
     return found
 
 
-def _warned(
-    where: list[float],
-    values: list[float],
-    results: Sequence[LearningCoefficient],
-) -> list[Series]:
-    """The points whose status is not CONVERGED, a series for each status."""
+def _warned(where: list[float], results: Sequence[LearningCoefficient]) -> list[Series]:
+    """The points whose status is not CONVERGED as hollow marks, a series for each status."""
     series = []
     for status in dict.fromkeys(found.status for found in results if not found.status.ok):
         hits = [place for place, found in enumerate(results) if found.status is status]
-        x, y = ([column[place] for place in hits] for column in (where, values))
-        series.append(Series(status.name, x, y, style="points"))
+        x, y = [where[place] for place in hits], [float(results[place]) for place in hits]
+        series.append(Series(status.name, x, y, style="points", mark="hollow", colour="blue"))
     return series
 
 
-def volume_charts(scaling: VolumeScaling) -> list[Chart]:
+@charts_of.register
+def _(trajectory: Trajectory) -> list[Chart]:
+    """λ̂ along training, with what its status warns of apart."""
+    where, first = numbers(trajectory.labels), trajectory.results[0]
+    curve = interval_series("λ̂", zip(where, trajectory.results, strict=True), "joined", colour="blue")
+    named = f" ({first.temperature})" if first.temperature else ""
+    caption = f"At nβ = {first.nbeta:.4g}{named}, γ {gamma_text(first.localization)}. {INTERVAL}"
+    zero = (("", 0.0),) if trajectory.values.min() < 0 else ()
+    series = (curve, *_warned(where, trajectory.results))
+    return [Chart("λ̂ along training", "checkpoint", "λ̂", series, lines=zero, caption=caption)]
+
+
+@charts_of.register
+def _(scaling: VolumeScaling) -> list[Chart]:
     """V(ε) on logarithmic axes with the curve of slope λ over the levels that it was fitted to."""
     levels, volumes = scaling.levels, scaling.volumes
-    half = student_quantile(LEVEL, len(scaling.log_levels) - 1) * scaling.stderr * volumes
-    series = [Series("nested sampling", listed(levels), listed(volumes), listed(half), "points")]
+    half = student_quantile(LEVEL, len(scaling.log_levels) - 1) * scaling.stderr
+    above, below = numbers(volumes * np.expm1(half)), numbers(-volumes * np.expm1(-half))
+    x, y, name = numbers(levels), numbers(volumes), "nested sampling"
+    series = [
+        Series(name, x, y, above, "segments", below=below, colour="blue", faint=True, legend=False),
+        Series(name, x, y, None, "points", colour="blue"),
+    ]
     slope = scaling.coefficient
     if math.isfinite(float(slope)):
         low = slice(len(levels) // 2, None)
         shape = float(slope) * np.log(levels[low])
         shape += (scaling.multiplicity - 1) * np.log(np.log(levels[0] / levels[low]))
         fitted = np.exp(shape + np.mean(scaling.log_volumes[low] - shape))
-        series.append(Series(f"slope λ = {value_text(slope)}", listed(levels[low]), listed(fitted)))
-    return [Chart("Volume of nearly optimal parameters", "level ε of L − L*", "V(ε), share of the ball", tuple(series),
-                  x_log=True, y_log=True, caption=f"Within {scaling.radius:.3g} of w*.")]  # fmt: skip
+        power = "" if scaling.multiplicity == 1 else f", m = {scaling.multiplicity}"
+        name = f"slope λ = {value_text(slope)}{power}"
+        series.append(Series(name, numbers(levels[low]), numbers(fitted), style="segments", colour="vermilion"))
+    title = with_status("Volume of nearly optimal parameters", scaling.status)
+    look: Any = {"x_log": True, "y_log": True, "caption": f"Within {scaling.radius:.3g} of w*. {INTERVAL}"}
+    return [Chart(title, "level ε of L − L*", "V(ε), share of the ball", tuple(series), **look)]
 
 
-def temperature_charts(regression: TemperatureRegression) -> list[Chart]:
+@charts_of.register
+def _(regression: TemperatureRegression) -> list[Chart]:
     """E[nL] over 1/β, less the intercept, and the line whose slope is λ."""
     where, base = 1 / regression.betas, float(regression.intercept)
-    half, slope = student_quantile(LEVEL, math.inf) * regression.errors, regression.learning_coefficient
-    ends = [0.0, 1.06 * float(where.max())]
-    points = Series("chains", listed(where), listed(regression.losses - base), listed(half), "points")
-    line = Series(f"slope λ = {value_text(slope)}", ends, [float(slope) * end for end in ends])
-    caption = f"Intercept {value_text(regression.intercept)}. {INTERVAL}"
-    return [Chart("Loss over temperature", "temperature 1/β", "E[nL] less the intercept", (points, line),
-                  caption=caption)]  # fmt: skip
+    slope, end = regression.learning_coefficient, 1.06 * float(where.max())
+    heights, half = regression.losses - base, NORMAL * regression.errors
+    points = Series("chains", numbers(where), numbers(heights), numbers(half), "points")
+    line = Series(f"slope λ = {value_text(slope)}", [0.0, end], [0.0, float(slope) * end], style="segments")
+    misfit = f", χ² per degree of freedom {regression.misfit:.2g}" if math.isfinite(regression.misfit) else ""
+    title = with_status("Loss over temperature", regression.status)
+    look: Any = {"caption": f"Intercept {value_text(regression.intercept)}{misfit}. {INTERVAL}", "x_range": (0.0, end)}
+    return [Chart(title, "temperature 1/β", "E[nL] less the intercept", (points, line), **look)]
 
 
-def free_energy_charts(energy: FreeEnergy) -> list[Chart]:
+@charts_of.register
+def _(energy: FreeEnergy) -> list[Chart]:
     """λ̂ over nβ: its integral over ln nβ is the free energy above n·L*."""
-    half = student_quantile(LEVEL, math.inf) * energy.errors
-    series = Series("λ̂", listed(energy.nbetas), listed(energy.energies), listed(half))
-    caption = f"Free energy {value_text(energy.value)}. {INTERVAL}"
-    return [Chart("Free energy", "inverse temperature nβ", "λ̂ = nβ·E[L − L*]", (series,), x_log=True, caption=caption)]
+    series = Series("λ̂", numbers(energy.nbetas), numbers(energy.energies), numbers(NORMAL * energy.errors), "area")
+    title = with_status(f"Free energy {value_text(energy.value)}", energy.status)
+    caption = f"The shaded area is the integral over ln nβ. {INTERVAL}"
+    return [Chart(title, "inverse temperature nβ", "λ̂ = nβ·E[L − L*]", (series,), x_log=True, caption=caption)]
 
 
-def trajectory_charts(trajectory: Trajectory) -> list[Chart]:
-    """λ̂ along training, with what its status warns of apart."""
-    where, values = listed(trajectory.labels), listed(trajectory.values)
-    half = [student_quantile(LEVEL, found.dof) * float(found.stderr) for found in trajectory.results]
-    series = [Series("λ̂", where, values, half), *_warned(where, values, trajectory.results)]
-    caption = f"At nβ = {trajectory.nbeta:.4g}, γ {gamma_text(trajectory.localization)}. {INTERVAL}"
-    return [Chart("λ̂ along training", "checkpoint", "λ̂", tuple(series), caption=caption)]
+@charts_of.register
+def _(verification: Verification) -> list[Chart]:
+    """The relative deviation of every case from the truth with its 95 % interval, by verdict."""
+    rows = verification.rows
+    series, reach = [], 115 * TOLERANCE
+    for verdict, colour in VERDICTS.items():
+        places = [place for place, row in enumerate(rows) if row.verdict == verdict]
+        errors, half = ([of(rows[place]) for place in places] for of in (_deviation, _half))
+        if places:
+            name = f"{verdict} ({len(places)})"
+            series.append(Series(name, places, errors, half, "points", colour=colour))
+        ends = [abs(error) + width for error, width in zip(errors, half, strict=True)]
+        reach = max([reach, *(1.05 * end for end in ends if math.isfinite(end))])
+    known = [place for place, row in enumerate(rows) if math.isfinite(row.asymptotic) and float(row.truth)]
+    if known:
+        shifts = [100 * (rows[place].asymptotic / float(rows[place].truth) - 1) for place in known]
+        seen = [min(max(shift, -reach), reach) for shift in shifts]
+        texts = [f"{shift:+.0f} %" if at != shift else "" for at, shift in zip(seen, shifts, strict=True)]
+        series.append(Series("λ as n → ∞", known, seen, style="points", mark="diamond", colour="muted", texts=texts))
+    held = f"{verification.covered} of {len(rows)} intervals of 95 % hold the truth; error "
+    caption = f"{held}{verification.median_error:.1%} in the median, {verification.worst_error:.1%} at worst."
+    tolerated = (f"± {100 * TOLERANCE:.0f} %", -100 * TOLERANCE, 100 * TOLERANCE)
+    look: Any = {"lines": (("", 0.0),), "bands": (tolerated,), "y_range": (-1.2 * reach, 1.2 * reach)}
+    look |= {"x_names": tuple(row.case for row in rows), "horizontal": True, "caption": caption}
+    label = "λ̂ against the truth at the same nβ and γ, %"
+    return [Chart("λ̂ against the truth", "", label, tuple(series), **look)]
 
 
-def verification_charts(verification: Verification) -> list[Chart]:
-    """The relative deviation of every case from the truth."""
-    series = []
-    for verdict in ("agrees", "near", "fails"):
-        rows = [row for row in verification.rows if row.verdict == verdict]
-        half = [100 * student_quantile(LEVEL, row.dof) * row.stderr / abs(float(row.truth) or math.nan) for row in rows]
-        off = [100 * row.relative_error for row in rows]
-        if rows:
-            series.append(Series(f"{verdict} ({len(rows)})", [row.case for row in rows], off, half, "points"))
-    caption = f"{verification.covered} of {len(verification)} intervals of 95 % hold the truth."
-    bounds = tuple((f"{sign * 100 * TOLERANCE:+.0f} %", sign * 100 * TOLERANCE) for sign in (1, -1))
-    return [Chart("λ̂ against the truth", "case", "deviation, %", tuple(series), lines=bounds, caption=caption)]
+def _deviation(row: Comparison) -> float:
+    return 100 * row.relative_error
 
 
-def _wide(values: Array) -> bool:
-    finite = values[np.isfinite(values)]
-    return bool(finite.size and 0 < finite.min() < finite.max() / WIDE)
+def _half(row: Comparison) -> float:
+    """Half the 95 % interval, in per cent of the truth."""
+    return 100 * student_quantile(LEVEL, row.dof) * row.stderr / abs(float(row.truth) or math.nan)

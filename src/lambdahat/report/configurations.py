@@ -7,8 +7,25 @@ from collections.abc import Iterator
 from typing import Any
 
 # what a reader asks for first, in this order
-FIRST = ("data", "network", "networks", "net", "nets", "model", "training", "held_out", "test", "samples",
-         "size", "sizes", "nodes", "epochs", "seeds", "batch", "rate")  # fmt: skip
+FIRST = (
+    "data",
+    "network",
+    "networks",
+    "net",
+    "nets",
+    "model",
+    "training",
+    "held_out",
+    "test",
+    "samples",
+    "size",
+    "sizes",
+    "nodes",
+    "epochs",
+    "seeds",
+    "batch",
+    "rate",
+)
 MOST = 10  # parts of the line
 LONG = 80  # letters of one part
 

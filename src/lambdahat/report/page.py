@@ -30,10 +30,7 @@ def page(results: Any, path: str | Path, title: str = "Measurements") -> Path:
 
 
 def page_of_stores(
-    folders: str | Path | Iterable[str | Path],
-    path: str | Path,
-    title: str = "Reproductions",
-    find: Find | None = None,
+    folders: str | Path | Iterable[str | Path], path: str | Path, title: str = "Reproductions", find: Find | None = None
 ) -> Path:
     """Write the page of all experiments whose stores lie in ``folders``, from the stores alone.
 
@@ -56,8 +53,13 @@ def page_of_folders(folders: Iterable[str | Path], path: str | Path) -> Path:
 
 def write_page(sections: Sequence[Section], path: str | Path, title: str) -> Path:
     """Write the page of given sections."""
-    require(len(sections) > 0, "the page", "have something to show", "no results",
-            "name a folder with saved results or with the stores of experiments")  # fmt: skip
+    require(
+        len(sections) > 0,
+        "the page",
+        "have something to show",
+        "no results",
+        "name a folder with saved results or with the stores of experiments",
+    )
     from plotly.offline import get_plotlyjs
 
     path = Path(path)

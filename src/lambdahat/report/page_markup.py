@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import json
 import math
@@ -13,14 +14,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.reproduction import Table
 from lambdahat.report.page_overview import navigation, overview
 from lambdahat.report.page_tables import badge, claim_of, grid, tally, unbroken
-from lambdahat.report.plotly_charts import described, figure_of
+from lambdahat.report.plotly_charts import describe_chart, figure_of
 from lambdahat.report.sections import Card, Section
-from lambdahat.report.style import counted, minus, sentence
+from lambdahat.report.style import minus, sentence
 from lambdahat.results import Status
+from lambdahat.results.charts import Chart, counted
 
 ASSETS = Path(__file__).parent / "assets"
 UNFOLD = (
@@ -33,6 +34,7 @@ OPENED = 4  # sections: where there are more, a reader opens those of interest
 
 def document(sections: Sequence[Section], title: str, library: str) -> str:
     """The whole page; ``library`` is the source of plotly.js."""
+    sections = [_with_lists(section) for section in sections]
     titles = Counter(section.title for section in sections)
     names = _identifiers([section.name or section.title for section in sections])
     places = list(zip(sections, names, strict=True))
@@ -40,8 +42,10 @@ def document(sections: Sequence[Section], title: str, library: str) -> str:
         _section(section, name, len(places) <= OPENED, titles[section.title] > 1) for section, name in places
     )
     css, script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    payloads = {name: {"charts": [figure_of(chart) for chart in section.charts], "rows": columns_of(section.rows)}
-                for section, name in places}  # fmt: skip
+    payloads = {
+        name: {"charts": [figure_of(chart) for chart in section.charts], "rows": columns_of(section.rows)}
+        for section, name in places
+    }
     packed = "\n".join(_payload(f"data-{name}", _json(found)) for name, found in payloads.items())
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -76,6 +80,13 @@ def document(sections: Sequence[Section], title: str, library: str) -> str:
 </body>
 </html>
 """
+
+
+def _with_lists(section: Section) -> Section:
+    """Lists of numbers among the charts as tables."""
+    lists = [Table(chart.title, ("quantity", "value"), chart.rows) for chart in section.charts if chart.rows]
+    charts = tuple(chart for chart in section.charts if not chart.rows)
+    return dataclasses.replace(section, charts=charts, tables=(*lists, *section.tables))
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -176,8 +187,13 @@ def _statuses(section: Section) -> str:
 
 def _jumps(section: Section, name: str) -> str:
     """Links to the parts of a long section, with how much there is of each."""
-    sizes = {"Claims": len(section.verdicts), "Figures": len(section.charts), "Tables": len(section.tables),
-             "Assumptions": len(section.assumptions), "Run it again": 1 if section.command else 0}  # fmt: skip
+    sizes = {
+        "Claims": len(section.verdicts),
+        "Figures": len(section.charts),
+        "Tables": len(section.tables),
+        "Assumptions": len(section.assumptions),
+        "Run it again": 1 if section.command else 0,
+    }
     found = {text: size for text, size in sizes.items() if size}
     if len(found) < 3:
         return ""
@@ -198,12 +214,13 @@ def _figure(chart: Chart, section: str, number: int) -> str:
     """A place that the script draws in, with a description, and a table that it fills when opened."""
     place = f"{section}-chart-{number}"
     beside = "" if chart.source.startswith("not ") or not chart.source else "Compare with "
-    below = " ".join(filter(None, (chart.caption, chart.source and sentence(f"{beside}{chart.source}."))))
+    source = chart.source and sentence(f"{beside}{chart.source}.")
+    below = " ".join(filter(None, (chart.warning and f"{chart.warning}.", chart.caption, source)))
     caption = f"<p>{escape(below)}</p>" if below else ""
     return (
         f'<figure aria-labelledby="{place}-h"><figcaption><h4 id="{place}-h">{escape(chart.title)}</h4></figcaption>'
         f'<div class="chart{" tall" if chart.heat else ""}" id="{place}" role="img" data-section="{section}" '
-        f'data-number="{number}" aria-label="{escape(described(chart))}"></div>{caption}'
+        f'data-number="{number}" aria-label="{escape(describe_chart(chart))}"></div>{caption}'
         f'<details class="data" data-chart="{place}"><summary>Data<span class="hidden"> of {escape(chart.title)}</span>'
         "</summary></details></figure>"
     )

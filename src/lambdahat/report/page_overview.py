@@ -9,7 +9,7 @@ from lambdahat.experiments.reproduction import Verdict
 from lambdahat.experiments.statistics import LEVEL
 from lambdahat.report.page_tables import MARKS, OURS, badge, claim_of, grid, tally, unbroken
 from lambdahat.report.sections import Card, Section
-from lambdahat.report.style import counted
+from lambdahat.results.charts import counted
 
 Named = tuple[Section, str]  # and the name of its place on the page
 FEW = 30  # claims that are shown without being asked for
@@ -122,10 +122,14 @@ def _claims(places: Sequence[Named]) -> str:
     lines = [_line(verdict, place) for verdict, place in judged]
     counting = {name for _, name in largest(places)}
     told = [
-        {"paper": section.paper, "verdict": verdict.verdict, "whose": OWN if verdict.own else PAPERS,
-         "run": LARGEST if name in counting else SMALLER}
+        {
+            "paper": section.paper,
+            "verdict": verdict.verdict,
+            "whose": OWN if verdict.own else PAPERS,
+            "run": LARGEST if name in counting else SMALLER,
+        }
         for verdict, (section, name) in judged
-    ]  # fmt: skip
+    ]
     marks = ["".join(f' data-{name}="{escape(value)}"' for name, value in one.items()) for one in told]
     papers = list(dict.fromkeys(one["paper"] for one in told if one["paper"]))
     return (
@@ -138,10 +142,16 @@ def _claims(places: Sequence[Named]) -> str:
         + _choice("run", "Runs", _met(told, "run", (LARGEST, SMALLER)))
         + '<label>Words <input type="search" data-filter="words" autocomplete="off"></label>'
         + f'<p role="status" id="shown">{counted(len(judged), "claim")}</p></div>'
-        + grid("Claims and verdicts", ("claim", "experiment", "published", "here", "verdict"), lines, "blocks claims",
-               sortable=True, marks=marks)
+        + grid(
+            "Claims and verdicts",
+            ("claim", "experiment", "published", "here", "verdict"),
+            lines,
+            "blocks claims",
+            sortable=True,
+            marks=marks,
+        )
         + "</details>"
-    )  # fmt: skip
+    )
 
 
 def _line(verdict: Verdict, place: Named) -> tuple[str, ...]:
@@ -172,8 +182,10 @@ def _numbers(places: Sequence[Named]) -> str:
         section = place[0]
         drawn = counted(len(section.charts), "figure") if section.charts else ""
         none = [Card(section.setting, drawn, remedy=" ".join(section.notes))]
-        lines += [(_link(place), escape(card.label), unbroken(card.value), escape(card.detail), escape(card.remedy))
-                  for card in section.cards or none]  # fmt: skip
+        lines += [
+            (_link(place), escape(card.label), unbroken(card.value), escape(card.detail), escape(card.remedy))
+            for card in section.cards or none
+        ]
     kept = [place for place in range(len(header)) if any(line[place] for line in lines)]
     told = [tuple(line[place] for place in kept) for line in lines]
     return grid("Numbers", [header[place] for place in kept], told, "blocks", sortable=True)

@@ -8,58 +8,73 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from lambdahat._check import require_choice
-from lambdahat.experiments.charts import Chart, Heat, Series
+from lambdahat.report.style import MARKED, TEXTED, is_field, look_of, names_of, place_text, side_by_side
+from lambdahat.results.charts import BANDED, Chart, Heat, Series
 
-STYLES = ("line", "points", "bars", "step", "stems", "segments")
 COLOURS = 8  # of the page's themes: --s0 … --s7
 # beyond COLOURS series the next so many have these: with one colour, dashes, marks and hatching tell them apart
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "triangle-up", "x")
 HATCHES = ("", "/", "x", ".")
+MARKS = {"hollow": "circle", "star": "star", "cross": "x-thin", "tick": "line-ns", "diamond": "diamond"}
 DIGITS = 7
-MARKED = 40  # a line of more points has no marks
 CROWD = 300  # from so many points on their marks are small
 LETTERS = 14  # of a line of a name below an axis
-FINE = 8  # a map with at least so many numbers along both sides is a field, drawn as contours
-TEXTED = 12  # a map with at most so many cells along a side has its values written in
 WIDE = 30.0  # beyond this factor the marks of a logarithmic axis are powers of 10
 NARROW = 4.0  # from this factor up to WIDE they are 1, 2 and 5 times those; below it plotly's own do
-MARKS = 8  # powers of 10 that are marked, at most
+TICKS = 8  # powers of 10 that are marked, at most
 FAR, DEEP = 30, 12  # an axis over more than FAR powers of 10 opens at its upper DEEP: the rest is rounding
 BAND = 0.18  # opacity
+LEVELS = 10  # of contours that two fields share
 CAMERA = {"eye": {"x": 1.9, "y": 1.9, "z": 1.1}, "center": {"x": 0, "y": 0, "z": -0.15}}
+ROW = 24  # pixels of each name down the left side
+FLIPPED = {
+    "x": "y",
+    "error_x": "error_y",
+    "xaxis": "yaxis",
+    "x0": "y0",
+    "x1": "y1",
+    "xref": "yref",
+    "xanchor": "yanchor",
+}
 
 Trace = dict[str, Any]
 
 
 def figure_of(chart: Chart) -> dict[str, Any]:
-    """``data`` and ``layout`` as ``Plotly.newPlot`` takes them; the page makes the table of numbers from them."""
-    if chart.heat is not None:
-        data = [_surface(chart.heat) if chart.surface else _map(chart.heat)]
-    else:
-        data = [trace for number in range(len(chart.series)) for trace in _traces(chart, number)]
-    return {"data": data, "layout": _layout(chart)}
+    """``data`` and ``layout`` as ``Plotly.newPlot`` takes them; the page makes the table of numbers from them.
+
+    A list of numbers is no figure here: the page writes it as a table.
+    """
+    data = [] if chart.heat is None else _surfaces(chart.heat) if chart.surface else _maps(chart.heat)
+    if not chart.surface:
+        data += [trace for number in range(len(chart.series)) for trace in _traces(chart, number)]
+    found = {"data": data, "layout": _layout(chart)}
+    return _flip(found) if chart.horizontal else found
 
 
-def described(chart: Chart) -> str:
+def describe_chart(chart: Chart) -> str:
     """The chart in words, for readers who do not see it."""
     if chart.heat is not None:
         cells = [_number(value) for line in chart.heat.values for value in line]
         kind = "Surface" if chart.surface else "Map"
         return f"{kind} of {chart.heat.name or chart.title} over {chart.x_label} and {chart.y_label}: {_range(cells)}."
-    parts = [_in_words(series) for series in chart.series]
-    parts += [f"a line at {height:.4g} marks {label}" for label, height in chart.lines]
+    names = names_of(chart) if chart.x_names else []
+    parts = [_in_words(series, names) for series in chart.series if not series.faint]
+    parts += [f"a line at {at:.4g} marks {label}" for label, at in (*chart.lines, *chart.x_lines) if label]
+    parts += [f"{label} from {low:.4g} to {high:.4g}" for label, low, high in (*chart.bands, *chart.x_bands) if label]
+    parts += [chart.warning] if chart.warning else []
     return " over ".join(filter(None, (chart.y_label, chart.x_label))) + ". " + "; ".join(parts) + "."
 
 
-def _in_words(series: Series) -> str:
+def _in_words(series: Series, names: Sequence[str]) -> str:
     known = [(x, value) for x, y in zip(series.x, series.y, strict=True) if (value := _number(y)) is not None]
     name = series.name + (", published" if series.published else "")
     if not known:
         return f"{name}: no values"
     (first, low), (last, high) = known[0], known[-1]
-    ends = f"{low:.4g} at {_word(first)}" + (f" to {high:.4g} at {_word(last)}" if len(known) > 1 else "")
+    begin, end = (names[int(x)] if names and x in range(len(names)) else place_text(x) for x in (first, last))
+    ends = f"{low:.4g} at {begin}" + (f" to {high:.4g} at {end}" if len(known) > 1 else "")
     return f"{name}: {ends}" + (f", {_range([value for _, value in known])}" if len(known) > 2 else "")
 
 
@@ -78,45 +93,37 @@ def _number(value: Any) -> Any:
     return int(plain) if plain.is_integer() and abs(plain) < 1e15 else float(f"{plain:.{DIGITS}g}")
 
 
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:.6g}"
-
-
 def _text(value: str) -> str:
     """Text for plotly, which reads tags and links out of it."""
     return escape(value, quote=False)
 
 
-def _places(values: Sequence[Any]) -> list[Any]:
-    """What goes on an axis; one text makes all of them texts."""
+def _places(values: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
+    """What goes on an axis; one text makes all of them texts, and ``names`` stand for the places 0, 1, …"""
+    if names:
+        return [_text(names[int(value)]) for value in values]
     if any(isinstance(value, str) for value in values):
-        return [_text(_word(value)) for value in values]
+        return [_text(place_text(value)) for value in values]
     return [_number(value) for value in values]
 
 
-def colour_of(chart: Chart, number: int) -> int | None:
-    """Which colour a series has; a published one that of the series whose name begins its own, else none."""
-    ours = [index for index, series in enumerate(chart.series) if not series.published]
-    series = chart.series[number]
-    if not series.published:
-        return ours.index(number)
-    alike = [place for place, index in enumerate(ours) if series.name.startswith(chart.series[index].name)]
-    return max(alike, key=lambda place: len(chart.series[ours[place]].name), default=None)
+def _only_names(chart: Chart) -> bool:
+    """Whether every place has a name of its own: not the joints of a tree, nor two places of one name."""
+    places = [x for series in chart.series for x in series.x]
+    return len(set(chart.x_names)) == len(chart.x_names) and all(x in range(len(chart.x_names)) for x in places)
 
 
-def look_of(place: int | None, colours: int) -> tuple[int | None, int]:
-    """Which of the colours, and how often they were used up before: which dash, mark and hatching goes with it."""
-    return (None, 0) if place is None else (place % colours, place // colours % len(DASHES))
+def _numbers(values: Sequence[Any] | None) -> list[Any] | None:
+    return None if values is None else [_number(value) for value in values]
 
 
 def _traces(chart: Chart, number: int) -> list[Trace]:
-    """A series, and its band below it where it is a line with errors."""
+    """A series, and its band or its stems below it."""
     series = chart.series[number]
-    require_choice(series.style, f"the style of series {series.name!r}", STYLES)
-    place, turn = look_of(colour_of(chart, number), COLOURS)
-    colour = "@ink" if place is None else f"@s{place}"
-    x, y = _places(series.x), [_number(value) for value in series.y]
-    error = None if series.error is None else [_number(value) for value in series.error]
+    place, turn = look_of(chart, number, COLOURS)
+    colour = f"@s{place}" if place is not None else "@muted" if series.colour == "muted" else "@ink"
+    names = chart.x_names if _only_names(chart) else ()
+    x, y = _places(series.x, names), [_number(value) for value in series.y]
     trace: Trace = {"name": _text(series.name), "x": x, "y": y, "legendgroup": str(number)}
     trace["hovertemplate"] = "%{x}: %{y:.5g}<extra>%{fullData.name}</extra>"
     if series.published:
@@ -125,36 +132,67 @@ def _traces(chart: Chart, number: int) -> list[Trace]:
         trace |= {"type": "bar", "marker": _bar(colour, turn, series.published)}
     else:
         trace |= {"type": "scatter", "mode": _mode(series), "marker": _mark(colour, turn, series)}
-        trace["line"] = {"color": colour, "width": 2, "dash": "dash" if series.published else DASHES[turn]}
+        dash = "dash" if series.published or series.dashed else DASHES[turn]
+        trace["line"] = {"color": colour, "width": 1 if series.faint else 2, "dash": dash}
     if series.style == "step":
         trace["line"]["shape"] = "hv"
-    extra: list[Trace] = []
-    if error is not None:
-        trace |= {"customdata": error}
-        trace["hovertemplate"] = "%{x}: %{y:.5g} ± %{customdata:.2g}<extra>%{fullData.name}</extra>"
-        if series.style in ("line", "step") and len(series.x) > 1:
-            extra = [_band(trace, x, y, error, colour, chart.y_log)]
+    if series.style == "area":
+        trace |= {"fill": "tozeroy", "fillcolor": f"{colour}/0.12"}
+    if series.style == "rug":
+        trace |= {"y": [0.97] * len(x), "yaxis": "y2", "hovertemplate": "%{x}<extra>%{fullData.name}</extra>"}
+    if series.faint:
+        trace |= {"opacity": 0.3, "hoverinfo": "skip"}
+    if series.faint or not series.legend:
+        trace["showlegend"] = False
+    if series.texts:
+        trace |= {"text": [_text(text) for text in series.texts], "textposition": "middle right"}
+        if series.style == "bars":
+            trace["textposition"] = "outside"
         else:
-            trace["error_y"] = {"type": "data", "array": error, "color": colour, "thickness": 1.3, "width": 4}
+            trace["mode"] += "+text"
+    return [*_uncertainty(chart, series, trace, colour), trace]
+
+
+def _uncertainty(chart: Chart, series: Series, trace: Trace, colour: str) -> list[Trace]:
+    """Put error bars on a trace, or return its band; the stems of a series are drawn below it as well."""
+    x, y, extra = trace["x"], trace["y"], []
+    error, below = _numbers(series.error), _numbers(series.below)
+    bars = {"color": "@ink" if series.style == "bars" else colour, "thickness": 1.3, "width": 4}
+    if error is not None:
+        trace["customdata"] = error
+        trace["hovertemplate"] = "%{x}: %{y:.5g} ± %{customdata:.2g}<extra>%{fullData.name}</extra>"
+        if series.style in BANDED and len(series.x) > 1:
+            extra = [_band(trace, x, y, below or error, error, colour, chart.y_log)]
+        else:
+            trace["error_y"] = {"type": "data", "array": error, **bars}
+            if below is not None:
+                trace["error_y"] |= {"symmetric": False, "arrayminus": below}
+    if series.x_error is not None:
+        trace["error_x"] = {"type": "data", "array": _numbers(series.x_error), **bars}
     if series.style == "stems":
-        extra = [_stems(trace, x, y, colour, chart.y_log)]
-    return [*extra, trace]
+        extra = [_stems(trace, x, y, colour, chart)]
+    return extra
 
 
 def _mode(series: Series) -> str:
-    if series.style in ("points", "stems") or len(series.x) == 1:
+    if series.style in ("points", "stems", "rug") or len(series.x) == 1:
         return "markers"
-    if series.style == "segments":
+    if series.style == "segments" or series.faint:
         return "lines"
     return "lines" if len(series.x) > MARKED and not series.published else "lines+markers"
 
 
 def _mark(colour: str, turn: int, series: Series) -> dict[str, Any]:
     """What is published is hollow; marks of a crowd are small."""
+    if series.mark:
+        hollow = series.mark in ("hollow", "diamond")
+        size = 13 if series.mark in ("star", "tick") else 9
+        edge = {"color": colour, "width": 1 if series.mark == "star" else 1.8}
+        return {"symbol": MARKS[series.mark], "size": size, "color": "@paper" if hollow else colour, "line": edge}
     published = series.published
     symbol = f"{SYMBOLS[turn] if turn else 'diamond'}-open" if published else SYMBOLS[turn]
-    return {"color": colour, "size": 3 if len(series.x) >= CROWD else 9 if published else 8 if turn else 6,
-            "symbol": symbol}  # fmt: skip
+    size = 3 if len(series.x) >= CROWD else 9 if published else 8 if turn else 6
+    return {"color": colour, "size": size, "symbol": symbol}
 
 
 def _bar(colour: str, turn: int, published: bool) -> dict[str, Any]:
@@ -164,124 +202,215 @@ def _bar(colour: str, turn: int, published: bool) -> dict[str, Any]:
     return mark
 
 
-def _band(trace: Trace, x: list[Any], y: list[Any], error: list[Any], colour: str, log: bool) -> Trace:
-    """The region y ± error as one polygon for each stretch without gaps."""
+def _below_trace(trace: Trace, x: list[Any], y: list[Any], **look: Any) -> Trace:
+    """A part of a series that is switched off with it and has no name of its own."""
+    shared = {"hoverinfo": "skip", "showlegend": False, "legendgroup": trace["legendgroup"], "name": trace["name"]}
+    return {"type": "scatter", "x": x, "y": y, "mode": "lines", **shared, **look}
+
+
+def _band(
+    trace: Trace, x: list[Any], y: list[Any], below: list[Any], above: list[Any], colour: str, log: bool
+) -> Trace:
+    """The region between y − below and y + above as one polygon for each stretch without gaps."""
     floor = 0.1 * min((value for value in y if value is not None and value > 0), default=1.0) if log else -math.inf
     corners_x: list[Any] = []
     corners_y: list[Any] = []
     stretch: list[tuple[Any, float, float]] = []
-    for place, value, half in [*zip(x, y, error, strict=True), (None, None, None)]:
+    for place, value, low, high in [*zip(x, y, below, above, strict=True), (None, None, None, None)]:
         if value is not None:
-            half = half or 0.0
-            stretch.append((place, max(value - half, floor), max(value + half, floor)))
+            stretch.append((place, max(value - (low or 0.0), floor), max(value + (high or 0.0), floor)))
         elif stretch:
             corners_x += [point[0] for point in stretch] + [point[0] for point in reversed(stretch)] + [None]
             corners_y += [point[1] for point in stretch] + [point[2] for point in reversed(stretch)] + [None]
             stretch = []
-    return {
-        "type": "scatter", "x": corners_x[:-1], "y": corners_y[:-1], "mode": "lines", "line": {"width": 0},
-        "fill": "toself", "fillcolor": f"{colour}/{BAND}", "hoverinfo": "skip", "showlegend": False,
-        "legendgroup": trace["legendgroup"], "name": trace["name"],
-    }  # fmt: skip
+    fill = {"line": {"width": 0}, "fill": "toself", "fillcolor": f"{colour}/{BAND}"}
+    return _below_trace(trace, corners_x[:-1], corners_y[:-1], **fill)
 
 
-def _stems(trace: Trace, x: list[Any], y: list[Any], colour: str, log: bool) -> Trace:
+def _stems(trace: Trace, x: list[Any], y: list[Any], colour: str, chart: Chart) -> Trace:
     """A thin upright from the floor to every point."""
-    floor = min((value for value in y if value is not None and value > 0), default=1.0) / 3 if log else 0.0
+    least = min((value for value in y if value is not None and value > 0), default=1.0)
+    floor = chart.y_range[0] if chart.y_range[0] is not None else least / 3 if chart.y_log else 0.0
     feet = [part for value in y for part in (floor, value, None)]
-    return {
-        "type": "scatter", "x": [place for place in x for _ in range(3)], "y": feet, "mode": "lines",
-        "line": {"color": colour, "width": 1.2}, "hoverinfo": "skip", "showlegend": False,
-        "legendgroup": trace["legendgroup"], "name": trace["name"],
-    }  # fmt: skip
+    line = {"color": colour, "width": 1.2}
+    return _below_trace(trace, [place for place in x for _ in range(3)], feet, line=line)
 
 
-def _grid(heat: Heat) -> dict[str, Any]:
-    values = [[_number(value) for value in line] for line in heat.values]
-    return {"x": _places(heat.x), "y": _places(heat.y), "z": values, "colorscale": "Cividis",
-            "hovertemplate": "%{x}, %{y}: %{z:.5g}<extra></extra>"}  # fmt: skip
+def _grid(heat: Heat, values: Sequence[Sequence[float | None]]) -> dict[str, Any]:
+    """The numbers of a map; where its colours are logarithmic, z are logarithms and ``customdata`` the numbers."""
+    plain = [[_number(value) for value in line] for line in values]
+    grid = {"x": _places(heat.x), "y": _places(heat.y), "z": plain, "colorscale": "Cividis"}
+    grid["hovertemplate"] = "%{x}, %{y}: %{z:.5g}<extra></extra>"
+    positive = [value for line in plain for value in line if value is not None and value > 0]
+    if not heat.log or not positive:
+        return grid
+    least = min(positive)
+    logs = [[None if value is None else _number(math.log10(max(value, least))) for value in line] for line in plain]
+    return grid | {"z": logs, "customdata": plain, "hovertemplate": "%{x}, %{y}: %{customdata:.5g}<extra></extra>"}
 
 
-def _map(heat: Heat) -> Trace:
-    bar = {"thickness": 12, "outlinewidth": 0, "title": {"text": _text(heat.name), "side": "right"}}
-    if is_field(heat):
-        return {"type": "contour", **_grid(heat), "ncontours": 16, "line": {"width": 0.7, "color": "#ffffff"},
-                "colorbar": bar}  # fmt: skip
-    trace = {"type": "heatmap", **_grid(heat), "colorbar": bar, "xgap": 1, "ygap": 1}
-    if max(len(heat.x), len(heat.y)) <= TEXTED:
-        trace["texttemplate"] = "%{z:.3g}"
-    return trace
+def _maps(heat: Heat) -> list[Trace]:
+    grid = _grid(heat, heat.values)
+    log = "customdata" in grid
+    bar: dict[str, Any] = {"thickness": 12, "outlinewidth": 0, "title": {"text": _text(heat.name), "side": "right"}}
+    if log:
+        known = [value for line in grid["z"] for value in line if value is not None]
+        ticks = [min(known) + part * (max(known) - min(known)) / 4 for part in range(5)]
+        bar |= {"tickvals": ticks, "ticktext": [f"{10**tick:.2g}" for tick in ticks]}
+    if not is_field(heat):
+        trace = {"type": "heatmap", **grid, "colorbar": bar, "xgap": 1, "ygap": 1}
+        if max(len(heat.x), len(heat.y)) <= TEXTED:
+            trace["texttemplate"] = "%{text}" if log else "%{z:.3g}"
+            if log:
+                texts = [["" if value is None else f"{value:.3g}" for value in line] for line in grid["customdata"]]
+                trace["text"] = texts
+        return [trace]
+    line = {"width": 0.7, "color": "#ffffff"}
+    field: Trace = {"type": "contour", **grid, "ncontours": 16, "line": line, "colorbar": bar}
+    known = [value for row in grid["z"] for value in row if value is not None]
+    if heat.beside is None or not known:
+        return [field]
+    step = (max(known) - min(known)) / LEVELS or 1.0
+    levels = {"start": min(known) + step, "end": max(known) - step / 2, "size": step}
+    dashed = {"width": 1, "color": "#000000", "dash": "dash"}
+    second = {"type": "contour", **_grid(heat, heat.beside), "line": dashed, "showlegend": True}
+    second |= {"name": _text(f"{heat.beside_name}, same levels"), "contours": {**levels, "coloring": "none"}}
+    return [field | {"contours": levels}, second]
 
 
-def _surface(heat: Heat) -> Trace:
-    return {"type": "surface", **_grid(heat), "showscale": False, "contours": {"z": {"show": True, "width": 1}}}
-
-
-def is_field(heat: Heat) -> bool:
-    """Whether a map is a function sampled on a fine grid rather than a table of cells."""
-    return min(len(heat.x), len(heat.y)) >= FINE and not any(isinstance(v, str) for v in (*heat.x, *heat.y))
+def _surfaces(heat: Heat) -> list[Trace]:
+    look = {"type": "surface", "showscale": False, "contours": {"z": {"show": True, "width": 1}}}
+    plain = dict(zip(("x", "y"), (_places(heat.x), _places(heat.y)), strict=True))
+    shared = look | plain | {"hovertemplate": "%{x}, %{y}: %{z:.5g}<extra></extra>"}
+    first = {**shared, "z": [_numbers(line) for line in heat.values], "colorscale": "Cividis"}
+    if heat.beside is None:
+        return [first]
+    second = {"z": [_numbers(line) for line in heat.beside], "colorscale": "Oranges", "opacity": 0.5}
+    return [first, shared | second | {"name": _text(heat.beside_name)}]
 
 
 def _layout(chart: Chart) -> dict[str, Any]:
-    if chart.heat is not None and chart.surface:
-        scene = {"xaxis": {"title": {"text": _text(chart.x_label)}}, "yaxis": {"title": {"text": _text(chart.y_label)}},
-                 "zaxis": {"title": {"text": _text(chart.heat.name)}, "type": "log" if chart.y_log else "linear"},
-                 "aspectmode": "cube", "camera": CAMERA}  # fmt: skip
-        return {"scene": scene, "height": 440}
     heat = chart.heat
-    across = heat.x if heat is not None else [x for series in chart.series for x in series.x]
-    up: Sequence[Any] = heat.y if heat is not None else [y for series in chart.series for y in series.y]
+    if heat is not None and chart.surface:
+        titles = {"xaxis": chart.x_label, "yaxis": chart.y_label, "zaxis": heat.name}
+        scene: dict[str, Any] = {axis: {"title": {"text": _text(title)}} for axis, title in titles.items()}
+        scene["zaxis"]["type"] = "log" if chart.y_log else "linear"
+        return {"scene": scene | {"aspectmode": "cube", "camera": CAMERA}, "height": 440}
+    names = names_of(chart)
+    across: Sequence[Any] = heat.x if heat is not None else names or [x for series in chart.series for x in series.x]
+    up = heat.y if heat is not None else [y for series in chart.series for y in series.y if series.style != "rug"]
+    x_axis = _axis(chart.x_label, across, chart.x_log, chart.x_range, heat) | _named(chart, names)
     layout: dict[str, Any] = {
-        "xaxis": _axis(chart.x_label, across, chart.x_log, heat) | _named(across),
-        "yaxis": _axis(chart.y_label, up, chart.y_log, heat),
-        "height": 380 if heat is not None else 340,
+        "xaxis": x_axis,
+        "yaxis": _axis(chart.y_label, up, chart.y_log, chart.y_range, heat),
+        "height": 380 if heat is not None else 110 + max(ROW * len(names), 60) if chart.horizontal else 340,
     }
+    told = [series for series in chart.series if series.legend and not series.faint]
     if heat is None:
-        layout["showlegend"] = len(chart.series) > 1 or any(series.published for series in chart.series)
-        layout["barmode"] = "group"
+        layout["showlegend"] = len(told) > 1 or any(series.published or not series.legend for series in chart.series)
+        layout["barmode"] = "group" if side_by_side(chart) else "overlay"
         layout["shapes"], layout["annotations"] = _marks(chart)
+    elif told or heat.beside is not None:
+        layout["showlegend"] = True
+    if any(series.style == "rug" for series in chart.series):
+        layout["yaxis2"] = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
+    if chart.warning and not chart.series:
+        note = {"text": "<br>".join(map(_text, textwrap.wrap(chart.warning, 50))), "showarrow": False}
+        layout["annotations"] = [note | {"xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5}]
     return layout
 
 
-def _axis(label: str, places: Sequence[Any], log: bool, heat: Heat | None) -> dict[str, Any]:
+def _axis(
+    label: str, places: Sequence[Any], log: bool, ends: tuple[float | None, float | None], heat: Heat | None
+) -> dict[str, Any]:
     """A map of cells has equal cells, whatever its labels."""
     named = any(isinstance(place, str) for place in places) or (heat is not None and not is_field(heat))
     kind = "category" if named else "log" if log else "linear"
     axis: dict[str, Any] = {"title": {"text": _text(label), "standoff": 8}, "type": kind, "automargin": True}
-    values = [place for place in places if not isinstance(place, str) and _number(place) is not None and place > 0]
     if kind == "log":
-        axis |= {"exponentformat": "power", "tickfont": {"size": 10}}
-        low, high = (math.log10(edge(values)) if values else 0.0 for edge in (min, max))
-        if high - low > FAR:
-            low = high - DEEP
-            axis["range"] = [low, high + 0.5]
-        if high - low > math.log10(WIDE):  # whole powers alone: plotly labels a 2 or a 5 between them so
-            axis["dtick"] = math.ceil((high - low) / MARKS)
-        elif high - low > math.log10(NARROW):  # whole numbers: plotly labels 20 as 2
-            axis |= {"dtick": "D2", "tickformat": "~g"}
+        axis |= {"exponentformat": "power", "tickfont": {"size": 10}} | _log_ticks(places, ends)
+    elif kind == "linear":
+        axis |= {} if ends == (None, None) else {"range": list(ends)}
+        known = [place for place in places if _number(place) is not None]
+        if known and all(isinstance(_number(place), int) for place in known) and max(known) - min(known) <= TICKS:
+            axis["dtick"] = 1  # plotly would mark halves as well
     return axis
 
 
-def _named(places: Sequence[Any]) -> dict[str, Any]:
+def _log_ticks(places: Sequence[Any], ends: tuple[float | None, float | None]) -> dict[str, Any]:
+    values = [place for place in places if not isinstance(place, str) and _number(place) is not None and place > 0]
+    low, high = (math.log10(edge(values)) if values else 0.0 for edge in (min, max))
+    axis: dict[str, Any] = {}
+    if ends != (None, None):
+        low, high = (given if end is None else math.log10(end) for end, given in zip(ends, (low, high), strict=True))
+        axis["range"] = [low, high + (0.05 * (high - low) if ends[1] is None else 0.0)]
+    elif high - low > FAR:
+        low = high - DEEP
+        axis["range"] = [low, high + 0.5]
+    if high - low > math.log10(WIDE):  # whole powers alone: plotly labels a 2 or a 5 between them so
+        axis["dtick"] = math.ceil((high - low) / TICKS)
+    elif high - low > math.log10(NARROW):  # whole numbers: plotly labels 20 as 2
+        axis |= {"dtick": "D2", "tickformat": "~g"}
+    return axis
+
+
+def _named(chart: Chart, names: Sequence[str]) -> dict[str, Any]:
     """Names below an axis in short lines, slanted where they do not fit side by side; nothing for numbers.
 
     The places keep their names as they are: hovering and the table of numbers show them so.
     """
-    if not any(isinstance(place, str) for place in places):
+    if not names:
         return {}
-    names = list(dict.fromkeys(map(_word, places)))
-    lines = [textwrap.wrap(name, LETTERS, break_long_words=False, break_on_hyphens=False) for name in names]
-    return {"tickvals": [_text(name) for name in names], "ticktext": ["<br>".join(map(_text, each)) for each in lines],
-            "autotickangles": [0, -40, -90]}  # fmt: skip
+    width = 10 * LETTERS if chart.horizontal else LETTERS
+    lines = [textwrap.wrap(name, width, break_long_words=False, break_on_hyphens=False) for name in names]
+    texts = ["<br>".join(map(_text, each)) for each in lines]
+    if chart.x_names and not _only_names(chart):
+        return {"type": "linear", "tickvals": list(range(len(names))), "ticktext": texts}
+    found: dict[str, Any] = {"tickvals": [_text(name) for name in names], "ticktext": texts}
+    found |= {"categoryorder": "array", "categoryarray": found["tickvals"]}
+    return found | ({} if chart.horizontal else {"autotickangles": [0, -40, -90]})
 
 
 def _marks(chart: Chart) -> tuple[list[Trace], list[Trace]]:
-    """Horizontal lines across the frame, and their labels at its right end."""
-    known = [(label, height) for label, height in chart.lines if math.isfinite(height)]
-    shapes = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": height, "y1": height,
-               "line": {"color": "@muted", "width": 1.2, "dash": "dash"}} for _, height in known]  # fmt: skip
-    # an annotation on a logarithmic axis is placed by its logarithm, a shape by its value
-    notes = [{"text": _text(label), "xref": "paper", "x": 1, "xanchor": "right", "yanchor": "bottom",
-              "y": math.log10(height) if chart.y_log and height > 0 else height, "showarrow": False,
-              "font": {"color": "@muted", "size": 11}} for label, height in known]  # fmt: skip
+    """Lines and bands across the frame, and their labels at its right and upper ends."""
+    shapes: list[Trace] = []
+    notes: list[Trace] = []
+    look = {"color": "@muted", "size": 11}
+    sides = (("y", "x", chart.lines, chart.bands, chart.y_log), ("x", "y", chart.x_lines, chart.x_bands, chart.x_log))
+    for axis, other, lines, bands, log in sides:
+        whole = {f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1}
+        ends = {"xanchor": "right", "yanchor": "bottom"} if axis == "y" else {"xanchor": "left", "yanchor": "top"}
+        for label, low, high in (*((label, at, at) for label, at in lines), *bands):
+            if not (math.isfinite(low) and math.isfinite(high)):
+                continue
+            shape = {"type": "line", "line": {"color": "@muted", "width": 1.2, "dash": "dash"}}
+            if low != high:
+                shape = {"type": "rect", "line": {"width": 0}, "fillcolor": "@s4/0.18", "layer": "below"}
+            shapes.append({**shape, **whole, f"{axis}0": low, f"{axis}1": high})
+            if label:  # an annotation on a logarithmic axis is placed by its logarithm, a shape by its value
+                at = math.log10(low) if log and low > 0 else low
+                place = {f"{other}ref": "paper", other: 1, axis: at, **ends}
+                notes.append({"text": _text(label), "showarrow": False, "font": look, **place})
     return shapes, notes
+
+
+def _flip(figure: dict[str, Any]) -> dict[str, Any]:
+    """The figure with x down the left side, its first place on top."""
+    data = [_swapped(trace) for trace in figure["data"]]
+    for trace in data:
+        told = trace.get("hovertemplate", "").replace("%{x", "%{·").replace("%{y", "%{x")
+        trace["hovertemplate"] = told.replace("%{·", "%{y")
+        if trace["type"] == "bar":
+            trace["orientation"] = "h"
+    layout = _swapped(figure["layout"])
+    layout["yaxis"]["autorange"] = "reversed"
+    for part in ("shapes", "annotations"):
+        layout[part] = [_swapped(each) for each in layout.get(part, [])]
+    for note in layout["annotations"]:
+        note |= {"xanchor": "left", "yanchor": "top"} if note.get("yref") == "paper" else {}
+    return {"data": data, "layout": layout}
+
+
+def _swapped(part: dict[str, Any]) -> dict[str, Any]:
+    both = FLIPPED | {value: key for key, value in FLIPPED.items()}
+    return {both.get(key, key): value for key, value in part.items()}

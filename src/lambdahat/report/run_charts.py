@@ -1,44 +1,83 @@
-"""Charts of training runs, of graphs and of advice."""
+"""Charts of training runs and what was tracked along them, of advice, and of the benchmark."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from lambdahat.experiments.charts import Chart, Heat, Series
-from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
-from lambdahat.randommatrix import Advice, NoiseLevels
-from lambdahat.report.spectral_charts import PER_UNIT, listed
-from lambdahat.report.style import counted, value_text
-from lambdahat.report.tracks import WIDE, failed_trackers, tracked_panels
-from lambdahat.report.training import ACCURACIES, LOSSES, NORMS, OWN
-from lambdahat.results import Estimate
+from lambdahat.bench.records import OURS, UNIT, BenchResult
+from lambdahat.randommatrix.advice import Advice
+from lambdahat.randommatrix.advice_rules import GRADIENT, Request, expected_limit
+from lambdahat.randommatrix.noise_levels import BatchLevels, NoiseLevels
+from lambdahat.randommatrix.rate_limits import propagated
+from lambdahat.randommatrix.spikes import Additive, effective_batch, noise_scale
+from lambdahat.results import Estimate, student_quantile
+from lambdahat.results.charts import (
+    INTERVAL,
+    Chart,
+    Mark,
+    Series,
+    charts_of,
+    counted,
+    interval_series,
+    is_wide,
+    with_status,
+)
+from lambdahat.training.measuring_base import is_failure
 from lambdahat.training.runs import Run
 
-LAPLACIAN = "eigenvalue λ of the normalised Laplacian"
-POINTS = 600  # of a graph's density
-DECADES = 6
+LOSSES = {"loss": "training", "validation_loss": "validation", "average_validation_loss": "average, validation"}
+ACCURACIES = {name.replace("loss", "accuracy"): text for name, text in LOSSES.items()}
+NORMS = {"norm": "‖θ‖", "distance": "‖θ − θ₀‖", "update_norm": "update"}
+LOSS = "loss, mean per sample"
+OWN = {"kind", "epoch", "step", "progress", "gradient_norm", "max_norm", "learning_rate", "seconds"}
+OWN |= {*LOSSES, *ACCURACIES, *NORMS}
+ASIDE = ("_stderr", "_cost", "_seconds", "_status", "_nbeta", "_localization")
+PANELS = {  # label and the columns that share its axis
+    "learning rate × sharpness": r"edge(_threshold)?",
+    "largest eigenvalues": r"top_\d+",
+    "span of the largest eigenvalues": r"top_(overlap|drift)",
+    "ends of the spectrum": r"spectrum_(largest|smallest)",
+    "share of eigenvalues": r"spectrum_(degeneracy|negative)",
+    "trace": r"(spectrum_)?trace",
+    "learning coefficient λ̂": r"llc",
+    "WBIC": r"wbic",
+    "variance of an element": r"variance_\w+",
+    "norms": r"norms_\w+",
+    "effective learning rate α/‖w‖²": r"effective_rate",
+}
+BATCH = "batch size B"
+POINTS = 60  # of a predicted curve
 
 
-def run_charts(run: Run) -> list[Chart]:
+@charts_of.register
+def _(run: Run) -> list[Chart]:
     """Loss, accuracy and norms over epochs, as far as known, and a chart for each thing that was tracked."""
-    groups = {"loss, mean per sample": LOSSES, "accuracy": ACCURACIES, "norm": NORMS}
-    named = {label: {name: text for name, (text, _) in group.items()} for label, group in groups.items()}
-    named |= {label: {name: name for name in names} for label, names in tracked_panels(run, OWN).items()}
-    faults, charts = failed_trackers(run, OWN), []
-    named |= {label: {} for label in faults if label not in named}
-    for label, columns in named.items():
-        series = tuple(found for name, text in columns.items() if (found := _curve(run, name, text)) is not None)
+    panels = {LOSS: LOSSES, "accuracy": ACCURACIES, "norm": NORMS}
+    panels |= {label: {name: name for name in names} for label, names in tracked_panels(run, OWN).items()}
+    faults = failed_trackers(run, OWN)
+    panels |= {label: {} for label in faults if label not in panels}
+    charts = []
+    for label, columns in panels.items():
+        series = [found for name, text in columns.items() if (found := _curve(run, name, text)) is not None]
+        wide = is_wide(value for one in series for value in one.y)
+        if label == LOSS and series:
+            series += _best(run)
         if series or label in faults:
-            bands = "Bands: 95 % intervals." if any(one.error is not None for one in series) else ""
-            fault = faults.get(label, "")
-            caption = " ".join(filter(None, (bands, fault[:1].upper() + fault[1:])))
             title = label.partition(",")[0]
-            charts.append(Chart(title[:1].upper() + title[1:], str(run.about.get("progress", "epoch")), label, series,
-                                y_log=_wide(series), caption=caption))  # fmt: skip
-    return charts
+            title = title[:1].upper() + title[1:]
+            bands = "Error bars: 95 % intervals." if any(one.error is not None for one in series) else ""
+            if label == LOSS:
+                ended = "" if run.ended == "epochs" else f", {run.ended}"
+                title = with_status(f"{title}, {counted(len(run), 'epoch')}{ended}", run.status)
+            about = str(run.about.get("progress", "epoch"))
+            fault = faults.get(label, "")
+            charts.append(Chart(title, about, label, tuple(series), y_log=wide, caption=bands, warning=fault))
+    return charts or [Chart(with_status("No epochs", run.status), "epoch", LOSS)]
 
 
 def _curve(run: Run, name: str, text: str) -> Series | None:
@@ -46,71 +85,175 @@ def _curve(run: Run, name: str, text: str) -> Series | None:
     if not rows:
         return None
     errors = [row.get(f"{name}_stderr", math.nan) for row in rows]
-    half = [1.96 * error if _finite(error) else 0.0 for error in errors]
-    return Series(text, [row["progress"] for row in rows], [row[name] for row in rows], half if any(half) else None)
+    half = [student_quantile(0.95, math.inf) * error if _finite(error) else 0.0 for error in errors]
+    x, y, error = [row["progress"] for row in rows], [row[name] for row in rows], half if any(half) else None
+    if name.endswith("_threshold"):
+        return Series("threshold", x, y, error, style="segments", colour="muted", dashed=True)
+    return Series(text, x, y, error, "joined")
 
 
-def _wide(series: tuple[Series, ...]) -> bool:
-    values = [value for one in series for value in one.y if value is not None]
-    return bool(values) and 0 < min(values) < max(values) / WIDE
+def _best(run: Run) -> list[Series]:
+    """A star at the best epoch."""
+    metric = "validation_loss" if "validation_loss" in run.best else "loss"
+    if metric not in run.best:
+        return []
+    return [Series("best", [run.best["progress"]], [run.best[metric]], style="points", mark="star", colour="muted")]
+
+
+def tracked_panels(run: Run, aside: set[str]) -> dict[str, list[str]]:
+    """The columns of each panel by its label, those of no known tracker apart; columns in ``aside`` are left out."""
+    names = dict.fromkeys(key for row in run.history for key in row if key not in aside and not key.endswith(ASIDE))
+    panels: dict[str, list[str]] = {}
+    for name in names:
+        if any(_finite(row.get(name)) for row in run.history):
+            panels.setdefault(_label([name], name) + _at_gamma(run, name), []).append(name)
+    return panels
+
+
+def failed_trackers(run: Run, aside: set[str]) -> dict[str, str]:
+    """Why trackers measured nothing at some time, by the label of their panel, whether or not it has other points."""
+    found: dict[str, str] = {}
+    names = dict.fromkeys(key for row in run.history for key in row)
+    for name in (key.removesuffix("_status") for key in names if key.endswith("_status")):
+        statuses = [row[f"{name}_status"] for row in run.history if f"{name}_status" in row]
+        faults = [status for status in statuses if is_failure(status)]
+        if faults:
+            own = [key for key in names if (key == name or key.startswith(f"{name}_")) and key not in aside]
+            columns = [key for key in own if not key.endswith(ASIDE)]
+            count = "Not measured" if len(faults) == len(statuses) else f"{len(faults)} of {len(statuses)} not measured"
+            found[_label(columns or [name], name) + _at_gamma(run, name)] = f"{count}: {faults[-1]}"
+    return found
+
+
+def _label(columns: list[str], name: str) -> str:
+    """The label of the first panel that has one of the columns, else ``name``."""
+    return next((label for key in columns for label, form in PANELS.items() if re.fullmatch(form, key)), name)
+
+
+def _at_gamma(run: Run, name: str) -> str:
+    """At which localization a quantity was measured, for the label of its panel; often nothing."""
+    found = [row.get(f"{name}_localization") for row in run.history]
+    known = sorted({float(gamma) for gamma in found if gamma is not None and _finite(gamma)})
+    if not known:
+        return ""
+    span = f"= {known[0]:.3g}" if len(known) == 1 else f"from {known[0]:.3g} to {known[-1]:.3g}"
+    return f", γ {span}"
 
 
 def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def graph_charts(found: GraphSpectrum) -> list[Chart]:
-    """The density over [0, 2] on a logarithmic axis."""
-    places = 1 - np.cos(np.linspace(0.0, math.pi, POINTS))
-    values = found.density.evaluate(places)
-    shown = [value if value > values.max() * 10.0**-DECADES else None for value in listed(values)]
-    size = f"{counted(found.nodes, 'node')}, {counted(found.edges, 'edge')}, {len(found.moments) - 1} moments."
-    series = Series("density", listed(places), shown)
-    return [Chart(f"Spectrum of {found.name}", LAPLACIAN, PER_UNIT, (series,), y_log=True, caption=size)]
-
-
-def cluster_charts(found: Clusters) -> list[Chart]:
-    """The density, whose gap parts the clusters' eigenvalues from the rest."""
-    if found.spectrum is None:
-        return []
-    (chart,) = graph_charts(found.spectrum)
-    count = f"{value_text(found)} clusters below λ* = {found.cut:.3g}. " if math.isfinite(found.cut) else "No gap. "
-    return [Chart(chart.title, chart.x_label, chart.y_label, chart.series, y_log=True, caption=count + chart.caption)]
-
-
-def similarity_charts(found: Similarity) -> list[Chart]:
-    """The divergences as a map, like graphs beside each other."""
-    order = found.order()
-    names = [found.names[place] for place in order]
-    heat = Heat(names, names, [listed(line) for line in found.divergences[np.ix_(order, order)]], "divergence")
-    return [Chart("Symmetric KL divergence between spectra", "graph", "graph", heat=heat)]
-
-
-def choice_charts(found: ModelChoice) -> list[Chart]:
-    """The divergence left by every model at its nearest parameter."""
-    labels = [f"{one.model}, {one.parameter} = {value_text(one)}" for one in found.fits]
-    series = Series("divergence", labels, [one.divergence for one in found.fits], style="bars")
-    title = f"{found.name}: nearest to {found.best}"
-    return [Chart(title, "model", "symmetric KL divergence of the spectra", (series,))]
-
-
-def advice_charts(advice: Advice) -> list[Chart]:
-    """λ₁ of batches beside all data's, and every recommendation that is given for several batch sizes."""
+@charts_of.register
+def _(advice: Advice) -> list[Chart]:
+    """The largest stable rate or the least damping over the batch size, and λ₁ of batches."""
     levels = advice.levels
-    whole = (("all data", float(levels.largest)),) if isinstance(levels, NoiseLevels) else ()
-    sharpness = _points("batches", {view.batch_size: view.measured for view in levels.views})
-    charts = [Chart(f"Largest eigenvalue of the {levels.operator}", "batch size B", "λ₁ of a batch", (sharpness,),
-                    x_log=True, y_log=True, lines=whole, caption="Bars: 95 % intervals.")]  # fmt: skip
-    named: dict[str, dict[int, Estimate]] = {}
-    for each in advice.recommendations:
-        if each.batch_size:
-            named.setdefault(each.name, {})[each.batch_size] = each.value
-    told = tuple(_points(name, found) for name, found in named.items() if len(found) > 1)
-    if told:
-        charts.append(Chart(f"Advice for {advice.rule}", "batch size B", "value", told, x_log=True, y_log=True))
-    return charts
+    series, lines = [], []
+    if isinstance(levels, NoiseLevels):
+        series += [
+            _prediction(levels, lambda b: _isotropic(levels, b), "isotropic noise, Theorem 14", "amber"),
+            _prediction(levels, lambda b: _sum(levels.largest, levels.expected_excess(b)), "λ₁ + τ²/(bλ₁)", "blue"),
+        ]
+        lines = [("all data", float(levels.largest))]
+    views = [(view.batch_size, view.measured) for view in levels.views]
+    series.append(interval_series("batches, measured", views, colour="vermilion"))
+    title = f"Largest eigenvalue of the {levels.operator}"
+    rates = advice.optimizer in GRADIENT or isinstance(levels, BatchLevels)
+    marks: list[Mark] = []
+    ends: list[Mark] = []
+    if isinstance(levels, BatchLevels):
+        told = _batch_rates(advice)
+    elif rates:
+        told, marks, ends = _rates(advice, levels)
+    else:
+        told = _damping(advice, levels)
+    trained = _advised(advice, "stable rate by training")
+    if rates and trained:
+        told.append(interval_series("by training", trained, colour="green"))
+    label = "learning rate" if rates else "damping"
+    log: dict[str, Any] = {"x_log": True, "y_log": True, "caption": INTERVAL}
+    return [
+        Chart(advice.rule, BATCH, label, tuple(told), lines=tuple(marks), x_lines=tuple(ends), **log),
+        Chart(title, BATCH, "λ₁ of a batch", tuple(series), lines=tuple(lines), **log),
+    ]
 
 
-def _points(name: str, found: dict[int, Estimate]) -> Series:
-    half = [(each.interval()[1] - each.interval()[0]) / 2 for each in found.values()]
-    return Series(name, list(found), [float(each) for each in found.values()], half, "points")
+def _batch_rates(advice: Advice) -> list[Series]:
+    """What single batches tell, with nothing between their sizes."""
+    names = sorted({each.name for each in advice.recommendations if each.name.startswith("largest stable rate")})
+    return [interval_series(name, _advised(advice, name)) for name in names]
+
+
+def _rates(advice: Advice, levels: NoiseLevels) -> tuple[list[Series], list[Mark], list[Mark]]:
+    request = Request(advice.optimizer, (), None, advice.momentum)
+    whole = expected_limit(levels, request, math.inf)
+    curve = _prediction(levels, lambda b: expected_limit(levels, request, b), "largest stable, from τ²", "blue")
+    measured = _advised(advice, "largest stable rate")
+    points = interval_series("largest stable, from batches", measured, colour="vermilion")
+    return [curve, points], [("all data", float(whole))], [("end of scaling", float(advice["end of scaling"]))]
+
+
+def _damping(advice: Advice, levels: NoiseLevels) -> list[Series]:
+    """The least damping falls as the inverse of the effective batch; what the overlaps tell has no such law."""
+    series = []
+    names = sorted({each.name for each in advice.recommendations if each.name.startswith("least")})
+    for name, colour in zip(names, ("blue", "vermilion", "amber"), strict=True):
+        found = _advised(advice, name)
+        size, value = found[0]
+        b = levels.view(int(size)).effective
+
+        def inverse(at: float, value: Estimate = value, b: float = b) -> Estimate:
+            return propagated(lambda level: level * b / at, value)
+
+        curved = math.isfinite(b) and not name.endswith("overlap")
+        if curved:
+            series.append(_prediction(levels, inverse, name, colour))
+        series.append(interval_series(name, found, colour=colour, legend=not curved))
+    return series
+
+
+def _advised(advice: Advice, name: str) -> list[tuple[float, Estimate]]:
+    return [(each.batch_size, each.value) for each in advice.recommendations if each.name == name]
+
+
+def _isotropic(levels: NoiseLevels, b: float) -> Estimate:
+    """λ₁ + s²/λ₁ beyond s = σ√(P/b), else 2s."""
+
+    def seen(variance: float, true: float) -> float:
+        return float(Additive(noise_scale(max(variance, 0.0), levels.parameters, b)).outlier(true))
+
+    return propagated(seen, levels.variance, levels.largest)
+
+
+def _sum(first: Estimate, second: Estimate) -> Estimate:
+    return propagated(lambda x, y: x + y, first, second)
+
+
+def _prediction(levels: NoiseLevels, curve: Callable[[float], Estimate], name: str, colour: str) -> Series:
+    """A function of the effective batch b over batch sizes, with the band of its 95 % intervals."""
+    total = levels.population
+    sizes = np.unique(np.geomspace(1, max(total - 1, 1), POINTS).round().astype(int))
+    found = [(int(size), curve(effective_batch(int(size), total))) for size in sizes]
+    return interval_series(name, found, "segments", colour=colour)
+
+
+@charts_of.register
+def _(result: BenchResult) -> list[Chart]:
+    """One line for each task: our cost, each peer's, and the limit as a tick, in units of the task."""
+    tasks = result.tasks()
+    peers = [by for by in dict.fromkeys(row.by for row in result.rows) if by not in (OURS, UNIT)]
+    series = []
+    for by in (OURS, *peers):
+        costs = [(place, row.cost) for place, task in enumerate(tasks) if (row := result.of(*task).get(by))]
+        known = [(place, cost) for place, cost in costs if math.isfinite(cost)]
+        if known:
+            series.append(Series(by, [place for place, _ in known], [cost for _, cost in known], style="points"))
+    limits = [(place, row.limit) for place, task in enumerate(tasks) if (row := result.of(*task).get(OURS))]
+    limits = [(place, limit) for place, limit in limits if math.isfinite(limit)]
+    if limits:
+        x, y = [place for place, _ in limits], [limit for _, limit in limits]
+        series.append(Series("limit", x, y, style="points", mark="tick", colour="muted"))
+    title = f"{result.about.get('chip', '')}, torch {result.about.get('torch', '')}"
+    label = "cost, in units of the task (mostly one gradient over the same data)"
+    names = tuple(f"{work} ({case})" for work, case in tasks)
+    return [Chart(title, "", label, tuple(series), y_log=True, x_names=names, horizontal=True)]

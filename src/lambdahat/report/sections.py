@@ -15,18 +15,18 @@ from torch import Tensor
 
 from lambdahat._check import describe, require
 from lambdahat.experiments import registry
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.experiment import SCALES, Experiment, Row
 from lambdahat.experiments.findings import findings
 from lambdahat.experiments.reproduction import Table, Verdict
 from lambdahat.experiments.store import Store
 from lambdahat.measurements import Measurement
-from lambdahat.report.chains import settings_text
+from lambdahat.randommatrix import Advice
+from lambdahat.report import figures  # noqa: F401  (registers the charts)
 from lambdahat.report.configurations import in_full, in_short
-from lambdahat.report.figures import estimates_in
-from lambdahat.report.result_charts import charts_of, fields_table, records_table, tables_of
-from lambdahat.report.style import counted, value_text
-from lambdahat.results import Estimate, Result
+from lambdahat.results import Chains, Estimate, LearningCoefficient, Result
+from lambdahat.results.charts import Chart, charts_of, counted, is_number, leaves, settings_text, value_text
+from lambdahat.singular.curves import CoefficientCurve
+from lambdahat.singular.verification import Verification
 from lambdahat.storage import is_result_file
 from lambdahat.training.runs import Run
 
@@ -81,17 +81,36 @@ def section_of_store(store: Store, experiment: Experiment | None) -> Section:
     name = f"{store.experiment}-{store.scale}"
     if experiment is None or found is None:
         notes.append("This version of lambdahat does not know the experiment: its rows are here, its claims are not.")
-        return Section(store.experiment, notes=tuple(notes), facts=facts, command=command, rows=rows, name=name,
-                       setting=f"{store.scale} scale")  # fmt: skip
+        return Section(
+            store.experiment,
+            notes=tuple(notes),
+            facts=facts,
+            command=command,
+            rows=rows,
+            name=name,
+            setting=f"{store.scale} scale",
+        )
     config = experiment.scales.get(store.scale)
     facts |= in_full(config)
     return Section(
-        experiment.title, about=_purpose(experiment), paper=experiment.paper, assumptions=experiment.assumptions,
-        notes=(*notes, *found.notes), facts=facts, command=command, rows=rows, name=name,
-        setting=f"{store.scale} scale", part=experiment.part, verdicts=found.verdicts, charts=found.charts,
-        tables=found.tables, ran=in_short(config), experiment=store.experiment,
+        experiment.title,
+        about=_purpose(experiment),
+        paper=experiment.paper,
+        assumptions=experiment.assumptions,
+        notes=(*notes, *found.notes),
+        facts=facts,
+        command=command,
+        rows=rows,
+        name=name,
+        setting=f"{store.scale} scale",
+        part=experiment.part,
+        verdicts=found.verdicts,
+        charts=found.charts,
+        tables=found.tables,
+        ran=in_short(config),
+        experiment=store.experiment,
         size=SCALES.index(store.scale) if store.scale in SCALES else 0,
-    )  # fmt: skip
+    )
 
 
 def _purpose(experiment: Experiment) -> str:
@@ -120,60 +139,96 @@ def _time(seconds: float) -> str:
 
 def section_of_result(name: str, result: Any) -> Section:
     """The section of one result of any kind."""
-    if isinstance(result, Measurement):
-        return _measured(name, result)
-    charts = tuple(charts_of(result))
-    cards = tuple(_cards(name if isinstance(result, Estimate) else "", result, bool(charts)))
-    tables = tuple(tables_of(result))
+    parts = _parts(name, result)
+    cards = tuple(card for part, value in parts for card in _cards(part, value))
+    charts = [] if is_number(result) else charts_of(result)  # a card shows a number better than a figure
+    labels = {card.label for card in cards}
+    charts = [_without(chart, labels) if chart.rows else chart for chart in charts]
+    tables = [table for part, value in parts for table in tables_of(part, value)]
+    rows: Sequence[Row] = tuple(dict(row) for row in result.history) if isinstance(result, Run) else ()
+    if isinstance(result, Measurement) and (rows := result.table()):
+        tables.insert(0, records_table("Numbers", list(rows)))
+    charts = [chart for chart in charts if chart.rows or chart.series or chart.heat or chart.warning]
     if not cards and not tables and not charts:
-        tables = (fields_table(result),)
+        tables = [fields_table(result)]
     facts = {str(key): str(value) for key, value in getattr(result, "about", {}).items()}
-    rows = tuple(dict(row) for row in result.history) if isinstance(result, Run) else ()
     status = getattr(result, "status", None)
     notes = (f"{status.name}: {status.value}",) if status is not None and not status.ok else ()
     return Section(
-        name, setting=type(result).__name__, cards=cards, charts=charts, tables=tables, notes=notes,
-        facts=facts, rows=rows, name=name,
-    )  # fmt: skip
-
-
-def _measured(name: str, measurement: Measurement) -> Section:
-    """The numbers of all parts as cards or a table, and the charts of each."""
-    rows = measurement.table()
-    found = {part: charts_of(result) for part, result in measurement.results.items()}
-    cards = tuple(
-        card for part, result in measurement.results.items() for card in _cards(part, result, bool(found[part]))
+        name,
+        setting=type(result).__name__,
+        cards=cards,
+        charts=tuple(charts),
+        tables=tuple(tables),
+        notes=notes,
+        facts=facts,
+        rows=rows,
+        name=name,
     )
-    charts = [
-        dataclasses.replace(chart, title=f"{part}: {chart.title}") for part, each in found.items() for chart in each
-    ]
-    tables = [records_table("Numbers", rows)] if rows else []
-    tables += [
-        Table(f"{part}: {table.title}", table.header, table.rows)
-        for part, result in measurement.results.items()
-        for table in tables_of(result)
-    ]
-    about = {str(key): str(value) for key, value in measurement.about.items()}
-    return Section(name, setting="Measurement", cards=cards, charts=tuple(charts), tables=tuple(tables), facts=about,
-                   rows=rows, name=name)  # fmt: skip
 
 
-def _cards(name: str, result: Any, drawn: bool) -> Iterator[Card]:
-    """A card for every number in a result, unless it is ``drawn``: then its charts show them."""
-    if isinstance(result, Estimate) and not isinstance(result.value, Tensor):
-        low, high = result.interval()
-        exact = float(result.stderr) == 0
-        known = not exact and all(abs(float(end)) < float("inf") for end in (low, high))
-        detail = f"95 %: {float(low):.5g} to {float(high):.5g}" if known else ""
-        detail = "; ".join(part for part in (detail, settings_text(result)) if part)
-        remedy = "" if result.status.ok else f"{result.status.name}: {result.status.value}"
-        yield Card(name, value_text(result), detail, remedy)
-        wbic = getattr(result, "wbic", None)
-        if wbic is not None:
-            yield from _cards(f"{name}.wbic", wbic, False)
-    elif not drawn:
-        for part, value in estimates_in(result).items():
-            yield from _cards(f"{name}.{part}" if name else str(part), value, bool(charts_of(value)))
+def _parts(name: str, result: Any) -> list[tuple[str, Any]]:
+    """The results that a section is made of: those in a measurement, a mapping or a group, or the one that it is of."""
+    if isinstance(result, Measurement):
+        return list(leaves(result.results))
+    parts = list(leaves({name: result}))
+    if parts and parts[0][1] is result:
+        return [(name if isinstance(result, Estimate) else "", result)]
+    return [(part.removeprefix(f"{name}."), value) for part, value in parts]
+
+
+def _without(chart: Chart, labels: set[str]) -> Chart:
+    """A list less the numbers that cards show."""
+    kept = [row for row in chart.rows if row[0].removesuffix(", measured at") not in labels]
+    return dataclasses.replace(chart, rows=tuple(kept))
+
+
+def _cards(name: str, result: Any) -> Iterator[Card]:
+    """A card for a number and for what it brings."""
+    if not isinstance(result, Estimate) or isinstance(result.value, Tensor):
+        return
+    low, high = result.interval()
+    exact = float(result.stderr) == 0
+    known = not exact and all(abs(float(end)) < float("inf") for end in (low, high))
+    detail = f"95 %: {float(low):.5g} to {float(high):.5g}" if known else ""
+    detail = "; ".join(part for part in (detail, settings_text(result)) if part)
+    remedy = "" if result.status.ok else f"{result.status.name}: {result.status.value}"
+    yield Card(name, value_text(result), detail, remedy)
+    wbic = getattr(result, "wbic", None)
+    if wbic is not None:
+        yield from _cards(f"{name}.wbic", wbic)
+
+
+def tables_of(name: str, result: Any) -> list[Table]:
+    """The tables that go with a result's charts; ``name`` stands before their titles."""
+    before = f"{name}: " if name and not isinstance(result, LearningCoefficient) else ""
+    chains = result.chains if isinstance(result, LearningCoefficient) else result
+    if isinstance(chains, Chains) and chains.reasons:
+        return [Table(f"{before}How the settings were chosen", ("setting", "why"), tuple(chains.reasons.items()))]
+    if isinstance(result, Advice | Verification | CoefficientCurve):
+        return [records_table(f"{before}Numbers", result.table())]
+    return []
+
+
+def fields_table(result: Any) -> Table:
+    """The fields of a result without charts, or the items of a mapping: arrays by their shape."""
+    fields: Mapping[str, Any] = {"value": result}
+    if isinstance(result, Mapping):
+        fields = result
+    elif dataclasses.is_dataclass(result):
+        fields = {one.name: getattr(result, one.name) for one in dataclasses.fields(result)}
+    rows = tuple((str(name), value if isinstance(value, str) else describe(value)) for name, value in fields.items())
+    return Table(type(result).__name__, ("field", "value"), rows)
+
+
+def records_table(title: str, records: list[dict[str, Any]]) -> Table:
+    """Records as a table, numbers with six digits."""
+    header = tuple(dict.fromkeys(key for record in records for key in record))
+    return Table(title, header, tuple(tuple(_cell(record.get(key)) for key in header) for record in records))
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def named_results(results: Any) -> dict[str, Any]:
@@ -184,8 +239,13 @@ def named_results(results: Any) -> dict[str, Any]:
         return {type(results).__name__: results}
     if isinstance(results, Mapping):
         return {str(name): result for name, result in results.items()}
-    require(isinstance(results, Iterable), "results", "be a result, several, or a folder of them", describe(results),
-            error=TypeError)  # fmt: skip
+    require(
+        isinstance(results, Iterable),
+        "results",
+        "be a result, several, or a folder of them",
+        describe(results),
+        error=TypeError,
+    )
     listed = list(results)
     total = Counter(type(result).__name__ for result in listed)
     so_far: Counter[str] = Counter()
@@ -199,8 +259,14 @@ def named_results(results: Any) -> dict[str, Any]:
 
 def saved_in(folder: Path) -> Iterator[tuple[str, Result]]:
     """The results saved in a folder and below, by their path; the parts of a measurement come with it."""
-    require(folder.is_dir(), "results", "name a folder of saved results", f"{folder} (no such folder)", "",
-            FileNotFoundError)  # fmt: skip
+    require(
+        folder.is_dir(),
+        "results",
+        "name a folder of saved results",
+        f"{folder} (no such folder)",
+        "",
+        FileNotFoundError,
+    )
     for path in sorted(folder.rglob("*.json")):
         index = path.parent / "measurement.json"
         if (index.is_file() and path != index) or not is_result_file(path):

@@ -1,53 +1,126 @@
-"""Charts of spectra and landscapes: Ritz values, densities, eigenvalues, moments, the loss on lines and planes."""
+"""Charts of estimates, spectra, landscapes, and of the spectra of mini-batches and graphs."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from lambdahat.experiments.charts import Chart, Heat, Series
+from lambdahat.graphs import Clusters, GraphSpectrum, ModelChoice, Similarity
 from lambdahat.maxent import MaxentDensity
-from lambdahat.report.landscapes import direction_label
-from lambdahat.report.spectra import DECADES, LEVEL, lowest_peak, pooled
-from lambdahat.report.style import counted
-from lambdahat.results import Array, Density, Eigenpairs, Landscape, Moments, Spectrum, student_quantile
+from lambdahat.randommatrix import BatchComparison, BatchEigenvalues, BatchPrediction
+from lambdahat.results import (
+    Array,
+    Density,
+    Eigenpairs,
+    Estimate,
+    Landscape,
+    Moments,
+    Spectrum,
+    Status,
+    student_quantile,
+)
+from lambdahat.results.charts import (
+    INTERVAL,
+    Chart,
+    Heat,
+    Series,
+    charts_of,
+    counted,
+    half_width,
+    histogram,
+    numbers,
+    numpy_of,
+    settings_text,
+    value_text,
+    with_status,
+)
 
 EIGENVALUE, SHARE, PER_UNIT = "eigenvalue λ", "share of eigenvalues", "density of eigenvalues, per unit λ"
-INTERVAL = "Bands and bars: 95 % intervals."
+LAPLACIAN = "eigenvalue λ of the normalised Laplacian"
+LEVEL = 0.95
 POINTS = 500  # of a density
+MERGE = 1e-5  # share of the spectrum's width within which Ritz values of different probes are one eigenvalue
+DECADES = 12  # a weight further below the largest is rounding
+GRAPH_DECADES = 6  # shown of a graph's density
+RATIO = 30.0  # a loss that varies by more than this factor has levels spaced by ratio
+MODELS = {"additive": "amber", "multiplicative": "green", "directional": "blue"}
 
 
-def spectrum_charts(spectrum: Spectrum) -> list[Chart]:
-    """Stems at the Ritz values on a logarithmic axis, and the smoothed density."""
+@charts_of.register
+def _(estimate: Estimate) -> list[Chart]:
+    """A point with its 95 % interval, or a histogram where the estimate is of many elements."""
+    if isinstance(estimate.value, Tensor):
+        values, typical = numpy_of(estimate.value).ravel(), float(np.median(numpy_of(estimate.stderr)))
+        error = "Exact" if typical == 0 else f"Median standard error {typical:.2g}"
+        return [histogram(values, with_status(f"{values.size:,} elements", estimate.status), caption=f"{error}.")]
+    title = with_status(value_text(estimate) + settings_text(estimate, ", "), estimate.status)
+    return [interval_chart(title, estimate)]
+
+
+def interval_chart(title: str, estimate: Estimate) -> Chart:
+    """One number with its 95 % interval."""
+    half = half_width(estimate)
+    known = 0 < half < math.inf
+    point = Series("value", [0], [float(estimate)], [half] if known else None, "points")
+    return Chart(title, "", "value", (point,), x_names=("",), horizontal=True, caption=INTERVAL if known else "")
+
+
+@charts_of.register
+def _(spectrum: Spectrum) -> list[Chart]:
+    """Stems at the Ritz values on a logarithmic axis, and on the page the smoothed density."""
     probes, depth = spectrum.nodes.shape
-    nodes, weights = pooled(spectrum)
+    nodes, weights = pool_probes(spectrum)
     kept = weights > weights.max() * 10.0**-DECADES
-    series = Series("Ritz values", listed(nodes[kept]), listed(weights[kept]), style="stems")
-    stems = Chart(
-        "Ritz values", EIGENVALUE, SHARE, (series,), y_log=True, lines=(("one eigenvalue, 1/P", 1 / spectrum.dim),),
-        caption=f"P = {spectrum.dim:,}, {counted(probes, 'probe')}, depth {depth}.",
-    )  # fmt: skip
-    return [stems, *density_charts(spectrum.density())]
+    series = Series("Ritz values", numbers(nodes[kept]), numbers(weights[kept]), style="stems")
+    title = with_status("Ritz values", spectrum.status)
+    caption = f"P = {spectrum.dim:,}, {counted(probes, 'probe')}, depth {depth}."
+    ends, one = (float(weights[kept].min()) / 3, 2.0), (("one eigenvalue, 1/P", 1 / spectrum.dim),)
+    stems = Chart(title, EIGENVALUE, SHARE, (series,), y_log=True, y_range=ends, lines=one, caption=caption)
+    return [stems, dataclasses.replace(density_chart(spectrum.density()), page_only=True)]
 
 
-def density_charts(density: Density) -> list[Chart]:
+def pool_probes(spectrum: Spectrum) -> tuple[Array, Array]:
+    """Nodes and weights of all probes as one measure; converged nodes, the same for every probe, are merged."""
+    probes = len(spectrum.nodes)
+    order = np.argsort(spectrum.nodes, axis=None)
+    nodes, weights = spectrum.nodes.ravel()[order], spectrum.weights.ravel()[order] / probes
+    if probes == 1:
+        return nodes, weights
+    step = MERGE * (nodes[-1] - nodes[0])
+    starts = [0]
+    for i, node in enumerate(nodes):
+        if node - nodes[starts[-1]] > step:
+            starts.append(i)
+    sums = np.add.reduceat(weights, starts)
+    means = np.add.reduceat(weights * nodes, starts) / np.where(sums > 0, sums, 1.0)
+    return np.where(sums > 0, means, nodes[starts]), sums
+
+
+@charts_of.register
+def _(density: Density) -> list[Chart]:
+    return [density_chart(density)]
+
+
+def density_chart(density: Density) -> Chart:
     """The density on a logarithmic axis, with its pointwise interval; what lies below every peak is cut off."""
-    grid, values, errors = _thinned(density)
-    floor = lowest_peak(density.values) / 30 if (density.values > 0).any() else 0.0
-    shown = [value if value >= floor else None for value in listed(values)]
-    half = listed(student_quantile(LEVEL, math.inf) * errors) if errors.any() else None
+    grid, values, errors = _thin(density)
+    floor = _lowest_peak(density.values) / 30 if (density.values > 0).any() else 0.0
+    half = numbers(student_quantile(LEVEL, math.inf) * errors) if errors.any() else None
+    status = Status.CONVERGED
+    how = f"Smoothed by a Gaussian of width {density.width:.2g}." if density.width else ""
     if isinstance(density, MaxentDensity):
-        how = f"Of maximum entropy, {len(density.coefficients) - 1} moments."
-    else:
-        how = f"Smoothed by a Gaussian of width {density.width:.2g}." if density.width else ""
-    series = Series("density", listed(grid), shown, half)
-    caption = " ".join(filter(None, (how, INTERVAL if half else "")))
-    return [Chart("Spectral density", EIGENVALUE, PER_UNIT, (series,), y_log=True, caption=caption)]
+        how, status = f"Of maximum entropy, {len(density.coefficients) - 1} moments.", density.status
+    shown = [value if value >= floor / 30 else None for value in numbers(values)]
+    series = (Series("density", numbers(grid), shown, half),)
+    title, caption = with_status("Spectral density", status), " ".join(filter(None, (how, INTERVAL if half else "")))
+    return Chart(title, EIGENVALUE, PER_UNIT, series, y_log=True, y_range=(floor or None, None), caption=caption)
 
 
-def _thinned(density: Density) -> tuple[Array, Array, Array]:
+def _thin(density: Density) -> tuple[Array, Array, Array]:
     """At most some hundred points, every peak among them."""
     values = density.values
     if len(values) <= POINTS:
@@ -58,46 +131,67 @@ def _thinned(density: Density) -> tuple[Array, Array, Array]:
     return density.grid[kept], values[kept], density.stderr[kept]
 
 
-def eigenpair_charts(pairs: Eigenpairs) -> list[Chart]:
+def _lowest_peak(values: Array) -> float:
+    """The height of the lowest local maximum that is not rounding, so that an axis can show every peak."""
+    padded = np.concatenate([[-np.inf], values, [-np.inf]])
+    peaks = values[(values >= padded[:-2]) & (values >= padded[2:]) & (values > values.max() * 10.0**-DECADES)]
+    return float(peaks.min())
+
+
+@charts_of.register
+def _(pairs: Eigenpairs) -> list[Chart]:
     """Bars of the eigenvalues with their residuals, converged and not."""
-    values, residuals = pairs.values.cpu().double().numpy(), pairs.residuals.cpu().double().numpy()
-    rank, done = np.arange(1, len(values) + 1), pairs.converged.cpu().numpy().astype(bool)
-    groups = ((done, "converged"), (~done, "not converged"))
-    series = tuple(
-        Series(name, [str(i) for i in rank[mask]], listed(values[mask]), listed(residuals[mask]), "bars")
-        for mask, name in groups
-        if mask.any()
-    )
-    caption = f"Bars: ± residual, within which an eigenvalue lies (largest {residuals.max():.1g})."
-    return [Chart(counted(len(values), "eigenvalue"), "rank", EIGENVALUE, series, caption=caption)]
+    values, residuals = numpy_of(pairs.values), numpy_of(pairs.residuals)
+    done = numpy_of(pairs.converged).astype(bool)
+    series = []
+    for mask, name, colour in ((done, "converged", "blue"), (~done, "not converged", "amber")):
+        if mask.any():
+            ranks = [int(place) + 1 for place in np.flatnonzero(mask)]
+            series.append(Series(name, ranks, numbers(values[mask]), numbers(residuals[mask]), "bars", colour=colour))
+    title = with_status(counted(len(values), "eigenvalue"), pairs.status)
+    caption = f"Error bars: ± residual, within which an eigenvalue lies (largest {residuals.max():.1g})."
+    return [Chart(title, "rank", EIGENVALUE, tuple(series), lines=(("", 0.0),), caption=caption)]
 
 
-def moment_charts(moments: Moments) -> list[Chart]:
+@charts_of.register
+def _(moments: Moments) -> list[Chart]:
     """Each moment with its 95 % interval, by order."""
     half = student_quantile(LEVEL, max(moments.probes - 1, 1)) * moments.stderr
     symbol = {"power": "tr Aᵏ / P", "chebyshev": "tr T_k(A) / P"}.get(moments.basis, "tr P_k(A) / P")
     low, high = moments.bounds
     mapped = "" if moments.basis == "power" else f"A mapped from [{low:.3g}, {high:.3g}] to [−1, 1]. "
-    series = Series(symbol, list(range(len(moments))), listed(moments.values), listed(half), "points")
-    return [Chart(f"{moments.basis.capitalize()} moments", "order k", symbol, (series,), caption=mapped + INTERVAL)]
+    series = Series(symbol, list(range(len(moments))), numbers(moments.values), numbers(half), "points")
+    title = with_status(f"{moments.basis.capitalize()} moments", moments.status)
+    caption = f"{mapped}{counted(moments.probes, 'probe')}. {INTERVAL}"
+    return [Chart(title, "order k", symbol, (series,), lines=(("", 0.0),), caption=caption)]
 
 
-def landscape_charts(landscape: Landscape) -> list[Chart]:
-    """A line as curves with the parabola its curvature predicts; a plane as a surface and as contours."""
-    return _line(landscape) if landscape.loss.ndim == 1 else _plane(landscape)
+@charts_of.register
+def _(landscape: Landscape) -> list[Chart]:
+    """A line as curves with the parabola that its curvature predicts; a plane as contours and as a surface."""
+    return [_line(landscape)] if landscape.loss.ndim == 1 else _plane(landscape)
 
 
-def _line(landscape: Landscape) -> list[Chart]:
-    offsets = listed(landscape.offsets)
-    series = [Series("training", offsets, listed(landscape.loss))]
-    if landscape.held_out is not None:
-        series.append(Series("held out", offsets, listed(landscape.held_out)))
-    series += _parabola(landscape)
-    return [Chart("Loss along a line", direction_label(landscape, 0), "loss, mean per sample", tuple(series))]
+def _direction(landscape: Landscape, index: int) -> str:
+    name = landscape.labels[index] if index < len(landscape.labels) else f"direction {index + 1}"
+    return f"offset along {name}"
+
+
+def _line(landscape: Landscape) -> Chart:
+    offsets = numbers(landscape.offsets)
+    losses = {"training": landscape.loss} | ({} if landscape.held_out is None else {"held out": landscape.held_out})
+    series = [Series(name, offsets, numbers(loss)) for name, loss in losses.items()]
+    finite = np.concatenate(list(losses.values()))
+    finite = finite[np.isfinite(finite)]
+    low, high = float(finite.min()), float(finite.max())
+    room = 0.06 * (high - low) or 0.06 * abs(high) or 1.0  # the parabola may leave the frame: the loss sets the scale
+    title, across = with_status("Loss along a line", landscape.status), _direction(landscape, 0)
+    curves = (*series, *_parabola(landscape))
+    return Chart(title, across, "loss, mean per sample", curves, y_range=(low - room, high + room))
 
 
 def _parabola(landscape: Landscape) -> list[Series]:
-    """L(0) + g·t + ½·vᵀHv·t² as far as it stays in the frame of the loss; g is from the points beside the centre."""
+    """L(0) + g·t + ½·vᵀHv·t², the slope g taken from the two points beside the centre."""
     offsets, loss = landscape.offsets, landscape.loss
     centre = int(np.abs(offsets).argmin())
     if not landscape.curvature or offsets[centre] != 0 or not 0 < centre < len(offsets) - 1:
@@ -105,25 +199,139 @@ def _parabola(landscape: Landscape) -> list[Series]:
     slope = (loss[centre + 1] - loss[centre - 1]) / (offsets[centre + 1] - offsets[centre - 1])
     fine = np.linspace(offsets[0], offsets[-1], 121)
     values = loss[centre] + slope * fine + 0.5 * landscape.curvature[0] * fine**2
-    low, high = float(np.nanmin(loss)), float(np.nanmax(loss))
-    room = 0.06 * (high - low)
-    shown = [value if low - room <= value <= high + room else None for value in listed(values)]
-    return [Series(f"parabola, vᵀHv = {landscape.curvature[0]:.3g}", listed(fine), shown)]
+    name = f"parabola, vᵀHv = {landscape.curvature[0]:.3g}"
+    return [Series(name, numbers(fine), numbers(values), colour="muted", dashed=True)]
 
 
 def _plane(landscape: Landscape) -> list[Chart]:
-    across, up = (direction_label(landscape, place).removeprefix("offset along ") for place in (0, 1))
-    offsets = listed(landscape.offsets)
-    planes = {"training": landscape.loss} | ({} if landscape.held_out is None else {"held out": landscape.held_out})
-    charts = []
-    for name, loss in planes.items():
-        # loss[i, j] lies at offset i of the first direction, which is drawn across
-        heat = Heat(offsets, offsets, [listed(line) for line in loss.T], "loss")
-        charts.append(Chart(f"Loss on a plane, {name}", across, up, heat=heat, surface=True))
-        charts.append(Chart(f"Contours of the loss, {name}", across, up, heat=heat))
-    return charts
+    across, up = (_direction(landscape, place) for place in (0, 1))
+    offsets, loss = numbers(landscape.offsets), landscape.loss
+    finite = loss[np.isfinite(loss)]
+    wide = bool(finite.size and 0 < finite.min() < finite.max() / RATIO)
+    # loss[i, j] lies at offset i of the first direction, which is drawn across
+    values = [numbers(line) for line in loss.T]
+    held_out = None if landscape.held_out is None else [numbers(line) for line in landscape.held_out.T]
+    heat = Heat(offsets, offsets, values, "loss, mean per sample", wide, held_out, "held out")
+    centre = Series("centre", [0.0], [0.0], style="points", mark="cross", colour="vermilion")
+    title = with_status("Training loss on a plane", landscape.status)
+    return [
+        Chart(title, across, up, (centre,), heat=heat),
+        Chart(f"{title}, surface", across, up, heat=heat, surface=True, page_only=True),
+    ]
 
 
-def listed(values: Any) -> list[float]:
-    """An array as plain numbers."""
-    return [float(value) for value in values]
+@charts_of.register
+def _(comparison: BatchComparison) -> list[Chart]:
+    """λ₁ of every measured batch over batch size, and each model's mean with a band of one standard deviation."""
+    series = []
+    for model in comparison.models:
+        predictions = comparison.of(model)
+        half = [math.hypot(each.spread, float(each.largest.stderr)) for each in predictions]
+        name = f"{model}: {float(comparison.within(model)):.0%} within 1 sd"
+        sizes, means = [each.batch_size for each in predictions], [float(each.largest) for each in predictions]
+        series.append(Series(name, sizes, means, half, colour=MODELS.get(model, "")))
+    measured = [(each.batch_size, float(value)) for each in comparison.measured for value in each.largest[:, 0]]
+    x, y = ([point[place] for point in measured] for place in (0, 1))
+    series.append(Series("batches, measured", x, y, style="points", colour="muted"))
+    full = max(float(each.full) for each in comparison.predictions[0].outliers)
+    first = comparison.measured[0]
+    title = with_status(f"{len(first)} batches of each size", first.status)
+    look: Any = {"x_log": True, "y_log": True, "caption": "Bands: one standard deviation of a batch."}
+    lines = ((f"all the data: {full:.4g}", full),)
+    return [Chart(title, "batch size", "largest eigenvalue", tuple(series), lines=lines, **look)]
+
+
+@charts_of.register
+def _(prediction: BatchPrediction) -> list[Chart]:
+    """Each eigenvalue of all the data and where a batch shows it, beside the noisy bulk."""
+    low, high = (float(edge) for edge in prediction.edges)
+    outliers = prediction.outliers
+    x, y = [float(each.batch) for each in outliers], [float(each.overlap) for each in outliers]
+    batch = Series("a batch, ± 1 sd", x, y, style="points", x_error=[each.spread for each in outliers])
+    full = [float(each.full) for each in outliers]
+    whole = Series("all the data", full, [1.0] * len(full), style="points", mark="tick")
+    title, caption = f"λ₁ of a batch: {value_text(prediction.largest)}", f"Batches of {prediction.batch_size:,}"
+    look: Any = {"x_bands": (("bulk of a batch", low, high),), "y_range": (-0.05, 1.1)}
+    look["caption"] = f"{caption}, {prediction.model} noise."
+    return [Chart(title, "eigenvalue", "overlap of the eigenvectors, |φ̂ᵀφ|²", (batch, whole), **look)]
+
+
+@charts_of.register
+def _(batches: BatchEigenvalues) -> list[Chart]:
+    """The largest and smallest eigenvalues of every batch."""
+    places = list(range(1, len(batches) + 1))
+    series, lines = [], []
+    for values, name, colour in ((batches.largest, "largest", "blue"), (batches.smallest, "smallest", "amber")):
+        for rank, column in enumerate(values.T):
+            series += [Series(name, places, numbers(column), style="points", colour=colour, legend=rank == 0)]
+        lines.append((f"mean of the {name}", float(values[:, 0].mean())))
+    title = with_status(f"Eigenvalues of batches, {batches.operator}", batches.status)
+    caption = f"Batches of {batches.batch_size:,} of {batches.population:,} samples."
+    return [Chart(title, "batch", "eigenvalue", tuple(series), lines=tuple(lines), caption=caption)]
+
+
+@charts_of.register
+def _(found: GraphSpectrum) -> list[Chart]:
+    """The density over [0, 2] on a logarithmic axis."""
+    places = 1 - np.cos(np.linspace(0.0, math.pi, POINTS + 101))
+    values = found.density.evaluate(places)
+    floor = float(values.max()) * 10.0**-GRAPH_DECADES
+    series = Series("density", numbers(places), [value if value > floor / 100 else None for value in numbers(values)])
+    sizes = (counted(found.nodes, "node"), counted(found.edges, "edge"), counted(len(found.moments) - 1, "moment"))
+    look: Any = {"y_range": (floor, 2 * float(values.max())), "x_range": (-0.05, 2.05)}
+    title, caption = with_status(f"Spectrum of {found.name}", found.status), f"{', '.join(sizes)}."
+    return [Chart(title, LAPLACIAN, PER_UNIT, (series,), y_log=True, caption=caption, **look)]
+
+
+@charts_of.register
+def _(found: Clusters) -> list[Chart]:
+    """The density, the gap shaded and its minimum λ* marked, on an axis that shows small eigenvalues."""
+    if found.spectrum is None:
+        return [interval_chart(with_status(f"{value_text(found)} clusters", found.status), found)]
+    (chart,) = charts_of(found.spectrum)
+    known = math.isfinite(found.cut)
+    count = f"{value_text(found)} clusters" if known else "no gap"
+    inside = [("gap", gap.low, gap.high) for gap in found.gaps if gap.low <= found.cut <= gap.high]
+    cut = ((f"λ* = {found.cut:.3g}", found.cut),) if known else ()
+    title = with_status(f"{found.spectrum.name}: {count}", found.status)
+    roots: Any = {"x_range": (0.0, 2.0), "x_root": True}
+    return [dataclasses.replace(chart, title=title, x_bands=tuple(inside[:1]), x_lines=cut, **roots)]
+
+
+@charts_of.register
+def _(found: Similarity) -> list[Chart]:
+    """The divergences as a map, similar graphs beside each other, and the tree of clusters."""
+    order = found.order()
+    names = [found.names[place] for place in order]
+    values = [numbers(line) for line in found.divergences[np.ix_(order, order)]]
+    heat = Heat(names, names, values, "divergence", log=True)
+    title = with_status("Symmetric KL divergence between spectra", found.status)
+    return [Chart(title, "graph", "graph", heat=heat), _tree(found)]
+
+
+def _tree(found: Similarity) -> Chart:
+    """The dendrogram of average linkage; a joint lies at the mean divergence of the two branches that it joins."""
+    from scipy.cluster.hierarchy import dendrogram
+
+    tree = dendrogram(found.tree(), labels=list(found.names), no_plot=True)
+    heights = [height for joint in tree["dcoord"] for height in joint if height > 0]
+    floor = min(heights, default=1.0) / 3  # a logarithmic axis has no zero, where the leaves are
+    x: list[float] = []
+    y: list[float | None] = []
+    for places, joint in zip(tree["icoord"], tree["dcoord"], strict=True):
+        x += [(place - 5) / 10 for place in places] + [0.0]  # SciPy puts leaf i at 10·i + 5
+        y += [max(float(height), floor) for height in joint] + [None]
+    series = (Series("average linkage", x[:-1], y[:-1], style="segments", colour="muted"),)
+    look: Any = {"y_log": True, "y_range": (floor, 1.5 * max(heights, default=1.0)), "horizontal": True}
+    return Chart("Tree of the graphs", "graph", "mean divergence", series, x_names=tuple(tree["ivl"]), **look)
+
+
+@charts_of.register
+def _(found: ModelChoice) -> list[Chart]:
+    """The divergence left by every model at its nearest parameter."""
+    labels = [f"{one.parameter} = {value_text(one).removesuffix(' (exact)')}" for one in found.fits]
+    values = [one.divergence for one in found.fits]
+    bars = Series("divergence", list(range(len(values))), values, style="bars", texts=labels)
+    title, label = f"{found.name}: nearest to {found.best}", "symmetric KL divergence of the spectra"
+    look: Any = {"x_names": tuple(one.model for one in found.fits), "y_range": (0.0, 1.5 * max(values))}
+    return [Chart(title, "", label, (bars,), horizontal=True, **look)]

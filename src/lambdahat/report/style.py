@@ -1,13 +1,12 @@
-"""What figures share: a canvas that needs no display, colours, numbers as text. Nothing changes global settings."""
+"""What figures share: a canvas that needs no display, colours, looks, texts. Nothing changes global settings."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lambdahat.results import Estimate, Status
+from lambdahat.results.charts import COLOURS, Chart, Heat
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,6 +15,10 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette, told apart by colour-blind readers too
 BLUE, VERMILION, GREEN, AMBER, SKY, PURPLE = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7"
 GREY = "#666666"
+TURNS = 4  # how often the colours are used again, each time with other dashes, marks and hatching
+MARKED = 40  # a line of more points has no marks
+FINE = 8  # a map with at least so many numbers along both sides is a field, drawn as contours
+TEXTED = 12  # a map with at most so many cells along a side has its values written in
 
 
 def new_figure(width: float = 6.4, height: float = 4.0) -> Figure:
@@ -41,14 +44,49 @@ def tidy(axes: Axes) -> Axes:
     return axes
 
 
-def title(axes: Axes, text: str, status: Status) -> None:
-    """A title, which also says when the result is not to be trusted as it is."""
-    axes.set_title(text if status.ok else f"{text} [{status.name}]", fontsize="medium")
+def look_of(chart: Chart, number: int, colours: int) -> tuple[int | None, int]:
+    """Which of the colours a series has, and how often they were used up before.
+
+    A published series has the colour of the series whose name begins its own, else none; one that names its colour does
+    not use up another.
+    """
+    ours = [index for index, series in enumerate(chart.series) if not (series.published or series.colour)]
+    series = chart.series[number]
+    if series.colour:
+        return (COLOURS.index(series.colour) if series.colour in COLOURS else None), 0
+    place: int | None
+    if series.published:
+        alike = [at for at, index in enumerate(ours) if series.name.startswith(chart.series[index].name)]
+        place = max(alike, key=lambda at: len(chart.series[ours[at]].name), default=None)
+    else:
+        place = ours.index(number)
+    return (None, 0) if place is None else (place % colours, place // colours % TURNS)
 
 
-def counted(number: int, noun: str) -> str:
-    """A text such as "1 probe", "1,200 parameters"."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+def is_field(heat: Heat) -> bool:
+    """Whether a map is a function sampled on a fine grid rather than a table of cells."""
+    return min(len(heat.x), len(heat.y)) >= FINE and not any(isinstance(v, str) for v in (*heat.x, *heat.y))
+
+
+def names_of(chart: Chart) -> list[str]:
+    """The names along the x axis in order; none where its places are numbers."""
+    if chart.x_names:
+        return list(chart.x_names)
+    places = [place for series in chart.series for place in series.x]
+    if not any(isinstance(place, str) for place in places):
+        return []
+    return list(dict.fromkeys(map(place_text, places)))
+
+
+def place_text(place: float | str) -> str:
+    """A place on an axis in words."""
+    return place if isinstance(place, str) else f"{place:.6g}"
+
+
+def side_by_side(chart: Chart) -> bool:
+    """Whether bars of several series share places, so that they must stand beside each other."""
+    places = [place for series in chart.series if series.style == "bars" for place in set(series.x)]
+    return len(set(places)) < len(places)
 
 
 def sentence(text: str) -> str:
@@ -71,20 +109,3 @@ def text_colour(background: Sequence[float]) -> str:
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in background]
     luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
     return "black" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "white"
-
-
-def value_text(estimate: Estimate) -> str:
-    """As "12.3 ± 0.4", "12.3 (exact)" where there is no error, "at least 12.3" where it is infinite.
-
-    As many digits as the error leaves.
-    """
-    value, error = float(estimate), float(estimate.stderr)
-    if error == math.inf:
-        return f"at least {value:.6g}"
-    if not math.isfinite(error):
-        return f"{value:.6g} (error unknown)"
-    if error == 0 or not math.isfinite(value):
-        return f"{value:.6g}" + (" (exact)" if error == 0 else f" ± {error:.2g}")
-    lead = math.floor(math.log10(abs(value))) if value else 0
-    digits = min(max(lead - math.floor(math.log10(error)) + 2, 2), 10)
-    return f"{value:#.{digits}g}".removesuffix(".") + f" ± {error:.2g}"

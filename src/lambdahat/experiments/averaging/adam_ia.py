@@ -16,13 +16,13 @@ from lambdahat.experiments.averaging.runs import (
     size_of,
     train,
 )
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale
 from lambdahat.experiments.papers import SPECTRAL
 from lambdahat.experiments.readings import curve, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, paired_difference
+from lambdahat.results.charts import Chart, Series
 
 WITH, WITHOUT = "with batch norm", "without batch norm"
 AVERAGED = ("SWA", "Adam-IA", "Gadam", "GadamX")

@@ -14,7 +14,6 @@ from lambdahat.experiments.averaging.gadam_image import tuned
 from lambdahat.experiments.averaging.preconditions import unready
 from lambdahat.experiments.averaging.recipes import recipe
 from lambdahat.experiments.averaging.runs import image_task, size_of, train
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
 from lambdahat.experiments.papers import SPECTRAL
@@ -22,6 +21,7 @@ from lambdahat.experiments.readings import errors, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, correlation, mean_of
 from lambdahat.randommatrix import NoisyQuadratic
+from lambdahat.results.charts import Chart, Series
 
 OPTIMIZERS = ("SGD", "SWA", "GadamX")
 GAINS = {"best gain": "best average over SGD", "SWA gain": "SWA over SGD", "own gain": "average over last iterate"}

@@ -13,13 +13,13 @@ from lambdahat.batches import Batches
 from lambdahat.experiments.averaging.preconditions import unlearnt, unready
 from lambdahat.experiments.averaging.recipes import FULL, recipe, shared_settings
 from lambdahat.experiments.averaging.runs import change, gap, image_task, judged, pairs, size_of, train
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale
 from lambdahat.experiments.papers import SPECTRAL
 from lambdahat.experiments.readings import curve, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, paired_difference
+from lambdahat.results.charts import Chart
 
 AGNOSTIC = 1.0  # points
 COLUMNS = {

@@ -8,11 +8,11 @@ from lambdahat.experiments.averaging.recipes import FULL, recipe, shared_setting
 from lambdahat.experiments.averaging.runs import mean
 from lambdahat.experiments.averaging.schedule_claims import AHEAD, claims
 from lambdahat.experiments.averaging.starts import REFERENCE, STARTS, run_with_averages
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale
 from lambdahat.experiments.papers import SPECTRAL
 from lambdahat.experiments.readings import curve, errors, over_seeds
 from lambdahat.experiments.reproduction import Table
+from lambdahat.results.charts import Chart, Series
 
 FREQUENCIES = (1, 5, 20, 0)  # steps between averaged iterates, 0 once per epoch
 # Tables 7.2, 7.6 and 7.7: test accuracy of VGG-16 on CIFAR-100

@@ -30,7 +30,6 @@ from lambdahat.experiments.averaging.solution_spectra import (
     spectrum_rows,
     spectrum_tables,
 )
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale
 from lambdahat.experiments.flatness.runs import curvature_problem
@@ -39,6 +38,7 @@ from lambdahat.experiments.papers import SPECTRAL
 from lambdahat.experiments.readings import curve, errors, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.operators.curvature import hessian
+from lambdahat.results.charts import Chart, Series
 
 OPTIMIZERS = ("SGD", "SWA", "AdamW", "Gadam", "PadamW", "GadamX")
 # Rate and weight decay of each base optimiser, by the first word of the network's name (the thesis's code)

@@ -15,7 +15,6 @@ from lambdahat.data.texts import windows
 from lambdahat.experiments.averaging.plans import Averages, Plan
 from lambdahat.experiments.averaging.recipes import BASES, recipe
 from lambdahat.experiments.averaging.runs import Task, gap, size_of, train, tuned_start
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
 from lambdahat.experiments.papers import SPECTRAL
@@ -24,6 +23,7 @@ from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import paired_difference
 from lambdahat.models.recurrent import lstm
 from lambdahat.problem import Problem
+from lambdahat.results.charts import Chart, Series
 
 OPTIMIZERS = ("ASGD", "Adam", "Padam", "Gadam", "GadamX")
 AVERAGED = ("ASGD", "Gadam", "GadamX")

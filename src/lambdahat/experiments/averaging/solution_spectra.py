@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from lambdahat.experiments.averaging.runs import Task, Trained, image_task, train
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Row, Rows
 from lambdahat.experiments.flatness.runs import curvature_problem, measured
 from lambdahat.experiments.image_sets import Images
 from lambdahat.experiments.readings import decades, over_seeds, stems
 from lambdahat.experiments.reproduction import Table
+from lambdahat.results.charts import Chart
 
 SHARP = ("SGD", "Gadam")
 MODES = {"train": "Figures 7.14 and 7.15", "eval": "Figure 7.17"}

@@ -11,7 +11,6 @@ import torch
 from lambdahat._rng import derived_seed
 from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.estimators.spectra import spectrum
-from lambdahat.experiments.charts import Chart, Series, short
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
 from lambdahat.experiments.flatness.preconditions import subject
@@ -27,6 +26,7 @@ from lambdahat.problem import Problem
 from lambdahat.randommatrix import Additive, Semicircle, TracyWidom, edge_fluctuation, fit_bulk
 from lambdahat.randommatrix.bulk import KAPPA
 from lambdahat.results import Spectrum
+from lambdahat.results.charts import Chart, Series, short
 
 SPIKES = (4.0, 3.0, 2.5)  # in units of the noise, whose bulk ends at 2 and hides spikes below 1
 HIDDEN = 0.5

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Row, Rows
 from lambdahat.experiments.flatness.preconditions import saturated, subject
 from lambdahat.experiments.readings import curve, gap, over_seeds
 from lambdahat.experiments.reproduction import Table
+from lambdahat.results.charts import Chart
 
 RATE, LARGE_RATE = 1e-3, 3e-3
 DEFAULT = 1e-8

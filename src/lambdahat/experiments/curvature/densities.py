@@ -9,7 +9,6 @@ import numpy as np
 from scipy.stats import wasserstein_distance
 from torch import Tensor
 
-from lambdahat.experiments.charts import Chart, Series, short
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.curvature.matrices import KNOWN, LAWS, WIGNER, known_matrix, law_matrix, unit_start
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
@@ -20,6 +19,7 @@ from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
 from lambdahat.krylov import lanczos
 from lambdahat.operators import operator
 from lambdahat.results import Array
+from lambdahat.results.charts import Chart, Series, short
 
 DEPTH = 30
 DEPTHS = {KNOWN: (5, 15, DEPTH)}

@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.experiments.charts import Chart, Series, short
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
 from lambdahat.experiments.flatness.preconditions import subject
@@ -27,6 +26,7 @@ from lambdahat.optim.padam import Padam
 from lambdahat.problem import Problem
 from lambdahat.randommatrix import rate_ratio
 from lambdahat.results import Eigenpairs
+from lambdahat.results.charts import Chart, Series, short
 from lambdahat.training import fit
 
 DAMPINGS = (1e-8, 1e-6, 1e-4, 1e-2, 1.0)

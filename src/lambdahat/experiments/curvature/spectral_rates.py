@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lambdahat.data.augmentation import augment
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
 from lambdahat.experiments.flatness.preconditions import subject
@@ -23,6 +22,7 @@ from lambdahat.optim.averaged_descent import SWA, Averaged
 from lambdahat.optim.schedules import averaging_decay
 from lambdahat.optim.spectral_sgd import SpectralSGD
 from lambdahat.problem import Problem
+from lambdahat.results.charts import Chart
 from lambdahat.training import Run, fit
 
 METHODS = {"SWA": "SWA, rate by hand", "SSGDM": "SSGDM, heavy ball", "SSGDMN": "SSGDMN, Nesterov"}

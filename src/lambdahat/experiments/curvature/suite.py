@@ -15,7 +15,6 @@ from torch import Tensor
 
 from lambdahat.estimators.landscapes import landscape
 from lambdahat.estimators.spectra import quadrature
-from lambdahat.experiments.charts import short
 from lambdahat.experiments.curvature.suite_claims import charts, claims, tables
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Scale, settings_of
 from lambdahat.experiments.flatness.runs import curvature_problem, descend, ends
@@ -27,6 +26,7 @@ from lambdahat.operators.curvature import fisher, ggn, gradient_covariance, hess
 from lambdahat.problem import Problem
 from lambdahat.randommatrix.bulk import continuous_region
 from lambdahat.results import Spectrum
+from lambdahat.results.charts import short
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {
     "hessian": hessian,

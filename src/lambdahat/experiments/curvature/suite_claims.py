@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Row, Rows
 from lambdahat.experiments.flatness.preconditions import subject
 from lambdahat.experiments.readings import decades, gap, over_seeds, stems
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import mean_of, paired_difference
+from lambdahat.results.charts import Chart, Series
 
 NAMES = {"hessian": "Hessian", "ggn": "Gauss–Newton matrix", "covariance": "gradient covariance"}
 DIRECTIONS = {"largest": "the largest", "smallest": "the smallest", "flattest": "the smallest in magnitude"}

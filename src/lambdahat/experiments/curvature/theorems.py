@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lambdahat._rng import generator
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.curvature.matrices import known_values, unit_start
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
@@ -21,6 +20,7 @@ from lambdahat.experiments.statistics import Reading, paired_difference
 from lambdahat.krylov import lanczos
 from lambdahat.operators import operator
 from lambdahat.randommatrix import convergence_terms, lanczos_bound, power_bound
+from lambdahat.results.charts import Chart, Series
 
 DEPTHS = (5, 10, 15, 20)
 # λ₁/λ₂: the terms L and R of the bounds at each of DEPTHS

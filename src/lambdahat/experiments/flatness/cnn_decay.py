@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
 from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT, least, least_decades, subject
@@ -15,6 +14,7 @@ from lambdahat.experiments.papers import FLATNESS
 from lambdahat.experiments.readings import decades, errors, gap, logs, over_seeds, stems
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import paired_difference
+from lambdahat.results.charts import Chart, Series
 
 NAMES = {
     "accuracy": "validation accuracy, %",

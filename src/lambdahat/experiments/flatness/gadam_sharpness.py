@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
 from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT, least_decades, saturated, subject
@@ -21,6 +20,7 @@ from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import paired_difference
 from lambdahat.optim.gadam import Gadam
 from lambdahat.optim.schedules import averaging_decay
+from lambdahat.results.charts import Chart, Series
 from lambdahat.training import Run
 
 OPTIMIZERS = ("SGD", "Gadam")

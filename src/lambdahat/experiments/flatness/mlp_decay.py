@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from lambdahat.estimators.eigen import eigenpairs
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
 from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT, least, least_decades, subject
@@ -19,6 +18,7 @@ from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
+from lambdahat.results.charts import Chart, Series
 
 DECAYS = (0.0, 5e-4)
 PUBLISHED = {

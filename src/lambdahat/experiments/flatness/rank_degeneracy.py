@@ -15,7 +15,6 @@ from torch import nn
 
 from lambdahat.estimators.degeneracy import rank_bound
 from lambdahat.estimators.spectra import spectrum
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, settings_of
 from lambdahat.experiments.flatness.preconditions import subject
@@ -29,6 +28,7 @@ from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.curvature import ggn, hessian
 from lambdahat.problem import Problem
 from lambdahat.results import Spectrum
+from lambdahat.results.charts import Chart
 
 CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {"hessian": hessian, "ggn": ggn}
 WORDS = {"hessian": "Hessian", "ggn": "Gauss–Newton matrix"}

@@ -19,7 +19,6 @@ from lambdahat.data.loading import load
 from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.estimators.spectra import spectrum
 from lambdahat.estimators.traces import trace
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
 from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT, least
@@ -29,6 +28,7 @@ from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
 from lambdahat.operators.curvature import hessian
 from lambdahat.problem import Problem
+from lambdahat.results.charts import Chart, Series
 
 DECAYS = (0.0, 1e-4, 5e-4)
 PUBLISHED = {

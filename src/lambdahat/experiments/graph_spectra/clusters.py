@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from lambdahat.experiments.charts import Chart, Series, short
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.graph_spectra.counting import (
@@ -30,6 +29,7 @@ from lambdahat.graphs.block_moments import eigenvalues
 from lambdahat.graphs.cluster_counts import TOLERANCE
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import fit
+from lambdahat.results.charts import Chart, Series, short
 
 METHODS = (EGS, FIRST, LANCZOS, OURS)
 PRINTED = {

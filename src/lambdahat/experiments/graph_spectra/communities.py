@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lambdahat.experiments.charts import Chart, Series, short
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.graph_spectra.counting import (
@@ -28,6 +27,7 @@ from lambdahat.graphs.cluster_counts import TOLERANCE
 from lambdahat.graphs.lanczos_baseline import WIDTH, smoothed
 from lambdahat.graphs.structure import Graph
 from lambdahat.maxent import MaxentDensity, fit
+from lambdahat.results.charts import Chart, Series, short
 
 MOMENTS = (40, 70, 100)
 PRINTED = {

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lambdahat.experiments.charts import Chart, Heat
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.graph_spectra.subjects import SUBJECTS, real_graph, stand_in
@@ -18,6 +17,7 @@ from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import mean_of
 from lambdahat.graphs.divergences import Similarity, similarity
 from lambdahat.graphs.structure import Graph
+from lambdahat.results.charts import Chart, Heat
 
 COLLABORATIONS = ("ca-AstroPh", "ca-CondMat", "ca-GrQc", "ca-HepPh", "ca-HepTh")
 ROADS = ("roadNet-CA", "roadNet-PA", "roadNet-TX")

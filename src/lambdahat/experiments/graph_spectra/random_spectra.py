@@ -10,7 +10,6 @@ import numpy as np
 from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat._rng import derived_seed
-from lambdahat.experiments.charts import Chart, Series, short
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.graph_spectra.counting import first_moments
@@ -23,6 +22,7 @@ from lambdahat.graphs.random_models import Model
 from lambdahat.graphs.spectra import TOLERANCE
 from lambdahat.maxent import MaxentDensity, fit
 from lambdahat.results import Array
+from lambdahat.results.charts import Chart, Series, short
 
 SEMICIRCLE = "semicircle"
 ER, BA, TREE = "Erdős–Rényi, np = 5", "Barabási–Albert, r = 5", "Barabási–Albert, r = 1"

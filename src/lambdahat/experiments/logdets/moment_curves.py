@@ -10,7 +10,6 @@ import numpy as np
 from numpy.polynomial.chebyshev import chebvander
 
 from lambdahat.estimators.spectra import moments
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.logdets.matrices import STIFFNESS, Known, grid, stiffness
@@ -20,6 +19,7 @@ from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of
 from lambdahat.maxent import MaxentDensity, fit, fit_classical
 from lambdahat.results import Array
+from lambdahat.results.charts import Chart
 
 COUNTS = (2, 4, 6, 8, 10, 12, 16, 20, 24, 30)
 CLASSICAL, MEME = "BMxnt", "MEMe"

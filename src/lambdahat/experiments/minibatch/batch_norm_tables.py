@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.minibatch.batch_norm_claims import Setup, links_of, setups_of, slopes_of
 from lambdahat.experiments.readings import curve, over_seeds
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import mean_of
+from lambdahat.results.charts import Chart, Series
 
 COLUMNS = ("error", "training error", "training loss", "validation loss", "distance", "before", "oscillation")
 HEADER = ("rule", "B", "rate", "validation error, %", "training error, %", "training loss", "validation loss",

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lambdahat.experiments.charts import Chart, Heat, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Rows
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
+from lambdahat.results.charts import Chart, Heat, Series
 
 METHOD, DESCENT = "LanczosOPT", "GD"
 ERRORS = ("training error", "test error")

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim, judge
 from lambdahat.experiments.experiment import Row, Rows
 from lambdahat.experiments.ngd.measuring import TEMPERATURES, WORDS
@@ -17,6 +16,7 @@ from lambdahat.experiments.ngd.preconditions import CLASSES, RULE, flag_of, unme
 from lambdahat.experiments.ngd.training import SIDE, network
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of, paired_difference
+from lambdahat.results.charts import Chart, Series
 
 RUN = ("data", "network", "layers", "width", "seed")  # what the two runs of a pair share
 NAMES = {"sgd": "SGD", "ngd": "NGD", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "digits": "digits"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lambdahat.estimators.spectra import spectrum
-from lambdahat.experiments.charts import Chart, Series
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.ngd.claims import (
@@ -23,6 +22,7 @@ from lambdahat.experiments.ngd.training import Point, Setting, Subject, at_equal
 from lambdahat.experiments.papers import NGD
 from lambdahat.experiments.reproduction import Table
 from lambdahat.operators.curvature import hessian
+from lambdahat.results.charts import Chart, Series
 
 WIDTH = 32
 

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from lambdahat._progress import report
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.ngd.claims import (
@@ -30,6 +29,7 @@ from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
 from lambdahat.experiments.papers import NGD
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import mean_of, paired_difference
+from lambdahat.results.charts import Chart
 
 LEVEL = 0.1  # by which part a level quantity may still change in the last third of training
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.ngd.claims import (
@@ -31,6 +30,7 @@ from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
 from lambdahat.experiments.papers import NGD
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of, slope
+from lambdahat.results.charts import Chart
 
 LEAST = 4  # points of a run from its least validation loss on, for a slope over them
 MEASURES = {  # column: words, where the paper has it, and of which optimisers

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.ngd.claims import (
@@ -29,6 +28,7 @@ from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
 from lambdahat.experiments.papers import NGD
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import Reading, mean_of, slope
+from lambdahat.results.charts import Chart
 
 SWEEPS = {"alpha": ("α", "Figure 3a"), "epsilon": ("ε", "Figure 3b")}
 NEAR = 0.1  # part of λ̂ by which NGD with most smoothing may differ from SGD

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.ngd.claims import (
@@ -37,6 +36,7 @@ from lambdahat.experiments.ngd.vs_sgd import SMALL, TINY, WHOLE
 from lambdahat.experiments.papers import NGD
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.statistics import mean_of
+from lambdahat.results.charts import Chart
 
 FIGURES = {  # optimiser and factor of the rate after the split
     "4": (("sgd", 1), ("ngd", 1)),

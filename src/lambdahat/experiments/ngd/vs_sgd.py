@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lambdahat.experiments.charts import Chart
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.ngd.claims import (
@@ -29,6 +28,7 @@ from lambdahat.experiments.ngd.measuring import compared
 from lambdahat.experiments.ngd.training import Net, Setting, grid, subject_of, trained
 from lambdahat.experiments.papers import NGD
 from lambdahat.experiments.reproduction import Table
+from lambdahat.results.charts import Chart
 
 
 @dataclass(frozen=True)

@@ -229,9 +229,11 @@
   const plain = (text) => typeof text === "string" ? text.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&") : text;
   function tableOf({ data: [first, ...more], layout }) {
     const axes = layout.scene || layout, [across, up] = [axes.xaxis, axes.yaxis].map((axis) => plain(axis.title.text));
-    if (first?.z) return {
+    const maps = [first, ...more].filter((trace) => trace?.z); // the numbers of a map with logarithmic colours are customdata
+    if (maps.length) return {
       header: [`${up} \\ ${across}`, ...first.x.map(plain)],
-      rows: first.z.map((line, place) => [plain(first.y[place]), ...line]),
+      rows: maps.flatMap(({ name, y, z, customdata }) => (customdata ?? z).map((line, place) =>
+        [plain(y[place]) + (name ? `, ${plain(name)}` : ""), ...line])),
     };
     const shown = [first, ...more].filter((trace) => trace && trace.showlegend !== false);
     return {

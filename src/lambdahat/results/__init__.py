@@ -458,8 +458,13 @@ class Chains(Result):
         """nβ·(L(w) − L(w*)) of every draw over the whole data."""
         whole = bool((self.centre_losses == self.initial_loss).all())  # as many samples may still be others
         found = self.losses if self.full_losses is None and whole else self.full_losses
-        require(found is not None, "full_energies", "have losses over the whole data", "chains sampled without them",
-                'sample with baseline="full" or "both"')  # fmt: skip
+        require(
+            found is not None,
+            "full_energies",
+            "have losses over the whole data",
+            "chains sampled without them",
+            'sample with baseline="full" or "both"',
+        )
         return self.nbeta * (np.asarray(found) - self.initial_loss)
 
     def to_arviz(self) -> Any:

@@ -1,0 +1,305 @@
+"""Charts: what a figure shows, as plain data without a drawing library, and the charts of each result by its type.
+
+``lh.plot`` draws charts with matplotlib and ``lh.page`` with plotly. Register a function with ``charts_of`` to give a
+result type of your own its figure in both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lambdahat._check import require, require_choice
+from lambdahat.results import Array, Estimate, LearningCoefficient, Status, student_quantile
+
+STYLES = ("line", "points", "joined", "bars", "step", "stems", "segments", "area", "rug")
+BANDED = ("line", "step", "segments")  # whose errors are a band, and not bars
+COLOURS = ("blue", "vermilion", "green", "purple", "amber", "sky")
+MARKS = ("", "hollow", "star", "cross", "tick", "diamond")
+INTERVAL = "Bands and bars: 95 % intervals."
+WIDE = 20.0  # values that vary by more than this factor are shown on a logarithmic axis
+PLOTTED = 2000  # elements: a longer array is summed up in a line of the list
+Mark = tuple[str, float]  # label and place of a line
+Band = tuple[str, float, float]  # label and both ends
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve or set of points: y over x.
+
+    ``style`` is one of "line", "points", "joined" (points with error bars, joined by a line), "bars", "step", "stems",
+    "segments" (lines without marks, interrupted where y is None), "area" (filled down to zero) and "rug" (marks along
+    the upper edge; y is not used). ``error`` is the half-width of the uncertainty of y, drawn as a band around lines,
+    steps and segments, else as bars; ``below`` is its lower half where that differs; ``x_error`` is the half-width of
+    x. ``published`` marks what a paper printed; such a series takes the colour of ours where its name begins with the
+    name of ours.
+    """
+
+    name: str
+    x: Sequence[float | str]
+    y: Sequence[float | None]
+    error: Sequence[float | None] | None = None
+    style: str = "line"
+    published: bool = False
+    below: Sequence[float | None] | None = None
+    x_error: Sequence[float | None] | None = None
+    colour: str = ""  # of COLOURS, or "ink" or "muted"; by default the next one that is free
+    mark: str = ""  # of MARKS; by default a dot
+    dashed: bool = False
+    faint: bool = False  # thin and pale, such as single draws behind their mean
+    legend: bool = True  # whether its name is in the legend
+    texts: Sequence[str] = ()  # written beside the points
+
+    def __post_init__(self) -> None:
+        name = f"series {self.name!r}"
+        require(len(self.x) == len(self.y), name, "have as many x as y", f"{len(self.x)}, {len(self.y)}")
+        require_choice(self.style, f"the style of {name}", STYLES)
+        require_choice(self.mark, f"the mark of {name}", MARKS)
+        require_choice(self.colour, f"the colour of {name}", ("", "ink", "muted", *COLOURS))
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A matrix of values over two sets of labels: ``values[i][j]`` lies at ``y[i]`` and ``x[j]``.
+
+    ``beside`` is a second matrix on the same grid, drawn as contour lines or as a second surface.
+    """
+
+    x: Sequence[float | str]
+    y: Sequence[float | str]
+    values: Sequence[Sequence[float | None]]
+    name: str = ""
+    log: bool = False  # colours by the logarithm; what is not positive has the colour of the least positive value
+    beside: Sequence[Sequence[float | None]] | None = None
+    beside_name: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure: its series, its heat map or its list of numbers; its axes, lines and bands."""
+
+    title: str
+    x_label: str = ""
+    y_label: str = ""
+    series: tuple[Series, ...] = ()
+    heat: Heat | None = None
+    surface: bool = False  # draw the heat map as a surface in three dimensions
+    x_log: bool = False
+    y_log: bool = False
+    source: str = ""  # the figure of a paper that it stands beside
+    caption: str = ""
+    lines: tuple[Mark, ...] = ()  # horizontal lines; one without a label is not in the legend
+    x_lines: tuple[Mark, ...] = ()
+    bands: tuple[Band, ...] = ()  # shaded ranges of y
+    x_bands: tuple[Band, ...] = ()
+    x_range: tuple[float | None, float | None] = (None, None)
+    y_range: tuple[float | None, float | None] = (None, None)
+    x_names: tuple[str, ...] = ()  # of the places 0, 1, … on the x axis
+    x_root: bool = False  # a square-root axis where the drawing library has one
+    horizontal: bool = False  # x runs down the left side and y along the bottom
+    rows: tuple[tuple[str, str], ...] = ()  # a list of names and values in place of a frame
+    warning: str = ""  # why something is missing
+    page_only: bool = False  # a further view, which the page has room for and ``lh.plot`` does not
+
+    def named(self, name: str) -> Chart:
+        """The same chart with ``name`` before its title."""
+        return dataclasses.replace(self, title=f"{name}: {self.title}")
+
+
+@singledispatch
+def charts_of(result: Any) -> list[Chart]:
+    """The charts of a result, the one that tells most first.
+
+    ``@charts_of.register`` on a function that takes your own result type and returns its charts gives the type its
+    figure in ``lh.plot`` and ``lh.page``. An unregistered dataclass is a list of its numbers, and a chart for each
+    array and each part that has one; what is no dataclass has no charts.
+    """
+    if not dataclasses.is_dataclass(result) or isinstance(result, type):
+        return []
+    return _charts_of_parts(type(result).__name__, _fields(result), getattr(result, "status", Status.CONVERGED))
+
+
+@charts_of.register
+def _(results: Mapping) -> list[Chart]:  # type: ignore[type-arg]
+    return _charts_of_parts("value ± error", results, Status.CONVERGED)
+
+
+def _fields(result: Any) -> dict[str, Any]:
+    """What a result holds, but for its cost and its status, which titles and tables show."""
+    names = [field.name for field in dataclasses.fields(result) if field.name not in ("cost", "status")]
+    return {name: getattr(result, name) for name in names}
+
+
+def _charts_of_parts(title: str, parts: Mapping[str, Any], status: Status) -> list[Chart]:
+    """The charts of every part, of which ``lh.plot`` shows the first, and a list of the numbers among them."""
+    rows: list[tuple[str, str]] = []
+    charts: list[Chart] = []
+    for name, part in leaves(parts):
+        if isinstance(part, str | bool | int | float):
+            rows.append((name, f"{part:.6g}" if isinstance(part, float) else str(part)))
+        elif is_number(part) or isinstance(part, LearningCoefficient):
+            rows += _number_rows(name, part)
+        if isinstance(part, np.ndarray | Tensor) or _is_numbers(part):
+            charts += _array_charts(name, numpy_of(part))
+        elif not is_number(part):
+            found = charts_of(part)
+            charts += [chart.named(name) for chart in found[:1]]
+            charts += [dataclasses.replace(chart, page_only=True).named(name) for chart in found[1:]]
+    return [*charts, *([Chart(with_status(title, status), rows=tuple(rows))] if rows else [])]
+
+
+def _is_numbers(part: Any) -> bool:
+    return isinstance(part, tuple | list) and bool(part) and all(isinstance(each, int | float) for each in part)
+
+
+def _array_charts(name: str, values: Array) -> list[Chart]:
+    """The elements over their index, a series for each row of a matrix; many elements as a histogram."""
+    if values.size == 0 or values.ndim == 0:
+        return []
+    if values.size > PLOTTED:
+        return [histogram(values, f"{name}: {values.size:,} elements")]
+    table = values.reshape(-1, values.shape[-1])
+    series = [
+        Series(name if len(table) == 1 else f"{name}, row {place}", list(range(len(row))), numbers(row), style="points")
+        for place, row in enumerate(table[: len(COLOURS)], start=1)
+    ]
+    return [Chart(name, "index", name, tuple(series))]
+
+
+def leaves(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The parts by name; mappings, sequences of results and unregistered results among them are opened."""
+    for name, part in parts.items():
+        inner: Mapping[str, Any] | None = part if isinstance(part, Mapping) else None
+        if isinstance(part, tuple | list) and part and all(map(dataclasses.is_dataclass, part)):
+            inner = {str(place): each for place, each in enumerate(part, start=1)}
+        elif is_group(part):
+            inner = _fields(part)
+        if inner is None:
+            yield f"{prefix}{name}", part
+        else:
+            yield from leaves(inner, f"{prefix}{name}.")
+
+
+def is_group(result: Any) -> bool:
+    """Whether a result is a dataclass without charts of its own, so that its fields are shown one by one."""
+    plain = dataclasses.is_dataclass(result) and not isinstance(result, type)
+    return plain and charts_of.dispatch(type(result)) is charts_of.dispatch(object)
+
+
+def is_number(result: Any) -> bool:
+    """Whether a result is one number with its error and nothing more, which a table shows better than a figure."""
+    if not isinstance(result, Estimate) or isinstance(result.value, Tensor):
+        return False
+    if isinstance(result, LearningCoefficient):
+        return result.chains is None
+    return charts_of.dispatch(type(result)) is charts_of.dispatch(Estimate)
+
+
+def _number_rows(name: str, estimate: Estimate) -> list[tuple[str, str]]:
+    """The lines of a list that show one estimate."""
+    text = value_text(estimate)
+    rows = [(name, text if estimate.status.ok else f"{text} [{estimate.status.name}]")]
+    return rows + ([(f"{name}, measured at", at)] if (at := settings_text(estimate)) else [])
+
+
+def histogram(values: Array, title: str, bins: int = 60, caption: str = "") -> Chart:
+    """A histogram of the finite elements on a logarithmic count axis."""
+    counts, edges = np.histogram(values[np.isfinite(values)], bins=bins)
+    series = Series("elements", numbers((edges[1:] + edges[:-1]) / 2), numbers(counts), style="bars")
+    return Chart(
+        title,
+        "value of the element",
+        "elements",
+        (series,),
+        y_log=True,
+        y_range=(0.7, None),
+        x_lines=(("", 0.0),),
+        caption=caption,
+    )
+
+
+def interval_series(
+    name: str, estimates: Iterable[tuple[float, Estimate]], style: str = "points", **look: Any
+) -> Series:
+    """Estimates over their places with their 95 % intervals."""
+    found = list(estimates)
+    values = [float(each) for _, each in found]
+    ends = [each.interval() for _, each in found]
+    above = [float(high) - value for (_, high), value in zip(ends, values, strict=True)]
+    below = [value - float(low) for (low, _), value in zip(ends, values, strict=True)]
+    return Series(name, [place for place, _ in found], values, above, style, below=below, **look)
+
+
+def half_width(estimate: Estimate, level: float = 0.95) -> float:
+    """Half the width of the confidence interval."""
+    return student_quantile(level, estimate.dof) * float(estimate.stderr)
+
+
+def is_wide(values: Iterable[float | None]) -> bool:
+    """Whether positive values vary by so much that their axis should be logarithmic."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return bool(known) and 0 < min(known) < max(known) / WIDE
+
+
+def with_status(title: str, status: Status) -> str:
+    """A title, which also says when the result is not to be trusted as it is."""
+    return title if status.ok else f"{title} [{status.name}]"
+
+
+def numbers(values: Any) -> list[float]:
+    """An array as plain numbers."""
+    return [float(value) for value in values]
+
+
+def numpy_of(values: Any) -> Array:
+    """A tensor or an array as double precision on the host."""
+    return np.asarray(values.detach().cpu().double() if isinstance(values, Tensor) else values, dtype=np.float64)
+
+
+def short(values: Any) -> list[float]:
+    """Four digits of each: a figure needs no more."""
+    return [float(f"{float(value):.4g}") for value in values]
+
+
+def counted(number: int, noun: str) -> str:
+    """A text such as "1 probe", "1,200 parameters"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def settings_text(estimate: Estimate, before: str = "") -> str:
+    """The nβ and γ of a learning coefficient, after ``before``; nothing for other numbers."""
+    if not isinstance(estimate, LearningCoefficient) or not math.isfinite(estimate.nbeta):
+        return ""
+    return f"{before}nβ = {estimate.nbeta:.4g}, γ {gamma_text(estimate.localization)}"
+
+
+def gamma_text(localization: float | Tensor) -> str:
+    """The text "= 1", or the range where it differs between parameters."""
+    if not isinstance(localization, Tensor):
+        return f"= {localization:.3g}"
+    low, high = float(localization.min()), float(localization.max())
+    return f"= {low:.3g}" if low == high else f"from {low:.3g} to {high:.3g}"
+
+
+def value_text(estimate: Estimate) -> str:
+    """As "12.3 ± 0.4", "12.3 (exact)" where there is no error, "at least 12.3" where it is infinite.
+
+    As many digits as the error leaves.
+    """
+    value, error = float(estimate), float(estimate.stderr)
+    if error == math.inf:
+        return f"at least {value:.6g}"
+    if not math.isfinite(error):
+        return f"{value:.6g} (error unknown)"
+    if error == 0 or not math.isfinite(value):
+        return f"{value:.6g}" + (" (exact)" if error == 0 else f" ± {error:.2g}")
+    lead = math.floor(math.log10(abs(value))) if value else 0
+    digits = min(max(lead - math.floor(math.log10(error)) + 2, 2), 10)
+    return f"{value:#.{digits}g}".removesuffix(".") + f" ± {error:.2g}"
