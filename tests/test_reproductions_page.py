@@ -68,9 +68,15 @@ def test_totals_count_an_experiment_once_and_our_own_claims_apart(script, one_to
 
 def test_reduced_runs_and_stand_ins_are_named_and_stand_ins_decide_nothing(script, one_toy, tmp_path, monkeypatch):
     cells = one_toy.cells
-    trained = replace(one_toy, size="A net on MNIST.", sizes=(Size("net", "mnist", epochs=100),),
-                      cells=lambda config: [{**cell, "network": "net", "data": "mnist", "training": 60_000,
-                                             "epochs": 10 * config.seeds} for cell in cells(config)])  # fmt: skip
+    trained = replace(
+        one_toy,
+        size="A net on MNIST.",
+        sizes=(Size("net", "mnist", epochs=100),),
+        cells=lambda config: [
+            {**cell, "network": "net", "data": "mnist", "training": 60_000, "epochs": 10 * config.seeds}
+            for cell in cells(config)
+        ],
+    )
     monkeypatch.setattr(registry, "find", lambda name: trained)
     for scale in ("cpu", "paper"):
         sweep(trained, tmp_path, scale=scale)

@@ -113,14 +113,20 @@ def training(sizes, **cells):
     [
         ({"network": "VGG-16", "data": "cifar100", "training": 45_000, "epochs": 300}, ""),
         ({"network": "VGG-16", "data": "cifar100", "training": 45_000, "epochs": 100}, ""),
-        ({"network": "VGG-16", "data": "cifar100", "training": 10_000, "epochs": 30},
-         "10,000 of 45,000 samples, 30 of 300 epochs"),
-        ({"network": "LeNet-5", "data": "cifar100", "training": 45_000, "epochs": 300},
-         "LeNet-5 on CIFAR-100 in place of VGG-16 on CIFAR-100"),
-        ({"network": "VGG-16", "data": "cifar100", "side": 8, "training": 45_000, "epochs": (0, 300)},
-         "VGG-16 on CIFAR-100 of 8 × 8 in place of VGG-16 on CIFAR-100"),
+        (
+            {"network": "VGG-16", "data": "cifar100", "training": 10_000, "epochs": 30},
+            "10,000 of 45,000 samples, 30 of 300 epochs",
+        ),
+        (
+            {"network": "LeNet-5", "data": "cifar100", "training": 45_000, "epochs": 300},
+            "LeNet-5 on CIFAR-100 in place of VGG-16 on CIFAR-100",
+        ),
+        (
+            {"network": "VGG-16", "data": "cifar100", "side": 8, "training": 45_000, "epochs": (0, 300)},
+            "VGG-16 on CIFAR-100 of 8 × 8 in place of VGG-16 on CIFAR-100",
+        ),
     ],
-)  # fmt: skip
+)
 def test_another_network_data_set_or_a_tenth_of_the_training_stands_in(cell, words):
     assert training((VGG,), **cell).stand_in("paper") == words
 
@@ -144,10 +150,14 @@ def test_where_the_paper_says_no_number_the_whole_set_counts():
 def test_a_claim_about_one_network_is_compared_by_that_network_alone():
     make = toy().cells
     both = dataclasses.replace(
-        toy(), sizes=(VGG, Size("VGG-16-BN", "cifar100")),
-        cells=lambda config: [{**cell, "network": network, "data": "cifar100", "training": 45_000, "epochs": 300}
-                              for cell in make(config) for network in ("LeNet-5", "VGG-16", "VGG-16-BN")],
-    )  # fmt: skip
+        toy(),
+        sizes=(VGG, Size("VGG-16-BN", "cifar100")),
+        cells=lambda config: [
+            {**cell, "network": network, "data": "cifar100", "training": 45_000, "epochs": 300}
+            for cell in make(config)
+            for network in ("LeNet-5", "VGG-16", "VGG-16-BN")
+        ],
+    )
     assert both.stand_in("cpu", "VGG-16: it trains") == both.stand_in("cpu", "VGG-16-BN: it trains") == ""
     assert both.stand_in("cpu", "LeNet-5: it trains").startswith("LeNet-5 on CIFAR-100")
     assert both.stand_in("cpu", "all of them train").startswith("LeNet-5 on CIFAR-100")
@@ -192,9 +202,11 @@ def test_what_a_larger_run_does_not_test_stays_decided_with_its_size():
 def test_a_run_at_paper_scale_carries_what_the_smaller_run_beside_it_decided(tmp_path):
     sweep(toy(), tmp_path, scale="cpu")
     unlearnt = dataclasses.replace(
-        toy(), claims=lambda rows: [dataclasses.replace(claim, unmet="" if len(rows) < 40 else "not learnt")
-                                    for claim in toy().claims(rows)],
-    )  # fmt: skip
+        toy(),
+        claims=lambda rows: [
+            dataclasses.replace(claim, unmet="" if len(rows) < 40 else "not learnt") for claim in toy().claims(rows)
+        ],
+    )
     (found,) = findings(unlearnt, sweep(toy(), tmp_path, scale="paper")).verdicts
     assert found.verdict == HOLDS
     assert "at cpu scale; larger: " in found.evidence

@@ -19,10 +19,19 @@ Row = dict[str, Any]
 
 SCALES = ("smoke", "cpu", "paper")
 SETS = {
-    "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100",
-    "digits": "digits", "imagenet32": "ImageNet 32 × 32", "imagenet": "ImageNet", "penn-treebank": "Penn Treebank",
-    "tiny-shakespeare": "Tiny Shakespeare", "xor": "XOR", "xord": "XORD", "synthetic": "the synthetic regression",
-}  # fmt: skip
+    "mnist": "MNIST",
+    "fashion-mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "digits": "digits",
+    "imagenet32": "ImageNet 32 × 32",
+    "imagenet": "ImageNet",
+    "penn-treebank": "Penn Treebank",
+    "tiny-shakespeare": "Tiny Shakespeare",
+    "xor": "XOR",
+    "xord": "XORD",
+    "synthetic": "the synthetic regression",
+}
 WHOLE = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}  # training samples
 UNAVAILABLE = ("imagenet32", "imagenet", "penn-treebank")  # sets that cannot be had here
 ENOUGH = 0.1  # share of the paper's samples times epochs from which a smaller run counts as a reduced one
