@@ -50,11 +50,11 @@ class Run:
 
     @property
     def size(self) -> str:
-        """How it stands to what the paper ran: "stand-in", "reduced: 30 of 300 epochs", "the paper's" or the scale."""
+        """How it stands to what the paper ran: a stand-in, reduced, or the paper's; the scale if nothing is trained."""
         other, reduced = (read(self.store.scale) for read in (self.experiment.stand_in, self.experiment.reduced))
         if not self.experiment.sizes:
             return self.store.scale
-        return f"stand-in: {other}" if other else f"reduced: {reduced}" if reduced else "the paper's"
+        return f"stand-in: {other}" if other else f"reduced: {reduced}" if reduced else "the paper's, as far as it says"
 
     @property
     def place(self) -> str:

@@ -179,8 +179,6 @@ EXPERIMENT = Experiment(
         "The gain of an ensemble is the accuracy of its mean probabilities less the mean accuracy of its members.",
         "On a GPU networks train with bfloat16 in their forward passes.",
     ),
-    size=(
-        "VGG-16 on CIFAR-100, 100 epochs, rate 0.02; seeds are not in the text."
-    ),
+    size="VGG-16 on CIFAR-100, 100 epochs, rate 0.02; seeds are not in the text.",
     sizes=(Size("VGG-16", "cifar100", epochs=100), Size("VGG-16-BN", "cifar100", epochs=100)),
 )  # fmt: skip

@@ -223,8 +223,6 @@ EXPERIMENT = Experiment(
         "That Gadam + LH beats the Lookahead paper's own result is not tested.",
         "On a GPU networks train and are judged in bfloat16 forward passes; averages by start are judged in float32.",
     ),
-    size=(
-        "VGG-16 and PreResNet-110 on CIFAR-100, 3 runs; epochs are not in the text."
-    ),
+    size="VGG-16 and PreResNet-110 on CIFAR-100, 3 runs; epochs are not in the text.",
     sizes=(Size("VGG-16-BN", "cifar100"), Size("PreResNet-110", "cifar100")),
 )  # fmt: skip

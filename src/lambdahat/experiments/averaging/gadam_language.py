@@ -294,8 +294,6 @@ EXPERIMENT = Experiment(
         "The best start of Table 7.6 is chosen by the other seeds, so that no seed chooses for itself.",
         "Averages count as begun too soon if the iterates' perplexity falls 1 % further: set after the results.",
     ),
-    size=(
-        "a three-layer LSTM (the AWD-LSTM code) on Penn Treebank, 200 epochs, 3 runs."
-    ),
+    size="a three-layer LSTM (the AWD-LSTM code) on Penn Treebank, 200 epochs, 3 runs.",
     sizes=(Size("LSTM", "penn-treebank", epochs=200),),
 )  # fmt: skip

@@ -105,7 +105,7 @@ DAMPING = Experiment(
         "λ₁ of two runs is not compared where both fit every training image: it then falls with the vanishing loss.",
         LEAST_EFFECT,
     ),
-    size="VGG-16 without batch norm on CIFAR-100, linear schedule, one run each; epochs are not in the text.",
+    size="VGG-16 without batch norm on CIFAR-100, linear schedule; epochs and seeds are not in the text.",
     sizes=(Size("VGG-16", "cifar100"),),
 )
 BATCH_NORM = Experiment(
@@ -131,6 +131,6 @@ BATCH_NORM = Experiment(
         "CIFAR-10 in place of CIFAR-100 and of ImageNet, VGG-16 with batch norm in place of ResNet-50 too.",
         "On a CPU a small WideResNet and 1,000 images of MNIST, 8 × 8.",
     ),
-    size="VGG-16 with batch norm on CIFAR-100, ResNet-50 on ImageNet, one run each; epochs are not in the text.",
+    size="VGG-16 with batch norm on CIFAR-100, ResNet-50 on ImageNet; epochs and seeds are not in the text.",
     sizes=(Size("VGG-16-BN", "cifar100"), Size("ResNet-50", "imagenet")),
 )  # fmt: skip

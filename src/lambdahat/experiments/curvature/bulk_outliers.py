@@ -237,8 +237,6 @@ EXPERIMENT = Experiment(
         f"Held-out images stand for the true loss; kept is what lies in the span of their {PAIRS} leading ones.",
         "On a CPU LeNet-5 and images of MNIST.",
     ),
-    size=(
-        "VGG-16 on CIFAR-100 at epoch 150 (Figure 6.1b), and a hypothetical spectrum (Figure 6.1a)."
-    ),
+    size="VGG-16 on CIFAR-100 at epoch 150 (Figure 6.1b), and a hypothetical spectrum (Figure 6.1a).",
     sizes=(Size("VGG-16", "cifar100", epochs=150),),
 )  # fmt: skip

@@ -160,6 +160,6 @@ EXPERIMENT = Experiment(
         "The cost is not compared: a step of Lanczos is 20 products, about 40 gradients, as the thesis says.",
         "CIFAR-10 for CIFAR-100, 10 epochs of 10,000 images; on a CPU a perceptron and 14 × 14 images of MNIST.",
     ),
-    size=("VGG-16 on CIFAR-100, batches of 128, 20 Lanczos steps; epochs and seeds are not in the text."),
+    size="VGG-16 on CIFAR-100, batches of 128, 20 Lanczos steps; epochs and seeds are not in the text.",
     sizes=(Size("VGG-16", "cifar100"),),
 )

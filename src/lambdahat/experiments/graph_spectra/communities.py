@@ -174,5 +174,5 @@ EXPERIMENT = Experiment(
         "No graph at hand is one of products bought together; a second collaboration graph stands for Amazon.",
         "λ* is the first minimum, at its word (Algorithm 5); the widest gap is counted beside it.",
     ),
-    size=("DBLP (317,080 nodes), Amazon (334,863) and YouTube (1,134,890)."),
+    size="DBLP (317,080 nodes), Amazon (334,863) and YouTube (1,134,890).",
 )

@@ -184,5 +184,5 @@ EXPERIMENT = Experiment(
         "Where no file is there, made graphs of each kind take their place, and the table says so.",
         "All spectra are fitted with one penalty; divergences depend on it and on the number of moments.",
     ),
-    size=("3 biological, 5 citation and 3 road networks of SNAP, 100 moments."),
+    size="3 biological, 5 citation and 3 road networks of SNAP, 100 moments.",
 )

@@ -195,5 +195,5 @@ EXPERIMENT = Experiment(
         "An error rises or falls by 0.1 decades or more, and is vastly improved by one; bounds set after the results.",
         "Entropies are those on [0, λ_u]: they differ by log λ_u from those on [0, 1].",
     ),
-    size=("the Ecology matrix, n = 80,900, up to 30 moments; that very matrix is not at hand."),
+    size="the Ecology matrix, n = 80,900, up to 30 moments; that very matrix is not at hand.",
 )

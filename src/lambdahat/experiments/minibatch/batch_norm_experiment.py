@@ -176,7 +176,7 @@ EXPERIMENT = Experiment(
     ASSUMPTIONS,
     size=(
         "VGG-16 with and without batch norm and WideResNet-28×10 on CIFAR-100 (45,000 training images), "
-        "WideResNet-28×10 on ImageNet-32 (a million), 300 epochs, one run each."
+        "WideResNet-28×10 on ImageNet-32 (a million), 300 epochs; seeds are not in the text."
     ),
     sizes=(
         Size("VGG-16-BN", "cifar100", 45_000, 300),

@@ -61,7 +61,7 @@ EXPERIMENT = Experiment(
     ASSUMPTIONS,
     size=(
         "VGG-16 without batch norm on CIFAR-100, 45,000 training images, 300 epochs by KFAC and Adam at α = "
-        "1, one run each."
+        "1; seeds are not in the text."
     ),
     sizes=(Size("VGG-16", "cifar100", 45_000, 300),),
 )

@@ -75,7 +75,7 @@ EXPERIMENT = Experiment(
     ASSUMPTIONS,
     size=(
         "VGG-16 without batch norm on CIFAR-100, 45,000 training images, 300 epochs, batches of 128 to "
-        "4,096, one run each."
+        "4,096; seeds are not in the text."
     ),
     sizes=(Size("VGG-16", "cifar100", 45_000, 300),),
 )

@@ -151,6 +151,6 @@ EXPERIMENT = Experiment(
       "came before the run, but after ngd-widths and the cpu run, where all points at α = 0.001 and 0.01 are "
       "NOT_A_MINIMUM at nβ = n/ln n: they are informed by results."),
      "At cpu scale λ̂ at nβ = n/ln n falling with ε is decided only since two claims are left out as not testable."),
-    size=("λ̂ against α and against ε; their values, the network, epochs and seeds are not in the text."),
+    size="λ̂ against α and against ε; their values, the network, epochs and seeds are not in the text.",
     sizes=(Size(data="mnist", rate="0.01"), Size(data="fashion-mnist", rate="0.01")),
 )  # fmt: skip
