@@ -139,6 +139,6 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     ASSUMPTIONS,
-    size="VGG-16 on CIFAR-100, 45,000 images, 300 epochs by SGD and KFAC, 10 batches of 128; seeds are not in the text.",
+    size="VGG-16 on CIFAR-100, 45,000 images, 300 epochs by SGD and KFAC, 10 batches of 128; seeds are not said.",
     sizes=(Size("VGG-16", "cifar100", 45_000, 300),),
 )
