@@ -52,15 +52,21 @@ def blurred(seeds: int) -> Iterator[tuple[str, nx.Graph, int]]:
     """Clusters of random sizes, degrees and mixing."""
     rng = np.random.default_rng(1)
     for seed in range(20 * seeds):
-        count, size = int(rng.integers(2, 25)), int(rng.integers(12, 45))
-        degree, mixing = rng.uniform(5, 20), rng.uniform(0.02, 0.6)
-        outside = degree * mixing / (size * (count - 1))
-        if count * size > 700 or outside > 1:
-            continue
-        sizes = [int(s) for s in rng.integers(max(6, size // 2), size * 3 // 2, count)]
-        made = nx.random_partition_graph(sizes, min(1, degree * (1 - mixing) / (size - 1)), outside, seed=1000 + seed)
-        if nx.is_connected(made):
+        made, count = blurred_graph(rng, 1000 + seed)
+        if made is not None:
             yield "blurred", made, count
+
+
+def blurred_graph(rng: np.random.Generator, seed: int) -> tuple[nx.Graph | None, int]:
+    """A graph and its number of clusters; None where that drawn is too large, or not connected."""
+    count, size = int(rng.integers(2, 25)), int(rng.integers(12, 45))
+    degree, mixing = rng.uniform(5, 20), rng.uniform(0.02, 0.6)
+    outside = degree * mixing / (size * (count - 1))
+    if count * size > 700 or outside > 1:
+        return None, count
+    sizes = [int(s) for s in rng.integers(max(6, size // 2), size * 3 // 2, count)]
+    made = nx.random_partition_graph(sizes, min(1, degree * (1 - mixing) / (size - 1)), outside, seed=seed)
+    return (made if nx.is_connected(made) else None), count
 
 
 def unclustered(seeds: int) -> Iterator[tuple[str, nx.Graph, int]]:

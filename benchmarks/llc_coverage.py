@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
 import math
 import os
 import statistics
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import in_processes, report
+from timing import recorded, report
 
 from lambdahat.results import student_quantile
 from lambdahat.singular.coefficient import llc
@@ -83,23 +82,7 @@ def run(args: argparse.Namespace) -> list[Row]:
     names = [case.name for case in suite() if any(fnmatch.fnmatch(case.name, g) for g in args.cases.split(","))]
     seeds = range(args.first, args.first + args.seeds)
     wanted = [(name, seed, args.batch_size, args.max_gradients) for seed in seeds for name in names]
-    done = read(args.json)
-    known = {task_of(row) for row in done if "error" not in row}
-    left = [task for task in wanted if task not in known]
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    with args.json.open("a", encoding="utf-8") as file:
-        file.write("\n" if file.tell() else "")  # what was killed may have left half a line
-        for row in in_processes(single, left, args.workers, args.minutes):
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-    return [row for row in read(args.json) if task_of(row) in set(wanted)]
-
-
-def read(path: Path) -> list[Row]:
-    """The runs of a file, the last of each case, seed and options."""
-    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
-    rows = [json.loads(line) for line in lines if line.endswith("}")]
-    return list({task_of(row): row for row in rows}.values())
+    return recorded(single, wanted, args.json, task_of, args.workers, args.minutes)
 
 
 def task_of(row: Row) -> Task:

@@ -9,6 +9,9 @@ extrapolated in h². Networks whose weights are missing are trained first, from 
 references at the same γ. ``check --invariance`` varies the budget, the batch size, the number of
 chains and the precision instead, none of which may change what is estimated.
 
+``mass`` asks whether a mass would help: independent draws of the loss per 1,000 gradients of
+kinetic chains whose mass is the mean Hessian's diagonal, its blocks, or a number per tensor.
+
 Every finished result is one line of a JSON file, and another call with the same file runs only what
 is missing.
 """
@@ -893,6 +896,107 @@ def invariance_table(rows: list[Row]) -> list[Row]:
     return table
 
 
+# --- Masses --------------------------------------------------------------------------------------
+
+
+FRICTIONS = 0.06, 0.12, 0.25, 0.5, 1.0, 2.0  # over the critical damping of the flattest directions
+
+
+def mass(args: argparse.Namespace) -> None:
+    """Whether chains with a mass need fewer gradients, at the best of several frictions.
+
+    The mass is made of Hessians at two places where chains have been, and the step from those at
+    two others. "kronecker" is a diagonal in the eigenvectors of a Kronecker product, tensor by tensor.
+    """
+    done = {(row["network"], row["seed"]) for row in read(args.json)}
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    for seed, name in itertools.product(range(args.seeds), matching(args.networks)):
+        if (name, seed) in done or time.monotonic() - start > 60 * args.minutes:
+            continue
+        row = compare_masses(name, seed, args)
+        append(args.json, row)
+        print(json.dumps(row), flush=True)
+    groups: dict[str, list[Row]] = {}
+    for row in read(args.json):
+        groups.setdefault(row["network"], []).append(row)
+    table = []
+    for name, group in groups.items():
+        line: Row = {"network": name, "P": group[0]["P"], "seeds": len(group)}
+        for kind in group[0]["draws"]:
+            ratios = [row["draws"][kind] / row["draws"]["none"] for row in group]
+            label = "draws per 1,000 gradients" if kind == "none" else f"{kind}, times"
+            values = [row["draws"]["none"] for row in group] if kind == "none" else ratios
+            line[label] = statistics.geometric_mean(values)
+        table.append(line)
+    setting = {"device": args.device, "torch": torch.__version__, "steps": args.steps}
+    report("What a mass gains", setting, table, args.summary)
+
+
+def compare_masses(name: str, seed: int, args: argparse.Namespace) -> Row:
+    """Independent draws per 1,000 gradients for each mass."""
+    import lambdahat as lh
+
+    model, _ = load_network(name, args)
+    x, y = (part.to(args.device) for part in NETWORKS[name].data(args.data))
+    problem = lh.Problem(model.to(args.device), "cross_entropy", (x, y), norm="eval")
+    found = lh.llc(problem, seed=seed, chains=4, draws=300, kernel="kinetic", keep_parameters=True)
+    gamma, nbeta = float(found.localization), found.nbeta
+    size = problem.num_parameters
+    places = [chain[-1] for chain in found.chains.parameters]
+    hessians = [nbeta * lh.hessian(problem.at(place)).dense().double() for place in places]
+    flat = gamma * torch.eye(size, dtype=torch.float64, device=args.device)
+    mean = (hessians[0] + hessians[1]) / 2 + flat
+    draws: dict[str, float] = {}
+    frictions: dict[str, float] = {}
+    every: dict[str, dict[float, float]] = {}
+    shapes = [tensor.shape for tensor in model.parameters()]
+    for kind, scale in scales(mean, shapes, gamma).items():
+        tops = [torch.linalg.eigvalsh(scale @ (held + flat) @ scale)[-1] for held in hessians[2:]]
+        h = 0.6 / math.sqrt(float(max(tops)))
+        slow = 2 * math.sqrt(gamma * float((scale @ scale).diagonal().mean()))
+        used = scale.diagonal() if kind in ("tensor", "diagonal") else scale
+        given = None if kind == "none" else used.to(problem.vector)
+        rates = {}
+        for factor in FRICTIONS:
+            kernel = lh.sampling.Kinetic(h, nbeta, gamma, scale=given, friction=factor * slow)
+            chains = lh.sampling.sample(problem, kernel, 4, args.steps, seed, burn_in=args.steps // 2,
+                                        batch_size=problem.num_samples)  # fmt: skip
+            rates[factor] = 1000 * chains.diagnostics.ess_mean / (4 * args.steps)
+        every[kind] = rates
+        frictions[kind] = max(rates, key=lambda factor: rates[factor])
+        draws[kind] = rates[frictions[kind]]
+    return {"network": name, "seed": seed, "P": size, "γ": gamma, "draws": draws,
+            "frictions": frictions, "by friction": every}  # fmt: skip
+
+
+def scales(mean: Tensor, shapes: list[torch.Size], gamma: float) -> dict[str, Tensor]:
+    """Inverse square roots of the masses, as matrices."""
+    diagonal = mean.diagonal().clamp_min(gamma)
+    tensor, block, kronecker = torch.empty_like(diagonal), torch.zeros_like(mean), torch.zeros_like(mean)
+    begin = 0
+    for shape in shapes:
+        part = slice(begin, begin := begin + shape.numel())
+        tensor[part] = diagonal[part].mean()
+        values, vectors = torch.linalg.eigh(mean[part, part])
+        block[part, part] = (vectors * values.abs().clamp_min(gamma).rsqrt()) @ vectors.T
+        if len(shape) > 1:
+            parted = mean[part, part].reshape(2 * (shape[0], shape.numel() // shape[0]))
+            rows = torch.linalg.eigh(parted.diagonal(dim1=1, dim2=3).sum(-1)).eigenvectors
+            columns = torch.linalg.eigh(parted.diagonal(dim1=0, dim2=2).sum(-1)).eigenvectors
+            vectors = torch.kron(rows, columns)
+            values = ((mean[part, part] @ vectors) * vectors).sum(0)
+        kronecker[part, part] = (vectors * values.abs().clamp_min(gamma).rsqrt()) @ vectors.T
+    one = torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
+    return {
+        "none": one,
+        "tensor": tensor.rsqrt().diag(),
+        "diagonal": diagonal.rsqrt().diag(),
+        "kronecker": kronecker,
+        "block": block,
+    }
+
+
 def counted(names: Iterator[str]) -> str:
     known = list(names)
     return " ".join(f"{name}:{known.count(name)}" for name in sorted(set(known)))
@@ -963,10 +1067,16 @@ def arguments() -> argparse.Namespace:
     second.add_argument("--workers", type=int, default=1, help="processes")
     second.add_argument("--json", type=Path, default=Path("llc_networks.jsonl"))
     second.add_argument("--summary", type=Path, help="write the table to this file as JSON")
+
+    third = commands.add_parser("mass", parents=[shared], help="whether a mass would help")
+    third.add_argument("--seeds", type=int, default=3)
+    third.add_argument("--steps", type=int, default=4000, help="of each chain")
+    third.add_argument("--json", type=Path, default=Path("llc_mass.jsonl"))
+    third.add_argument("--summary", type=Path, help="write the table to this file as JSON")
     args = parser.parse_args()
     if args.command == "references":
         args.minutes = min(args.minutes, 60.0)
-    elif args.seeds is None:
+    elif args.command == "check" and args.seeds is None:
         args.seeds = 5 if args.invariance else 10
     return args
 
@@ -976,7 +1086,7 @@ def main() -> None:
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = str(args.threads)  # the processes of ``check`` inherit these
     torch.set_num_threads(args.threads)
-    (references if args.command == "references" else check)(args)
+    {"references": references, "check": check, "mass": mass}[args.command](args)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,33 @@ def in_processes(function: Callable[[Any], Any], tasks: Iterable[Any], workers: 
                 running.remove(result)
                 yield result.get()
             time.sleep(0.02)
+
+
+def recorded(
+    function: Callable[[Any], Any], tasks: Iterable[Any], path: Path, task_of: Callable[[dict[str, Any]], Hashable],
+    workers: int, minutes: float,
+) -> list[dict[str, Any]]:
+    """The rows of all tasks that have ended, each a line of a file as soon as it ends; runs only what is missing.
+
+    ``function`` takes a task and returns its row, ``task_of`` tells a row's task. A row with an "error" is run again.
+    """
+    wanted = list(tasks)
+    known = {task_of(row) for row in read_rows(path, task_of) if "error" not in row}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n" if file.tell() else "")  # what was killed may have left half a line
+        for row in in_processes(function, [task for task in wanted if task not in known], workers, minutes):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+    asked = set(wanted)
+    return [row for row in read_rows(path, task_of) if task_of(row) in asked]
+
+
+def read_rows(path: Path, task_of: Callable[[dict[str, Any]], Hashable]) -> list[dict[str, Any]]:
+    """The rows of a file, the last of each task."""
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+    rows = [json.loads(line) for line in lines if line.endswith("}")]
+    return list({task_of(row): row for row in rows}.values())
 
 
 def report(title: str, described: Mapping[str, Any], table: list[dict[str, Any]], path: Path | None) -> None:
