@@ -265,6 +265,7 @@ EXPERIMENT = Experiment(
     ),
     sizes=(
         Size("VGG-16-BN", "cifar100", epochs=300),
+        Size("VGG-16", "cifar100", epochs=300),
         Size("VGG-16-BN", "cifar10", epochs=300),
         Size("PreResNet-110", "cifar100"),
         Size("PreResNet-110", "cifar10"),
