@@ -181,7 +181,7 @@ EXPERIMENT = Experiment(
         "Independent elements meet the conditions; rows of variance 0.1 and 1.9 by turns break condition (ii).",
         "Of linear regression a sample's Hessian is xxᵀ, whose elements depend on each other.",
         "The noise of b such samples is a shifted Marchenko–Pastur law, near a semicircle for P ≪ b alone.",
-        f"Near is a distance of {NEAR:g}, apart one of {APART:g}: set before the runs at paper scale.",
+        f"Near is a distance of {NEAR:g}, apart one of {APART:g}: set before any run.",
     ),
     size="no experiment: a theorem, of any noise that meets its conditions.",
 )
