@@ -4,7 +4,8 @@
     python benchmarks/reproductions.py benchmarks/results/reproductions --page docs/reproductions.md
 
 reads the stores of a folder, judges the claims of their experiments and writes between the marks of the page: a table
-of all runs with how many claims hold, then the claims of each run, paper by paper.
+of all runs with how many claims hold, a table of the papers' sizes beside ours, then the claims of each run, paper by
+paper.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from lambdahat.cli.tables import markdown_table
 from lambdahat.experiments import registry
 from lambdahat.experiments.experiment import SCALES, Experiment
 from lambdahat.experiments.findings import findings
-from lambdahat.experiments.reproduction import VERDICTS, Verdict
+from lambdahat.experiments.reproduction import BARRIERS, FAILS, HOLDS, MISSING, VERDICTS, Verdict
 from lambdahat.experiments.store import Store, stores_in
 from lambdahat.report.configurations import in_short
 from lambdahat.report.style import sentence
@@ -42,6 +43,18 @@ class Run:
     def counts(self, own: bool = False) -> list[int]:
         """How many claims of the paper, or of our own, have each verdict."""
         return [sum(found.verdict == kind and found.own == own for found in self.verdicts) for kind in VERDICTS]
+
+    def barriers(self) -> list[int]:
+        """How many claims of the paper are not testable for each reason."""
+        return [sum(found.barrier == kind and not found.own for found in self.verdicts) for kind in BARRIERS]
+
+    @property
+    def size(self) -> str:
+        """How it stands to what the paper ran: a stand-in, reduced, or the paper's; the scale if nothing is trained."""
+        other, reduced = (read(self.store.scale) for read in (self.experiment.stand_in, self.experiment.reduced))
+        if not self.experiment.sizes:
+            return self.store.scale
+        return f"stand-in: {other}" if other else f"reduced: {reduced}" if reduced else "the paper's, as far as it says"
 
     @property
     def place(self) -> str:
@@ -69,7 +82,7 @@ def runs_in(folder: Path) -> list[Run]:
 
 def tables(runs: Sequence[Run]) -> str:
     """The text between the marks."""
-    parts = [summary(runs)]
+    parts = [summary(runs), sizes(runs)]
     for paper, found in groupby(runs, key=lambda run: run.experiment.paper):
         parts += [f"### {paper}", *(section(run) for run in found)]
     return "\n\n".join([BEGIN, *parts, END])
@@ -85,15 +98,37 @@ def summary(runs: Sequence[Run]) -> str:
             link = f"[`{run.experiment.name}`](#{run.place.replace(' ', '-')})"
             counts = (str(count) for count in run.counts())
             ours = _ours(run.counts(own=True))
-            lines.append((link, run.store.scale, *counts, ours, run.experiment.part, run.experiment.title))
+            why = _ours(run.barriers())
+            lines.append((link, run.store.scale, *counts, why, ours, run.experiment.part, run.experiment.title))
     lines.append(_total("**all**", runs))
     missing = [f"`{name}`" for name in registry.PLACES if name not in {run.experiment.name for run in runs}]
-    table = markdown_table(("experiment", "scale", *VERDICTS, "ours", "in the paper", "what"), lines).rstrip()
-    said = [f"Not run beyond `smoke`, and so without a verdict: {', '.join(missing)}."] if missing else []
+    header = ("experiment", "scale", *VERDICTS, " / ".join(BARRIERS), "ours", "in the paper", "what")
+    table = markdown_table(header, lines).rstrip()
+    said = [_decided(runs)]
+    if missing:
+        said.append(f"Not run beyond `smoke`, and so without a verdict: {', '.join(missing)}.")
     left = _left_at_paper_scale(runs)
     if left:
         said.append(f"Marked for the scale `paper` (a star in `reproduce --list`) and not run through: {left}.")
     return "\n\n".join([table, *said])
+
+
+def _decided(runs: Sequence[Run]) -> str:
+    """The share of claims that are decided, of those whose data can be had here."""
+    claims = [found for run in _largest(runs) for found in run.verdicts if not found.own and found.barrier != MISSING]
+    decided = sum(found.verdict in (HOLDS, FAILS) for found in claims)
+    share = f", {decided / len(claims):.0%}" if claims else ""
+    return f"Decided: {decided} of the papers' {len(claims)} claims that need no data which cannot be had here{share}."
+
+
+def sizes(runs: Sequence[Run]) -> str:
+    """What the paper ran beside what was run here, and how the two stand to each other."""
+    lines = [
+        (f"`{run.experiment.name}`", run.experiment.size, in_short(run.experiment.scales[run.store.scale]), run.size)
+        for run in runs
+    ]
+    header = ("experiment", "in the paper", "here", "size")
+    return f"### Sizes, the papers' and ours\n\n{markdown_table(header, lines).rstrip()}"
 
 
 def _left_at_paper_scale(runs: Sequence[Run]) -> str:
@@ -104,15 +139,22 @@ def _left_at_paper_scale(runs: Sequence[Run]) -> str:
 
 def _total(name: str, runs: Sequence[Run]) -> tuple[str, ...]:
     """The sums over experiments, each at its largest scale."""
-    largest = {run.experiment.name: run for run in runs}.values()
-    sums = [
-        [sum(counts) for counts in zip(*(run.counts(own) for run in largest), strict=True)] for own in (False, True)
-    ]
-    return (name, "", *(f"**{count}**" for count in sums[0]), _ours(sums[1]), "", "")
+    largest = _largest(runs)
+    theirs, ours, why = (
+        [sum(counts) for counts in zip(*found, strict=True)]
+        for found in ([run.counts() for run in largest], [run.counts(own=True) for run in largest],
+                      [run.barriers() for run in largest])
+    )  # fmt: skip
+    return (name, "", *(f"**{count}**" for count in theirs), _ours(why), _ours(ours), "", "")
+
+
+def _largest(runs: Sequence[Run]) -> list[Run]:
+    """Of each experiment the run at its largest scale, which carries what a smaller one decided and it did not test."""
+    return list({run.experiment.name: run for run in runs}.values())
 
 
 def _ours(counts: Sequence[int]) -> str:
-    """The verdicts on claims of our own, in the order of the columns before."""
+    """Several counts in one column; nothing if all are 0."""
     return " / ".join(map(str, counts)) if any(counts) else ""
 
 
@@ -124,13 +166,14 @@ def section(run: Run) -> str:
     title = f"{run.experiment.title} ({run.experiment.part})"
     ran = f"`{command}`: {cells}, torch {about['torch']}. {in_short(run.experiment.scales[run.store.scale])}".rstrip()
     ran += "".join(f".\n\n{note.removesuffix('.')}" for note in run.notes)
-    ran += f".\n\nIn the paper: {run.experiment.size}" if run.experiment.size else ""
+    ran += f".\n\nIn the paper: {run.experiment.size}\nSize here: {run.size}." if run.experiment.size else ""
     assumed = "\n".join(f"- {text}" for text in run.experiment.assumptions)
     more = f"\n\n<details markdown><summary>What was assumed</summary>\n\n{assumed}\n\n</details>" if assumed else ""
     head = f"#### {run.place}\n\n{title}. {ran}{more}"
-    rows = [(v.verdict, sentence(v.claim), v.cited, v.published, v.evidence) for v in run.verdicts]
-    marked = [tuple(cell.replace("|", "\\|") for cell in row) for row in rows]
-    words = markdown_table(CLAIMS_HEADER, marked)
+    rows = [(v.verdict, sentence(v.claim), v.cited, v.published, v.evidence, v.plan) for v in run.verdicts]
+    planned = any(verdict.plan for verdict in run.verdicts)  # a column for undecided claims alone
+    marked = [tuple(cell.replace("|", "\\|") for cell in row[: 6 if planned else 5]) for row in rows]
+    words = markdown_table((*CLAIMS_HEADER, "to decide") if planned else CLAIMS_HEADER, marked)
     return f"{head}\n\n{words}".rstrip()
 
 

@@ -129,3 +129,43 @@ def test_our_own_claims_are_marked():
         False,
         True,
     ]
+
+
+def test_power_is_how_often_drawn_seeds_decide():
+    """Against 20,000 drawn experiments of each size; 0.01 is three standard errors of a share among them."""
+    reading, rng = Reading(1.0, 0.5, 4, 5), np.random.default_rng(0)
+    for count in (5, 10):
+        draws = rng.normal(1.0, 0.5 * math.sqrt(5), (20_000, count))
+        scores = draws.mean(1) / (draws.std(1, ddof=1) / math.sqrt(count))
+        share = (stats.t.sf(scores, count - 1) < 0.01).mean()
+        assert reading.power(0.0, 0.01, count) == pytest.approx(share, abs=0.011)
+    assert Reading(1.0, 0.5, math.inf, 4).power(0.0, 0.025, 4) == pytest.approx(
+        stats.norm.cdf(2.0 - 1.959964), abs=1e-6
+    )
+
+
+def test_planned_seeds_are_the_fewest_that_reach_the_power():
+    reading = Reading(1.0, 0.5, 4, 5)
+    count = reading.planned(0.0, 0.01)
+    assert reading.power(0.0, 0.01, count) >= 0.8 > reading.power(0.0, 0.01, count - 1)
+    assert Reading(1e-6, 0.5, 4, 5).planned(0.0, 0.01) is None
+
+
+def test_undecided_claims_are_planned_at_the_level_of_their_family():
+    reading = Reading(1.0, 0.7, 4, 5)
+    alone, *_ = judge([Claim("a", "", "", reading)])
+    assert alone.verdict == OPEN
+    assert alone.plan == f"n = {reading.planned(0.0, 0.05)} (power so far {reading.power(0.0, 0.05, 5):.0%})"
+    among, *_ = judge([Claim("a", "", "", reading), *(Claim(name, "", "", Reading(0.0, 1.0, 4, 5)) for name in "bc")])
+    assert f"n = {reading.planned(0.0, 0.05 / 3)} " in among.plan
+    untested = Claim("b", "", "", reading, unmet="not learnt")
+    assert judge([Claim("a", "", "", reading), untested])[0].plan == alone.plan
+    assert judge([Claim("a", "", "", Reading(9.0, 0.1, 4, 5))])[0].plan == ""
+    assert judge([Claim("a", "", "", Reading(0.0, math.nan, 0, 1))])[0].plan == "not known"
+    assert "n > 1,000" in judge([Claim("a", "", "", Reading(1e-6, 0.5, 4, 5))])[0].plan
+
+
+def test_the_nearer_edge_of_a_margin_counts():
+    inside = Claim("a", "", "", Reading(0.5, 0.4, 4, 5), "within", 0.0, 1.0)
+    assert inside.edge == 1.0
+    assert inside.outlook(0.05) == (inside.reading.power(1.0, 0.05, 5), inside.reading.planned(1.0, 0.05))

@@ -2,9 +2,12 @@
 
 import dataclasses
 
+import pytest
+
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import key_of
-from lambdahat.experiments.findings import _begun, findings
+from lambdahat.experiments.experiment import PRINTED_RATES, Size, key_of
+from lambdahat.experiments.findings import _begun, carried, findings, placed
+from lambdahat.experiments.reproduction import FAILS, HOLDS, MISSING, OPEN, STAND_IN, UNTESTED, Verdict
 from lambdahat.experiments.statistics import mean_of
 from lambdahat.experiments.sweeps import sweep
 from tests.experiments.toys import Config, toy
@@ -92,3 +95,121 @@ def test_seeds_that_run_together_count_each():
     first, _, third, _, last = cells
     assert _begun(cells, set(cells)) == (set(), [])
     assert _begun(cells, {first, third, last}) == ({first}, ["rate=1.0 (2 of 4)"])
+
+
+VGG = Size("VGG-16", "cifar100", 45_000, 300)
+
+
+def training(sizes, **cells):
+    """The toy, whose cells train what is said, at the scales cpu and paper."""
+    make = toy().cells
+    return dataclasses.replace(
+        toy(), sizes=sizes, cells=lambda config: [{**cell, "toy rate": cell["rate"], **cells} for cell in make(config)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ({"network": "VGG-16", "data": "cifar100", "training": 45_000, "epochs": 300}, ""),
+        ({"network": "VGG-16", "data": "cifar100", "training": 45_000, "epochs": 100}, ""),
+        (
+            {"network": "VGG-16", "data": "cifar100", "training": 10_000, "epochs": 30},
+            "10,000 of 45,000 samples, 30 of 300 epochs",
+        ),
+        (
+            {"network": "LeNet-5", "data": "cifar100", "training": 45_000, "epochs": 300},
+            "LeNet-5 on CIFAR-100 in place of VGG-16 on CIFAR-100",
+        ),
+        (
+            {"network": "VGG-16", "data": "cifar100", "side": 8, "training": 45_000, "epochs": (0, 300)},
+            "VGG-16 on CIFAR-100 of 8 × 8 in place of VGG-16 on CIFAR-100",
+        ),
+    ],
+)
+def test_another_network_data_set_or_a_tenth_of_the_training_stands_in(cell, words):
+    assert training((VGG,), **cell).stand_in("paper") == words
+
+
+def test_rates_that_the_paper_prints_are_compared():
+    assert training((Size(data="mnist", rate="0.01"),), data="mnist", training=60_000, rate=0.05).stand_in("cpu") == (
+        "rate 0.05 in place of 0.01"
+    )
+    rules = (Size(data="mnist", rate=PRINTED_RATES),)
+    assert training(rules, data="mnist", gain=1.0, steep=1.0).stand_in("cpu") == ""
+    assert training(rules, data="mnist", gain=3.0, steep=1.0).stand_in("cpu") == "rates 3 times the printed"
+
+
+def test_where_the_paper_says_no_number_the_whole_set_counts():
+    few = training((Size(data="mnist"),), data="mnist", training=4096)
+    assert few.stand_in("paper") == "4,096 of 60,000 samples"
+    most = training((Size(data="mnist"),), data="mnist", training=30_000)
+    assert (most.stand_in("paper"), most.reduced("paper")) == ("", "30,000 of 60,000 samples")
+
+
+def test_a_claim_about_one_network_is_compared_by_that_network_alone():
+    make = toy().cells
+    both = dataclasses.replace(
+        toy(),
+        sizes=(VGG, Size("VGG-16-BN", "cifar100")),
+        cells=lambda config: [
+            {**cell, "network": network, "data": "cifar100", "training": 45_000, "epochs": 300}
+            for cell in make(config)
+            for network in ("LeNet-5", "VGG-16", "VGG-16-BN")
+        ],
+    )
+    assert both.stand_in("cpu", "VGG-16: it trains") == both.stand_in("cpu", "VGG-16-BN: it trains") == ""
+    assert both.stand_in("cpu", "LeNet-5: it trains").startswith("LeNet-5 on CIFAR-100")
+    assert both.stand_in("cpu", "all of them train").startswith("LeNet-5 on CIFAR-100")
+
+
+def test_stand_ins_decide_nothing_either_way_but_general_claims_and_ours_are_judged():
+    experiment = training((VGG,), network="LeNet-5", data="mnist", training=60_000, epochs=300)
+    claim = Claim("LeNet-5: it trains", "Table 1", "", mean_of([1.0, 1.1]))
+    other = placed(claim, experiment, "paper")
+    assert (other.unmet, other.barrier) == ("LeNet-5 on MNIST in place of VGG-16 on CIFAR-100", STAND_IN)
+    for kept in (dataclasses.replace(claim, own=True), dataclasses.replace(claim, general=True)):
+        assert placed(kept, experiment, "paper") is kept
+        assert placed(kept, experiment, "smoke").unmet.startswith("a smoke run")
+    unlearnt = placed(dataclasses.replace(claim, unmet="it has not learnt"), experiment, "cpu")
+    assert unlearnt.unmet.endswith("VGG-16 on CIFAR-100; it has not learnt")
+
+
+def test_data_that_cannot_be_had_are_another_reason():
+    claim = Claim("it trains", "Table 1", "", mean_of([1.0, 1.1]))
+    cells = {"network": "ResNet-50", "data": "cifar10", "training": 50_000, "epochs": 90}
+    assert placed(claim, training((Size("ResNet-50", "imagenet"),), **cells), "cpu").barrier == MISSING
+    both = training((Size("ResNet-50", "imagenet"), VGG), **cells)
+    assert placed(claim, both, "cpu").barrier == STAND_IN
+    assert placed(dataclasses.replace(claim, barrier=MISSING), both, "cpu").barrier == MISSING
+
+
+def verdict(kind, evidence="1 ± 0.1", claim="a"):
+    return Verdict(claim, "Table 1", kind, evidence, barrier="precondition" if kind == UNTESTED else "")
+
+
+def test_what_a_larger_run_does_not_test_stays_decided_with_its_size():
+    (kept,) = carried([verdict(UNTESTED, "too short")], [verdict(HOLDS)], "150 of 1,000 epochs")
+    assert (kept.verdict, kept.barrier) == (HOLDS, "")
+    assert kept.evidence == "1 ± 0.1 at 150 of 1,000 epochs; larger: too short"
+    for larger in (OPEN, FAILS):  # a larger run that tests the claim is believed
+        assert carried([verdict(larger)], [verdict(HOLDS)], "") == (verdict(larger),)
+    for smaller in (OPEN, UNTESTED):
+        assert carried([verdict(UNTESTED)], [verdict(smaller)], "") == (verdict(UNTESTED),)
+    assert carried([verdict(UNTESTED)], [verdict(HOLDS, claim="b")], "") == (verdict(UNTESTED),)
+
+
+def test_a_run_at_paper_scale_carries_what_the_smaller_run_beside_it_decided(tmp_path):
+    sweep(toy(), tmp_path, scale="cpu")
+    unlearnt = dataclasses.replace(
+        toy(),
+        claims=lambda rows: [
+            dataclasses.replace(claim, unmet="" if len(rows) < 40 else "not learnt") for claim in toy().claims(rows)
+        ],
+    )
+    (found,) = findings(unlearnt, sweep(toy(), tmp_path, scale="paper")).verdicts
+    assert found.verdict == HOLDS
+    assert "at cpu scale; larger: " in found.evidence
+    (tmp_path / "toy-cpu.sqlite").unlink()
+    (found,) = findings(unlearnt, sweep(toy(), tmp_path, scale="paper")).verdicts
+    assert found.verdict == UNTESTED

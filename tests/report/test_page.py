@@ -279,7 +279,7 @@ def test_the_page_of_stores_comes_from_the_stores_alone(tmp_path):
     by_row = zip(*rows["values"], strict=True)
     assert [dict(zip(rows["columns"], row, strict=True)) for row in by_row] == list(store.rows())
     section = section_of_store(store, find("toy"))
-    assert section.verdicts[0].verdict == "holds"
+    assert section.verdicts[0].verdict == "not testable here"  # a smoke run decides nothing
     assert section.facts["seeds"] == "0, 1, 2"
     assert section.facts["cells"] == "6 of 6"
     assert section.facts["config: rates"] == "(0.5, 2.0)"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from lambdahat.experiments.claims import judge
-from lambdahat.experiments.experiment import Cell, Experiment, key_of, label_of
-from lambdahat.experiments.reproduction import Table, Verdict
+from lambdahat.experiments.claims import Claim, judge
+from lambdahat.experiments.experiment import SCALES, Cell, Experiment, Rows, key_of, label_of
+from lambdahat.experiments.reproduction import FAILS, HOLDS, MISSING, STAND_IN, UNTESTED, Table, Verdict
 from lambdahat.experiments.store import Store
 from lambdahat.results.charts import Chart
 
@@ -50,7 +50,7 @@ def findings(experiment: Experiment, store: Store) -> Findings:
     waiting, begun = _begun(cells, stored)
     rows = store.rows(without=waiting)
     parts: dict[str, Callable[[], Iterable[Any]]] = {
-        "claims": lambda: judge(experiment.claims(rows)),
+        "claims": lambda: _judged(experiment, store, rows),
         "tables": lambda: experiment.tables(rows),
         "charts": lambda: experiment.charts(rows),
     }
@@ -71,6 +71,43 @@ def findings(experiment: Experiment, store: Store) -> Findings:
         notes.append(f"{foreign:,} stored cells are not in the grid of this version; the same command runs it anew.")
     return Findings(done, total, found["claims"], found["tables"], found["charts"], tuple(notes),
                     bool(troubles) and done == total)  # fmt: skip
+
+
+def _judged(experiment: Experiment, store: Store, rows: Rows) -> Sequence[Verdict]:
+    """The verdicts; what these rows leave untested keeps the decision of a smaller run in the same folder."""
+    verdicts: Sequence[Verdict] = judge([placed(claim, experiment, store.scale) for claim in experiment.claims(rows)])
+    smaller = Store(store.path.parent, experiment.name, SCALES[1])
+    if store.scale == SCALES[2] and any(verdict.barrier for verdict in verdicts) and smaller.path.exists():
+        size = experiment.reduced(smaller.scale) or f"{smaller.scale} scale"
+        return carried(verdicts, findings(experiment, smaller).verdicts, size)
+    return verdicts
+
+
+def placed(claim: Claim, experiment: Experiment, scale: str) -> Claim:
+    """The claim, not testable if what ran at this scale stands in for what it is about, whichever way it points.
+
+    A claim of our own is about our run, and a general one about any network: only a smoke run says nothing of either.
+    """
+    other = experiment.stand_in(scale, claim.sentence)
+    if not other or ((claim.own or claim.general) and scale != SCALES[0]):
+        return claim
+    barrier = MISSING if experiment.missing or claim.barrier == MISSING else STAND_IN
+    return replace(claim, unmet="; ".join(filter(None, [other, claim.unmet])), barrier=barrier)
+
+
+def carried(larger: Sequence[Verdict], smaller: Sequence[Verdict], size: str) -> tuple[Verdict, ...]:
+    """The verdicts of the larger run; what it leaves untested keeps the decision of the smaller run, with its size.
+
+    Only a decision counts, and a stand-in makes none.
+    """
+    decided = {(each.claim, each.source): each for each in smaller if each.verdict in (HOLDS, FAILS)}
+    out = []
+    for verdict in larger:
+        before = decided.get((verdict.claim, verdict.source))
+        if verdict.verdict == UNTESTED and before is not None:
+            verdict = replace(before, evidence=f"{before.evidence} at {size}; larger: {verdict.evidence}")
+        out.append(verdict)
+    return tuple(out)
 
 
 def _begun(cells: Mapping[str, Cell], stored: set[str]) -> tuple[set[str], list[str]]:

@@ -28,6 +28,12 @@ class JointClaim(Claim):
         together = math.nan if any(map(math.isnan, support)) else max(support)
         return together, min(1.0, len(self.parts) * min(known)) if known else math.nan
 
+    def outlook(self, level: float) -> tuple[float, float]:
+        """The least power of a part, and the most seeds that one takes: all parts are needed."""
+        powers, counts = zip(*(part.outlook(level) for _, part in self.parts), strict=True)
+        known = not any(map(math.isnan, powers))
+        return (min(powers), max(counts)) if known else (math.nan, math.nan)
+
     @property
     def ours(self) -> str:
         """The figures of all parts, in words."""

@@ -30,6 +30,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "rules-synthetic": ("regularization.data_rules", "SYNTHETIC"),
     "rules-cifar10": ("regularization.data_rules", "CIFAR"),
     "vector-fields": ("regularization.vector_fields", "EXPERIMENT"),
+    "metric-mmse": ("regularization.mmse", "EXPERIMENT"),
     "logdet-kernels": ("logdets.kernel_table", "EXPERIMENT"),
     "logdet-moments": ("logdets.moment_curves", "EXPERIMENT"),
     "graph-spectra": ("graph_spectra.random_spectra", "EXPERIMENT"),
@@ -37,6 +38,8 @@ PLACES: dict[str, tuple[str, str]] = {
     "graph-similarity": ("graph_spectra.likeness", "EXPERIMENT"),
     "graph-clusters": ("graph_spectra.clusters", "EXPERIMENT"),
     "graph-communities": ("graph_spectra.communities", "EXPERIMENT"),
+    "graph-edges": ("graph_spectra.edge_moves", "EXPERIMENT"),
+    "fluctuation-spectrum": ("curvature.fluctuations", "EXPERIMENT"),
     "batch-eigenvalues": ("minibatch.eigen_experiment", "EXPERIMENT"),
     "eigenvalues-through-training": ("minibatch.evolution_experiment", "EXPERIMENT"),
     "stable-rates": ("minibatch.rate_experiment", "EXPERIMENT"),
@@ -50,6 +53,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "second-order-curves": ("curvature.second_order", "EXPERIMENT"),
     "spectral-sgd": ("curvature.spectral_rates", "EXPERIMENT"),
     "direction-rates": ("curvature.direction_rates", "EXPERIMENT"),
+    "linear-shrinkage": ("curvature.shrinkage_errors", "EXPERIMENT"),
     "adaptive-damping": ("curvature.adaptive", "DAMPING"),
     "adaptive-batch-norm": ("curvature.adaptive", "BATCH_NORM"),
     "gadam-image": ("averaging.gadam_image", "EXPERIMENT"),
@@ -60,6 +64,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "averaging-starts": ("averaging.averaging_starts", "EXPERIMENT"),
     "averaging-dimension": ("averaging.averaging_dimension", "EXPERIMENT"),
     "averaging-ensembles": ("averaging.averaging_ensembles", "EXPERIMENT"),
+    "noisy-averages": ("averaging.noisy_averages", "EXPERIMENT"),
 }
 # marked to be run at ``paper`` scale too, on a GPU or in hours on a CPU; docs/reproductions.md names those still to run
 PAPER_SCALE = frozenset({
@@ -68,7 +73,7 @@ PAPER_SCALE = frozenset({
     "rules-synthetic", "vector-fields", "logdet-kernels", "logdet-moments",
     "graph-spectra", "graph-models", "graph-similarity", "graph-communities", "lanczos-theorems", "gadam-image",
     "gadam-imagenet", "gadam-language", "adam-ia", "averaging-schedules", "averaging-starts", "averaging-dimension",
-    "averaging-ensembles",
+    "averaging-ensembles", "metric-mmse", "graph-edges", "fluctuation-spectrum", "linear-shrinkage", "noisy-averages",
 })  # fmt: skip
 
 

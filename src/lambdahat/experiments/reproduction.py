@@ -8,6 +8,8 @@ from lambdahat.storage import Result
 
 HOLDS, FAILS, OPEN, UNTESTED = "holds", "does not hold", "undecided", "not testable here"
 VERDICTS = (HOLDS, FAILS, OPEN, UNTESTED)
+# why a claim is not testable: the run is not what it speaks of, other networks or data were run, or data are missing
+PRECONDITION, STAND_IN, MISSING = BARRIERS = "precondition", "stand-in", "missing data"
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,8 @@ class Verdict(Result):
     ``verdict`` is "holds", "does not hold", "undecided" where the figures do not tell, or "not testable here" where the
     run is not what the claim is about. ``evidence`` has our figures, ``published`` the paper's, where it gives any.
     An ``own`` claim is one of ours, which the paper does not make: it is judged like the others and counted apart.
+    ``barrier`` is one of BARRIERS where the claim is not testable, else "". ``plan`` says of an undecided one how many
+    seeds would decide it.
     """
 
     claim: str
@@ -25,6 +29,8 @@ class Verdict(Result):
     evidence: str
     published: str = ""
     own: bool = False
+    barrier: str = ""
+    plan: str = ""
 
     @property
     def cited(self) -> str:

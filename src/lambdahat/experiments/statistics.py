@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 from scipy import stats
 
 LEVEL = 0.05
+POWER = 0.8  # that a planned number of seeds is to have
+MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,23 @@ class Reading:
     def p_below(self, threshold: float) -> float:
         """The same for "not below"; a value that is the threshold, with no error, is neither above nor below it."""
         return Reading(-self.value, self.stderr, self.dof).p_above(-threshold)
+
+    def power(self, threshold: float, level: float, count: int) -> float:
+        """The probability that ``count`` seeds show on which side of the threshold the value lies.
+
+        The value and the spread of this reading are taken for the true ones; the t-test is one-sided at ``level``.
+        """
+        shift = abs(self.value - threshold) / (self.stderr * math.sqrt(self.count)) * math.sqrt(count)
+        if math.isinf(self.dof):
+            return float(stats.norm.sf(stats.norm.isf(level) - shift))
+        dof = count - (self.count - self.dof)
+        return float(stats.nct.sf(stats.t.isf(level, dof), dof, shift)) if dof > 0 else math.nan
+
+    def planned(self, threshold: float, level: float, power: float = POWER) -> int | None:
+        """How many seeds reach that power; None if more than MOST_SEEDS would."""
+        counts = range(2, MOST_SEEDS + 1)
+        place = bisect_left(counts, True, key=lambda count: self.power(threshold, level, count) >= power)
+        return counts[place] if place < len(counts) else None
 
     def __str__(self) -> str:
         if math.isnan(self.value):

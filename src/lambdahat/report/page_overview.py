@@ -25,7 +25,7 @@ MEANING = (
 )
 SCALED = (
     '<p class="meaning">Scales: smoke takes seconds and shows that the code runs; cpu takes minutes on two cores, '
-    "with less data and smaller networks; paper has the sizes of the paper.</p>"
+    "with less data and smaller networks; paper has the sizes of the paper, or as near as was affordable.</p>"
 )
 ONCE = '<p class="meaning">An experiment run at several scales counts once in the totals, at its largest.</p>'
 

@@ -17,7 +17,7 @@ from lambdahat.experiments.averaging.runs import (
     train,
 )
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size
 from lambdahat.experiments.papers import SPECTRAL
 from lambdahat.experiments.readings import curve, over_seeds
 from lambdahat.experiments.reproduction import Table
@@ -252,4 +252,9 @@ EXPERIMENT = Experiment(
         "Averages count as begun too soon if their iterates gain over 1 point more: a rule made after the results.",
         "On a GPU networks train with bfloat16 in their forward passes.",
     ),
+    size=(
+        "PreResNet-110 (Figure 7.1) and VGG-16 with and without batch norm (Figures 7.2, 7.5 and 7.6) on "
+        "CIFAR-100; epochs are not in the text."
+    ),
+    sizes=(Size("PreResNet-110", "cifar100"), Size("VGG-16", "cifar100"), Size("VGG-16-BN", "cifar100")),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from lambdahat.experiments.averaging.preconditions import unlearnt, unready
 from lambdahat.experiments.averaging.recipes import FULL, recipe, shared_settings
 from lambdahat.experiments.averaging.runs import change, gap, image_task, judged, pairs, size_of, train
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size
 from lambdahat.experiments.papers import SPECTRAL
 from lambdahat.experiments.readings import curve, over_seeds
 from lambdahat.experiments.reproduction import Table
@@ -179,4 +179,6 @@ EXPERIMENT = Experiment(
         "The gain of an ensemble is the accuracy of its mean probabilities less the mean accuracy of its members.",
         "On a GPU networks train with bfloat16 in their forward passes.",
     ),
+    size="VGG-16 on CIFAR-100, 100 epochs, rate 0.02; seeds are not in the text.",
+    sizes=(Size("VGG-16", "cifar100", epochs=100), Size("VGG-16-BN", "cifar100", epochs=100)),
 )  # fmt: skip

@@ -23,7 +23,7 @@ from lambdahat.experiments.averaging.starts import (
     start_claims,
 )
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size
 from lambdahat.experiments.papers import SPECTRAL
 from lambdahat.experiments.readings import curve, over_seeds
 from lambdahat.experiments.reproduction import Table
@@ -223,4 +223,6 @@ EXPERIMENT = Experiment(
         "That Gadam + LH beats the Lookahead paper's own result is not tested.",
         "On a GPU networks train and are judged in bfloat16 forward passes; averages by start are judged in float32.",
     ),
+    size="VGG-16 and PreResNet-110 on CIFAR-100, 3 runs; epochs are not in the text.",
+    sizes=(Size("VGG-16-BN", "cifar100"), Size("PreResNet-110", "cifar100")),
 )  # fmt: skip

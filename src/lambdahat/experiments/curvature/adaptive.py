@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from lambdahat.experiments.curvature import adaptive_claims as plain
 from lambdahat.experiments.curvature import decoupled_claims as decoupled
 from lambdahat.experiments.curvature.trained import end_row, epoch_rows, sharpness, thinned, train
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Scale, settings_of
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Scale, Size, settings_of
 from lambdahat.experiments.flatness.preconditions import LEAST_EFFECT
 from lambdahat.experiments.image_sets import images, network
 from lambdahat.experiments.papers import SPECTRAL
@@ -105,6 +105,8 @@ DAMPING = Experiment(
         "λ₁ of two runs is not compared where both fit every training image: it then falls with the vanishing loss.",
         LEAST_EFFECT,
     ),
+    size="VGG-16 without batch norm on CIFAR-100, linear schedule; epochs and seeds are not in the text.",
+    sizes=(Size("VGG-16", "cifar100"),),
 )
 BATCH_NORM = Experiment(
     "adaptive-batch-norm",
@@ -129,4 +131,6 @@ BATCH_NORM = Experiment(
         "CIFAR-10 in place of CIFAR-100 and of ImageNet, VGG-16 with batch norm in place of ResNet-50 too.",
         "On a CPU a small WideResNet and 1,000 images of MNIST, 8 × 8.",
     ),
+    size="VGG-16 with batch norm on CIFAR-100, ResNet-50 on ImageNet; epochs and seeds are not in the text.",
+    sizes=(Size("VGG-16-BN", "cifar100"), Size("ResNet-50", "imagenet")),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from lambdahat._rng import derived_seed
 from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.estimators.spectra import spectrum
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size, settings_of
 from lambdahat.experiments.flatness.preconditions import subject
 from lambdahat.experiments.flatness.runs import Watch, curvature_problem, descend, ends
 from lambdahat.experiments.image_sets import Images, images, network
@@ -140,15 +140,15 @@ def _matrix_claims(rows: Rows) -> list[Claim]:
     law = TracyWidom()
     return [
         Claim("spiked matrix: its three outliers are seen as such, and no other", "Figure 6.1a", "three",
-              over_seeds(rows, "outliers"), "within", len(SPIKES), 0.1),
+              over_seeds(rows, "outliers"), "within", len(SPIKES), 0.1, general=True),
         Claim(f"spiked matrix: the last eigenvalue of the bulk has the mean of the Tracy–Widom law, {law.mean:.3f}, in"
               f" units of its fluctuation, within {EDGE:g}", "Tracy and Widom (1994)",
               "none: Figure 6.1a shows such a region without figures", over_seeds(rows, "last of the bulk"), "within",
               law.mean, EDGE, own=True),
         Claim("spiked matrix: outliers' eigenvectors lie in the cone of Theorem 17 (miss of the squared cosine, below"
-              " 0.1)", "Theorem 17", "1 − σ²P/(Bλ²)", mean_of(misses), "below", 0.1),
+              " 0.1)", "Theorem 17", "1 − σ²P/(Bλ²)", mean_of(misses), "below", 0.1, general=True),
         Claim("spiked matrix: in the bulk all information is lost (squared cosine of a hidden spike, below 0.1)",
-              "§6.2.1", "0", over_seeds(rows, "hidden"), "below", 0.1),
+              "§6.2.1", "0", over_seeds(rows, "hidden"), "below", 0.1, general=True),
     ]  # fmt: skip
 
 
@@ -237,4 +237,6 @@ EXPERIMENT = Experiment(
         f"Held-out images stand for the true loss; kept is what lies in the span of their {PAIRS} leading ones.",
         "On a CPU LeNet-5 and images of MNIST.",
     ),
+    size="VGG-16 on CIFAR-100 at epoch 150 (Figure 6.1b), and a hypothetical spectrum (Figure 6.1a).",
+    sizes=(Size("VGG-16", "cifar100", epochs=150),),
 )  # fmt: skip

@@ -187,4 +187,5 @@ EXPERIMENT = Experiment(
         "Adam's second moments are those of its training; δ and p are then changed, nothing is trained anew.",
         "KFAC: the exact Fisher at the point. Lanczos: Ritz pairs of the absolute Hessian there.",
     ),
+    size="no run: §§6.3 and 6.6 derive these rates for any network.",
 )

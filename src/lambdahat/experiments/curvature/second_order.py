@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lambdahat.experiments.claims import Claim
 from lambdahat.experiments.curvature.trained import end_row, epoch_rows, train
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size, settings_of
 from lambdahat.experiments.flatness.preconditions import subject
 from lambdahat.experiments.image_sets import images, network
 from lambdahat.experiments.papers import SPECTRAL
@@ -160,4 +160,6 @@ EXPERIMENT = Experiment(
         "The cost is not compared: a step of Lanczos is 20 products, about 40 gradients, as the thesis says.",
         "CIFAR-10 for CIFAR-100, 10 epochs of 10,000 images; on a CPU a perceptron and 14 × 14 images of MNIST.",
     ),
+    size="VGG-16 on CIFAR-100, batches of 128, 20 Lanczos steps; epochs and seeds are not in the text.",
+    sizes=(Size("VGG-16", "cifar100"),),
 )

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from lambdahat.data.augmentation import augment
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, settings_of
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Scale, Size, settings_of
 from lambdahat.experiments.flatness.preconditions import subject
 from lambdahat.experiments.image_sets import images, network
 from lambdahat.experiments.papers import SPECTRAL
@@ -178,4 +178,8 @@ EXPERIMENT = Experiment(
         "The baseline falls to half of its rate where averaging begins (Eq. 13, flatness paper). Weight decay 3e-4.",
         "CIFAR-10 in place of CIFAR-100 and 36 epochs of 180; on a CPU a small WideResNet and 8 × 8 images of MNIST.",
     ),
+    size=(
+        "PreResNet-110 on CIFAR-100, 180 epochs, rates learnt every 20 epochs by 20 Lanczos steps on batches of 128."
+    ),
+    sizes=(Size("PreResNet-110", "cifar100", epochs=180),),
 )

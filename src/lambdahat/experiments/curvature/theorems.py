@@ -308,4 +308,5 @@ EXPERIMENT = Experiment(
         f"An eigenvalue is found if a Ritz value is within {FOUND:g} of the spectrum's width.",
         "One large eigenvalue: P − 5, and P − 1 near 1, at m = 2; that its two are found was asked after the runs.",
     ),
+    size="bounds and their proofs; Table 4.5 has their terms.",
 )

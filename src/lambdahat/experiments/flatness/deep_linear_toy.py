@@ -198,4 +198,5 @@ EXPERIMENT = Experiment(
         "L is read as exp(X·w₁w₂w₃): the gradient that the paper prints has the factor X.",
         "Its Hessian is printed with |X| for X² and without ∂²h; the trace does not miss ∂²h, rank and λ₁ do.",
     ),
+    size="no runs: a product of three weights on paper.",
 )

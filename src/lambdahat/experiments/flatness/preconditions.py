@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.experiment import SETS, Rows
 
-SETS = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "digits": "digits"}
 NEGLIGIBLE = 0.1  # of a printed change: a smaller one is none
 LEAST_EFFECT = (
     "Where two values are printed, a change counts from a tenth of the printed one on: set after the runs, for all"

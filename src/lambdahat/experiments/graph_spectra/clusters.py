@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -153,6 +153,8 @@ def _table_claims(rows: Rows) -> list[Claim]:
         found.append(Claim(words, TABLE, f"{printed[0]:g} against {printed[1]:g}",
                            decades(part[LANCZOS], part[EGS], "error"), "above" if better else "below",
                            unit=" decades"))  # fmt: skip
+        literal = decades(part[LANCZOS], part[FIRST], "error")
+        found.append(replace(found[-1], sentence=f"at its first minimum {words}", reading=literal, own=True))
         found.append(Claim(f"the error on {count} clusters is at most the printed one, with probes split by a walk",
                            "this work", f"{printed[0]:g} by EGS", over_seeds(part[OURS], "off"), "below", printed[0],
                            own=True))  # fmt: skip
@@ -191,6 +193,9 @@ def _curve_claims(rows: Rows) -> list[Claim]:
         found.append(Claim(f"{title}: EGS errs less than smoothed Lanczos beyond 20 moments", place, "less",
                            decades(late.where(method=LANCZOS), late.where(method=EGS), "error"),
                            unit=f" decades{over}", unmet=unmet))  # fmt: skip
+        literal = decades(late.where(method=LANCZOS), late.where(method=FIRST), "error")
+        words = f"{title}: at its first minimum EGS errs less than smoothed Lanczos beyond 20 moments"
+        found.append(replace(found[-1], sentence=words, reading=literal, own=True))
         found.append(Claim(f"{title}: the error of EGS falls with the moments", place, "generally",
                            _trend(part.where(method=EGS)), "below", unit=f" decades in 10 moments{over}",
                            unmet=unmet))  # fmt: skip
@@ -338,9 +343,13 @@ EXPERIMENT = Experiment(
         "Lanczos is smoothed by a Gaussian of width 0.02; the thesis gives none.",
         "Isolated nodes have eigenvalue 0: Email then has 20 components, NetScience 396, the thesis's true numbers.",
         "Email and NetScience are read from <LAMBDAHAT_DATA>/graphs; without the files made graphs take their place.",
-        "λ* of Algorithm 5 lies in the widest gap below 1; the first minimum, behind the eigenvalue 0, is counted too.",
+        "λ* of Algorithm 5 lies in the widest gap below 1. At the first minimum, behind the 0, claims are ours.",
         "On Email and NetScience n counts estimates of one graph, elsewhere graphs; slopes are means over seeds.",
         "That the area below Email's λ* is 20 is judged over six seeds of the probes; one seed was judged at first.",
         "“Ours” also splits its probes by a random walk's guess at the clusters.",
+    ),
+    size=(
+        "9 to 240 clusters of 30 nodes with 80 moments; mixed graphs of 201,600 nodes (305 clusters) and "
+        "404,420 (1,355); Email (1,003 nodes) and NetScience (1,589)."
     ),
 )

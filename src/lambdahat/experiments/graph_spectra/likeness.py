@@ -13,7 +13,7 @@ from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.graph_spectra.subjects import SUBJECTS, real_graph, stand_in
 from lambdahat.experiments.papers import SPECTRAL
 from lambdahat.experiments.readings import over_seeds
-from lambdahat.experiments.reproduction import Table
+from lambdahat.experiments.reproduction import MISSING, Table
 from lambdahat.experiments.statistics import mean_of
 from lambdahat.graphs.divergences import Similarity, similarity
 from lambdahat.graphs.structure import Graph
@@ -76,6 +76,7 @@ def claims(rows: Rows) -> list[Claim]:
                 mean_of(_parting(rows, group, max, min)),
                 unit=UNIT,
                 unmet=unmet,
+                barrier=MISSING,
             )
         )
         for of, bound, inner, outer in (("largest", 0.0, max, min), ("mean", 1.0, _mean, _mean)):
@@ -183,4 +184,5 @@ EXPERIMENT = Experiment(
         "Where no file is there, made graphs of each kind take their place, and the table says so.",
         "All spectra are fitted with one penalty; divergences depend on it and on the number of moments.",
     ),
+    size="3 biological, 5 citation and 3 road networks of SNAP, 100 moments.",
 )

@@ -10,7 +10,7 @@ from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
 from lambdahat.experiments.graph_spectra.subjects import real_graph, stand_in
 from lambdahat.experiments.papers import SPECTRAL
 from lambdahat.experiments.readings import curve, decades, over_seeds
-from lambdahat.experiments.reproduction import Table
+from lambdahat.experiments.reproduction import MISSING, Table
 from lambdahat.graphs.model_fits import fit_model, which_model
 from lambdahat.graphs.random_models import Model
 from lambdahat.graphs.structure import Graph
@@ -128,7 +128,7 @@ def _youtube_claims(rows: Rows) -> list[Claim]:
     """The same of one real graph, where n counts estimates; of a graph that stands for it, also as a claim of ours."""
     data = rows[0]["data"]
     other, unit = stand_in(YOUTUBE, data), " decades over estimates of this graph"
-    theirs = [replace(each, unit=unit, unmet=other) for each in _type_claims(YOUTUBE, rows)]
+    theirs = [replace(each, unit=unit, unmet=other, barrier=MISSING) for each in _type_claims(YOUTUBE, rows)]
     ours = [replace(each, sentence=each.sentence.replace(f"{YOUTUBE} ({data})", data), source="this work", unmet="",
                     published="no such graph", own=True) for each in theirs]  # fmt: skip
     return [*theirs, *ours] if other else theirs
@@ -204,5 +204,9 @@ EXPERIMENT = Experiment(
         "A claim about YouTube is not judged on another graph; of that it is a claim of ours, and n counts estimates.",
         "Divergences depend on the number of moments and on where the fit stops: their order is compared.",
         "Models have 600 nodes at the scale cpu, 1,000 in the thesis.",
+    ),
+    size=(
+        "graphs of 50, 100 and 150 nodes, a large Barabási–Albert graph whose size Table 3.1b does not "
+        "print, and YouTube; the number of graphs is not in the text."
     ),
 )

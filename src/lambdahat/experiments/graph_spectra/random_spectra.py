@@ -234,4 +234,5 @@ EXPERIMENT = Experiment(
         "Moments come from 100 probes without their share in the known null space (graphs.spectrum).",
         "Theorem 2 is read off all eigenvalues, with a Gaussian kernel; its binomial is over m, not r.",
     ),
+    size="Erdős–Rényi (p = 0.001) and Barabási–Albert graphs of n = 5,000, 3 to 100 moments; draws are not said.",
 )

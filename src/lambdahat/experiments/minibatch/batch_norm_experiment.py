@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from lambdahat.experiments.averaging.networks import network, parameters_of
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Scale, settings_of
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Scale, Size, settings_of
 from lambdahat.experiments.flatness.runs import descend, ends
 from lambdahat.experiments.image_sets import images
 from lambdahat.experiments.minibatch.batch_norm_claims import OSCILLATES, claims
@@ -174,4 +174,14 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     ASSUMPTIONS,
+    size=(
+        "VGG-16 with and without batch norm and WideResNet-28×10 on CIFAR-100 (45,000 training images), "
+        "WideResNet-28×10 on ImageNet-32 (a million), 300 epochs; seeds are not in the text."
+    ),
+    sizes=(
+        Size("VGG-16-BN", "cifar100", 45_000, 300),
+        Size("VGG-16", "cifar100", 45_000, 300),
+        Size("WideResNet-28×10", "cifar100", 45_000, 300),
+        Size("WideResNet-28×10", "imagenet32", 1_000_000, 300),
+    ),
 )  # fmt: skip

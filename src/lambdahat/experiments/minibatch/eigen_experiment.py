@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from lambdahat.experiments.experiment import Cell, Experiment, Row
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Size
 from lambdahat.experiments.minibatch.eigen_claims import claims
 from lambdahat.experiments.minibatch.eigen_measuring import measure_point
 from lambdahat.experiments.minibatch.eigen_rows import rows_of
@@ -91,4 +91,9 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     ASSUMPTIONS,
+    size=(
+        "VGG-16 on CIFAR-100, 45,000 training images, 300 epochs, batches of 128, 10 batches; Figure 5.2 at "
+        "epoch 200, Figure 5.4 at epoch 25."
+    ),
+    sizes=(Size("VGG-16", "cifar100", 45_000, 300),),
 )

@@ -114,4 +114,5 @@ EXPERIMENT = Experiment(
     tables,
     charts,
     (*ASSUMED, "8 × 8 digits in place of MNIST, one hidden layer of 32, rate 0.1 and batches of 64: a demonstration."),
+    size="nothing of this: a demonstration, whose claims are ours.",
 )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lambdahat._progress import report
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Size
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     NAMES,
@@ -150,4 +150,5 @@ EXPERIMENT = Experiment(
      "At paper scale γ = 100 alone, and MNIST alone: Fashion-MNIST was dropped before the run to save time."),
     size=("rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, data set, epochs and seeds are not in the "
           "text."),
+    sizes=(Size(data="mnist", rate="0.01"), Size(data="fashion-mnist", rate="0.01")),
 )  # fmt: skip

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Size
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     HERE,
@@ -179,4 +179,5 @@ EXPERIMENT = Experiment(
       "the run to save time.")),
     size=("Fashion-MNIST, rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, epochs and seeds are not in "
           "the text."),
+    sizes=(Size(data="fashion-mnist", rate="0.01"),),
 )  # fmt: skip

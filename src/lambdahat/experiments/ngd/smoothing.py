@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Size
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     HERE,
@@ -151,5 +151,6 @@ EXPERIMENT = Experiment(
       "came before the run, but after ngd-widths and the cpu run, where all points at α = 0.001 and 0.01 are "
       "NOT_A_MINIMUM at nβ = n/ln n: they are informed by results."),
      "At cpu scale λ̂ at nβ = n/ln n falling with ε is decided only since two claims are left out as not testable."),
-    size=("λ̂ against α and against ε; their values, the network, epochs and seeds are not in the text."),
+    size="λ̂ against α and against ε; their values, the network, epochs and seeds are not in the text.",
+    sizes=(Size(data="mnist", rate="0.01"), Size(data="fashion-mnist", rate="0.01")),
 )  # fmt: skip

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Size
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     HERE,
@@ -235,4 +235,5 @@ EXPERIMENT = Experiment(
       "3 had been planned: cut before the run to save time.")),
     size=("two hidden layers of 256; Figure 4: Fashion-MNIST, rates 0.01 and 0.01; Figures 5 and 6: MNIST, SGD "
           "at 10⁻⁴; split when loss and λ̂ have settled."),
+    sizes=(Size("FFNN 2 × 256", "fashion-mnist", rate="0.01"), Size("FFNN 2 × 256", "mnist", rate="0.0001")),
 )  # fmt: skip

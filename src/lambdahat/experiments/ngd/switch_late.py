@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Size
 from lambdahat.experiments.ngd import switch
 from lambdahat.experiments.ngd.claims import ASSUMED, SMALLER, log_ratio, paired
 from lambdahat.experiments.ngd.measuring import WORDS, measured
@@ -114,4 +114,5 @@ EXPERIMENT = Experiment(
      "Changes after the split are log-ratios to SGD ×1 at the same epoch, which goes on training too."),
     size=("two hidden layers of 256 on MNIST, SGD at 10⁻⁴ until loss and λ̂ have settled, then NGD at 10⁻⁴, "
           "10⁻³ and 10⁻², SGD at 10⁻²."),
+    sizes=(Size("FFNN 2 × 256", "mnist", rate="0.0001"),),
 )  # fmt: skip

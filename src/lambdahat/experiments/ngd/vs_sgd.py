@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows
+from lambdahat.experiments.experiment import Cell, Experiment, Row, Rows, Size
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     SMALLER,
@@ -115,4 +115,5 @@ EXPERIMENT = Experiment(
      "At cpu scale Tr H at equal loss (FFNN, Fashion-MNIST) is decided only since others are not testable."),
     size=("fully connected networks and LeNet-5 on MNIST and Fashion-MNIST, SGD and NGD, rate 0.01, batches of "
           "128, α = 0.01 or 0.1; sizes, epochs and seeds are not in the text."),
+    sizes=(Size(data="mnist", rate="0.01"), Size(data="fashion-mnist", rate="0.01")),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lambdahat.experiments.claims import Claim
-from lambdahat.experiments.experiment import Cell, Experiment, Rows
+from lambdahat.experiments.experiment import Cell, Experiment, Rows, Size
 from lambdahat.experiments.ngd.claims import (
     ASSUMED,
     NAMES,
@@ -99,4 +99,5 @@ EXPERIMENT = Experiment(
      NUMBER),
     size=("one and two hidden layers over hidden nodes, rate 0.01, α = 0.01, ε = 10⁻¹⁰, batches of 128; widths, "
           "epochs and seeds are not in the text."),
+    sizes=(Size(data="mnist", rate="0.01"), Size(data="fashion-mnist", rate="0.01")),
 )  # fmt: skip

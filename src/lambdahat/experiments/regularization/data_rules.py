@@ -16,7 +16,7 @@ from torch.nn.functional import avg_pool2d
 from lambdahat._rng import generator
 from lambdahat.data.loading import load
 from lambdahat.data.synthetic import synthetic_regression
-from lambdahat.experiments.experiment import Cell, Experiment
+from lambdahat.experiments.experiment import PRINTED_RATES, Cell, Experiment, Size
 from lambdahat.experiments.papers import REGULARIZATION
 from lambdahat.experiments.regularization.charts import charts_of
 from lambdahat.experiments.regularization.claims import READ, claims_of
@@ -33,7 +33,7 @@ from lambdahat.experiments.regularization.runs import (
     run_rules,
 )
 from lambdahat.experiments.regularization.tables import tables_of
-from lambdahat.experiments.regularization.xor_rules import SILENT
+from lambdahat.experiments.regularization.xor_rules import SILENT, UNSAID
 from lambdahat.models.initial import initialize
 from lambdahat.models.perceptrons import ACTIVATIONS, mlp
 from lambdahat.models.xor import draw_weights
@@ -128,12 +128,13 @@ DEVIATION = 'The column "init σ²" is read as a deviation: only so do the print
 
 
 def _experiment(
-    task: Task, title: str, part: str, scales: dict[str, Config], assumptions: tuple[str, ...]
+    task: Task, title: str, part: str, scales: dict[str, Config], assumptions: tuple[str, ...], size: str, samples: int
 ) -> Experiment:
     return Experiment(
         f"rules-{task.name}", title, REGULARIZATION, part, scales, cells_of, partial(run_rules, task),
         partial(claims_of, task.name), partial(tables_of, task.name), partial(charts_of, task.name),
         (*assumptions, SHORT, SILENT[0], *SILENT[2:], RULE, *READ),
+        f"{size}, rates of Table 4.2; {UNSAID}", (Size(data=task.name, samples=samples, rate=PRINTED_RATES),),
     )  # fmt: skip
 
 
@@ -154,6 +155,8 @@ MNIST = _experiment(
         "1,720 units in both hidden layers: σ√P is then the printed norm in both regimes.",
         DEVIATION,
     ),
+    "MNIST, 60,000 training and 10,000 test images, 10 runs",
+    60_000,
 )
 
 SYNTHETIC = _experiment(
@@ -172,6 +175,8 @@ SYNTHETIC = _experiment(
         "Targets less their training mean: the printed errors of Metric, 27.6, are a network that predicts the mean.",
         "Errors are mean squared errors; every seed draws its own data.",
     ),
+    "2,000 points in 256 dimensions, a fifth of them for testing, 30 runs",
+    1600,
 )
 
 CIFAR = _experiment(
@@ -192,4 +197,6 @@ CIFAR = _experiment(
         "Figure 4.8 is not in the text, and the printed norms need more units: compare orders, not norms.",
         'The scale of the Glorot-normal draw is the column "init σ²" (§4.4).',
     ),
+    "CIFAR-10, 50,000 training and 10,000 test images, 10 runs",
+    50_000,
 )

@@ -162,4 +162,5 @@ EXPERIMENT = Experiment(
         "Metric's step is −Hθ with the Hessian of the loss as it is.",
         "A parameter is larger than another from 4 times its size on.",
     ),
+    size="Figure 1.1 has a two-parameter model; its points and samples are not in the text.",
 )
