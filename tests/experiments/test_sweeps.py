@@ -464,7 +464,7 @@ def test_rows_of_other_data_are_refused(tmp_path, monkeypatch, jobs):
     assert used.startswith("mnist ")
     assert used.endswith("graphs/a-graph absent")
     write_images(tmp_path / "data" / "mnist", 9)
-    with pytest.raises(ValueError, match="toy-smoke.sqlite must have been made with the data that are here, got mn"):
+    with pytest.raises(ValueError, match=r"toy-smoke\.sqlite must have been made with the data that are here, got m"):
         sweep(on_images(), tmp_path / "out", scale="smoke")
     write_images(tmp_path / "data" / "mnist", 7, packed=True)  # the same data again
     assert len(sweep(on_images(), tmp_path / "out", scale="smoke").rows()) == 4
