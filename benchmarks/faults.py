@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import bz2
+import contextlib
 import gzip
 import io
 import json
@@ -590,6 +591,151 @@ def leaks(count: int, folder: Path) -> Tally:
         outcomes += [(name, "" if grown < 20 else f"{grown:.1f} MiB {err[-200:]}")] * (count // 3)
     tried, survived, lost, lines = tally(outcomes)
     return tried, survived, lost, [*notes, *lines]
+
+
+# Budgets of memory
+
+
+def budgeted_model(subject: str, small: bool) -> tuple[Any, Any]:
+    """A model and data, of which vectors, activations or outputs take most of what work takes."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    if subject == "vectors":  # 4 MiB each
+        width, samples, classes = (8, 16, 4) if small else (1000, 600, 10)
+        model: Any = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, classes))
+        return model, (torch.randn(samples, width), torch.randint(classes, (samples,)))
+    if subject == "activations":
+        samples, classes = (8, 5) if small else (300, 50)
+        model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(),
+                              nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, classes))  # fmt: skip
+        return model, (torch.randn(samples, 3, 32, 32), torch.randint(classes, (samples,)))
+    samples, classes = (8, 12) if small else (2000, 2000)
+    model = nn.Sequential(nn.Linear(20, 30), nn.GELU(), nn.Linear(30, classes))
+    return model, (torch.randn(samples, 20), torch.randint(classes, (samples,)))
+
+
+def budgeted_work() -> dict[str, Callable[[Any], Any]]:
+    """Estimators, chains, KFAC and dense matrices, with few products each."""
+    import lambdahat as lh
+
+    few = {"draws": 6, "burn_in": 4, "step_size": 1e-6, "kernel": "sgld", "localization": 100.0}
+
+    def shifted(p: Any) -> Any:
+        G = lh.ggn(p)
+        return G + lh.identity(G)
+
+    return {
+        "gradient": lambda p: p.gradient(),
+        "products of a block": lambda p: lh.hessian(p) @ p.vector.unsqueeze(1).repeat(1, 3),
+        "Fisher": lambda p: lh.fisher(p, kind="monte_carlo") @ p.vector,
+        "empirical Fisher": lambda p: lh.fisher(p, kind="empirical") @ p.vector,
+        "covariance": lambda p: lh.gradient_covariance(p) @ p.vector,
+        "trace": lambda p: lh.trace(lh.hessian(p), tol=0.2, max_matvecs=20),
+        "trace of the GGN": lambda p: lh.trace(lh.ggn(p), tol=0.2, max_matvecs=20),
+        "Hutchinson": lambda p: lh.trace(lh.hessian(p), method="hutchinson", max_matvecs=20),
+        "Hutch++": lambda p: lh.trace(lh.hessian(p), method="hutch++", max_matvecs=30),
+        "XTrace": lambda p: lh.trace(lh.hessian(p), method="xtrace", max_matvecs=30),
+        "traces of layers": lambda p: lh.trace_per_layer(lh.hessian(p), tol=0.5, max_matvecs=20),
+        "diagonal": lambda p: lh.diagonal(lh.hessian(p), probes=10),
+        "diagonal of the GGN": lambda p: lh.diagonal(lh.ggn(p), probes=10),
+        "Frobenius norm": lambda p: lh.frobenius_norm(lh.hessian(p), tol=0.5, max_matvecs=20),
+        "spectral norm": lambda p: lh.spectral_norm(lh.hessian(p), tol=0.1, max_matvecs=15),
+        "eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 5, tol=0.1, max_matvecs=30),
+        "many eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 40, tol=0.1, max_matvecs=60),
+        "power iteration": lambda p: lh.power_iteration(lh.hessian(p), 3, tol=0.1, max_matvecs=12),
+        "long power iteration": lambda p: lh.power_iteration(lh.hessian(p), 40, tol=0.1, max_matvecs=80),
+        "spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=15),
+        "deep spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=100),
+        "moments": lambda p: lh.moments(lh.hessian(p), 4, basis="chebyshev", probes=20),
+        "logdet": lambda p: lh.logdet(shifted(p), depth=8, probes=2),
+        "logdet by entropy": lambda p: lh.logdet(shifted(p), method="maxent", depth=5, probes=3),
+        "logdet by Chebyshev": lambda p: lh.logdet(shifted(p), method="chebyshev", depth=5, probes=3),
+        "exact logdet": lambda p: lh.logdet(shifted(p), method="exact"),
+        "function": lambda p: lh.trace_function(lh.ggn(p), lambda x: abs(x) ** 0.5, depth=6, probes=2),
+        "dense": lambda p: lh.hessian(p).dense(),
+        "dense GGN": lambda p: lh.ggn(p).dense(),
+        "dense part": lambda p: lh.hessian(p).restrict("*bias").dense(),
+        "KFAC": lambda p: lh.kfac(p, kind="monte_carlo") @ p.vector,
+        "EKFAC": lambda p: lh.ekfac(p, kind="monte_carlo") @ p.vector,
+        "exact KFAC": lambda p: lh.kfac(p) @ p.vector,
+        "dense KFAC": lambda p: lh.kfac(p, kind="empirical").dense(),
+        "inverse of KFAC": lambda p: lh.kfac(p, kind="empirical").inverse(0.1) @ p.vector,
+        "eigenpairs of KFAC": lambda p: lh.eigenpairs(lh.kfac(p, kind="empirical"), 5, tol=0.1, max_matvecs=30),
+        "variance": lambda p: lh.variance(p, probes=2, samples=32),
+        "landscape": lambda p: lh.landscape(p, ("filter", "filter"), points=3),
+        "sharpness": lambda p: lh.sharpness(p, steps=2),
+        "relative sharpness": lambda p: lh.relative_sharpness(p, tol=0.9),
+        "Fisher-Rao norm": lambda p: lh.fisher_rao_norm(p),
+        "rank bound": lambda p: lh.rank_bound(p),
+        "kernel": lambda p: lh.kernel_matrix(p),
+        "llc": lambda p: lh.llc(p, chains=4, **few),
+        "llc, batched": lambda p: lh.llc(p, chains=4, mode="batched", **few),
+        "llc, many chains": lambda p: lh.llc(p, chains=16, **few),
+        "llc with a pilot": lambda p: lh.llc(p, chains=2, max_gradients=300),
+        "llc by HMC": lambda p: lh.llc(p, chains=2, kernel="hmc", localization=100.0, draws=4, burn_in=2),
+        "measurement": lambda p: lh.measure(p, ("trace", "eigenpairs"), top=3),
+        "effective dimensions": lambda p: lh.singular.effective_dimensions(p),
+        "evidence": lambda p: lh.singular.laplace_evidence(p),
+    }
+
+
+def try_budget(subject: str, name: str) -> str:
+    """Do some work within 200 MiB, in this process: "" or what went wrong. Only Linux tells the peak of a process."""
+    import gc
+
+    import lambdahat as lh
+
+    def mebibytes(entry: str) -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(entry)) / 1024
+
+    work, refused = budgeted_work()[name], ""
+    warnings.simplefilter("ignore")
+    with contextlib.suppress(ValueError):
+        work(lh.Problem(budgeted_model(subject, True)[0], "cross_entropy", budgeted_model(subject, True)[1],
+                        memory="200MiB"))  # what is loaded at the first call counts for nobody  # fmt: skip
+    model, data = budgeted_model(subject, False)
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = mebibytes("VmRSS")
+    try:
+        work(lh.Problem(model, "cross_entropy", data, memory="200MiB"))
+    except ValueError as error:
+        refused = str(error)
+    most = mebibytes("VmHWM") - before
+    if most > 220:
+        return f"{most:.0f} MiB"
+    return "" if not refused or "memory" in refused or "mode" in refused else f"refused by {refused[:150]}"
+
+
+@kind("memory budgets", sample=8, usual=153, long=153)
+def budgets(count: int, folder: Path) -> Tally:
+    """Every estimator, chains, KFAC and dense matrices with ``memory="200MiB"``: within 10 %, or refused by name."""
+    import torch
+
+    cases = [(subject, name) for subject in ("vectors", "activations", "outputs") for name in budgeted_work()]
+    cases = random.Random(4).sample(cases, min(count, len(cases)))
+    torch.set_num_threads(1)
+    outcomes = []
+    for subject, name in cases:
+        reader, writer = os.pipe()
+        pid = os.fork()  # a process of its own that need not import torch again
+        if pid == 0:
+            try:
+                signal.alarm(300)
+                fault = try_budget(subject, name)
+            except BaseException as error:
+                fault = f"{type(error).__name__}: {error}"[:200]
+            os.write(writer, b"=" + fault.encode())
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as stream:
+            told = stream.read().decode()
+        _, status = os.waitpid(pid, 0)
+        outcomes.append((f"{name} ({subject})", told[1:] if told else f"ended by {status}"))
+    return tally(outcomes)
 
 
 # Damaged files

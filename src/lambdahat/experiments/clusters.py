@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -59,22 +61,80 @@ def on_ray(task: Task[T], cells: Sequence[Cell], jobs: int, address: str | None,
     _require_package("ray")
     import ray
 
-    with _reached("ray", address, "a cluster with tokens wants RAY_AUTH_MODE=token in the environment"):
-        _join_ray(jobs, address)
-    try:
-        # ray hides its GPUs from a task that asks for none; jobs share them
-        share = 0.0 if device == "cpu" else min(1.0, ray.cluster_resources().get("GPU", 0.0) / jobs)
-        remote = ray.remote(num_cpus=1, num_gpus=share)(_call)
-        shared = ray.put(task)
-        waiting = [remote.remote(shared, cell) for cell in cells]
-        while waiting:
-            (done,), waiting = ray.wait(waiting)
-            yield ray.get(done)
-    finally:
-        ray.shutdown()
+    with ending_descendants():
+        with _reached("ray", address, "a cluster with tokens wants RAY_AUTH_MODE=token in the environment"):
+            _join_ray(jobs, address)
+        try:
+            # ray hides its GPUs from a task that asks for none; jobs share them
+            share = 0.0 if device == "cpu" else min(1.0, ray.cluster_resources().get("GPU", 0.0) / jobs)
+            remote = ray.remote(num_cpus=1, num_gpus=share)(_call)
+            shared = ray.put(task)
+            waiting = [remote.remote(shared, cell) for cell in cells]
+            while waiting:
+                (done,), waiting = ray.wait(waiting)
+                yield ray.get(done)
+        finally:
+            ray.shutdown()
 
 
 BACKENDS: dict[str, Callable[..., Iterator[Any]]] = {"loky": on_processes, "dask": on_dask, "ray": on_ray}
+
+
+GUARD = """
+import os, select, signal, sys, time
+
+def processes():  # (parent, start) by number
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as stream:
+                parts = stream.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        found[int(name)] = int(parts[1]), parts[19]
+    return found
+
+def family(now, found):  # with all that they have started
+    new = found
+    while new:
+        new = {pid for pid, (parent, _) in now.items() if parent in new} - found - {os.getpid()}
+        found = found | new
+    return found
+
+seen = {}
+while not select.select([sys.stdin], [], [], 0.5)[0]:
+    now, driver = processes(), int(sys.argv[1])
+    seen |= {pid: now[pid][1] for pid in family(now, {driver} & set(now)) - {driver}}
+if not sys.stdin.read(1):  # it was killed; else it says that it has ended
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        now = processes()
+        for pid in family(now, {pid for pid in now if seen.get(pid) == now[pid][1]}):
+            seen[pid] = now[pid][1]
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        time.sleep(0.2)
+"""
+
+
+@contextmanager
+def ending_descendants() -> Iterator[None]:
+    """End all processes that this one starts inside, and all that those start, if this one is killed.
+
+    Ray's agents outlive a killed driver by a minute, and are not ours to have them watch their parent. So a process of
+    our own notes who they are, waits for the end of this one, and ends them. Only where there is /proc, as on Linux.
+    """
+    if not os.path.isfile("/proc/self/stat"):
+        yield
+        return
+    guard = subprocess.Popen([sys.executable, "-c", GUARD, str(os.getpid())], stdin=subprocess.PIPE,
+                             start_new_session=True)  # fmt: skip
+    try:
+        yield
+    finally:
+        guard.communicate(b".")
 
 
 def _through_joblib(task: Task[T], cells: Sequence[Cell], jobs: int) -> Iterator[T]:
