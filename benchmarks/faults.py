@@ -528,7 +528,7 @@ def hostile_pages(count: int, folder: Path) -> Tally:
 
 @kind("pages of many results", sample=120, usual=2000, long=20_000)
 def many_results(count: int, folder: Path) -> Tally:
-    """A page of many saved results has them all, and takes no more time for each than a page of a quarter as many."""
+    """A page of many saved results has them all, takes no more time for each than smaller pages, and opens."""
     import torch
 
     import lambdahat as lh
@@ -536,19 +536,48 @@ def many_results(count: int, folder: Path) -> Tally:
 
     operator = lh.operator(torch.diag(torch.arange(1.0, 41.0, dtype=torch.float64)))
     kinds = [lh.spectrum(operator, depth=20, seed=0), lh.eigenpairs(operator, k=3), lh.trace(operator)]
-    times = {}
-    for size in (max(count // 4, 1), count):
+    times, path = {}, folder / "page.html"
+    for size in sorted({max(count // 2**halvings, 1) for halvings in range(4)}):
         place = folder / str(size)
         for number in range(size):
             kinds[number % 3].save(place / f"run-{number:05d}" / "result")
         start = time.process_time()
-        text = page(place, folder / "page.html").read_text()
+        text = page(place, path).read_text()
         times[size] = (time.process_time() - start) / size
         shutil.rmtree(place)
-    there = text.count('<section id="run-')
-    few, many = times.values()
-    lost = count - there if there != count else int(many > 1.5 * few + 0.01)
-    return count, count - lost, lost, [f"{1e3 * few:.1f} ms a result of {count // 4:,}, {1e3 * many:.1f} of {count:,}"]
+    there, least = text.count('<section id="run-'), min(list(times.values())[:-1])
+    faults = [f"{there} sections"] if there != count else []
+    faults += ["not linear"] if times[count] > 1.5 * least + 0.01 else []
+    seen, fault = in_a_browser(path, folder)
+    faults += [fault] if fault else []
+    told = ", ".join(f"{size:,} in {size * each:.1f} s" for size, each in times.items())
+    return count, count - len(faults), len(faults), [f"{told}; {seen}", *faults]
+
+
+def in_a_browser(path: Path, folder: Path) -> tuple[str, str]:
+    """Open a page in Chromium, scroll to a few charts, and look whether they and not all others are drawn."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.report.browser import CHROMIUM, Browser
+
+    if CHROMIUM is None:
+        return "no Chromium to open it in", ""
+    start = time.monotonic()
+    with Browser(folder / "profile") as browser:
+        try:
+            browser.open(path, 1280)
+            browser.until("typeof Plotly === 'object'")
+            opened, charts = time.monotonic() - start, browser.evaluate("document.querySelectorAll('.chart').length")
+            for number in (0, charts // 2, charts - 1):
+                chart = f"document.querySelectorAll('.chart')[{number}]"
+                browser.evaluate(f"{{ for (let e = {chart}; e; e = e.parentElement) if (e.tagName === 'DETAILS') "
+                                 f"e.open = true; {chart}.scrollIntoView() }}")  # fmt: skip
+                browser.until(f"{chart}.classList.contains('drawn')")
+            drawn = browser.evaluate("document.querySelectorAll('.chart.drawn').length")
+            fault = str(browser.complaints() or "")[:300]
+        except AssertionError as error:
+            return "", f"in Chromium: {error}"[:300]
+    fault = fault or ("all charts are drawn at once" if drawn > 60 and drawn > charts / 4 else "")
+    return f"Chromium opened it in {opened:.0f} s and drew {drawn} of {charts:,} charts", fault
 
 
 LEAK = """
@@ -591,6 +620,76 @@ def leaks(count: int, folder: Path) -> Tally:
         outcomes += [(name, "" if grown < 20 else f"{grown:.1f} MiB {err[-200:]}")] * (count // 3)
     tried, survived, lost, lines = tally(outcomes)
     return tried, survived, lost, [*notes, *lines]
+
+
+# Workers and threads
+
+
+def several_numbers(seed: int, workers: int = 0) -> list[float]:
+    """A trace, eigenvalues, a spectrum and λ̂ of a small problem; ``workers`` processes load its batches."""
+    import torch
+
+    import lambdahat as lh
+
+    problem = a_problem(seed)
+    if workers:
+        data = torch.utils.data.TensorDataset(*next(iter(problem.batches)).data)
+        loader = torch.utils.data.DataLoader(data, batch_size=len(data), num_workers=workers)
+        problem = lh.Problem(problem.source, "cross_entropy", loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = lh.llc(problem, chains=2, draws=20, burn_in=10, step_size=1e-3, kernel="sgld", mode="sequential")
+        pairs = lh.eigenpairs(lh.hessian(problem), 3, max_matvecs=60)
+        nodes = lh.spectrum(lh.hessian(problem), depth=8).nodes
+        trace = lh.trace(lh.hessian(problem), method="hutchinson", max_matvecs=10)
+    return [float(trace), *map(float, pairs.values), *nodes.reshape(-1).tolist(), float(found), float(problem.loss())]
+
+
+@kind("workers and threads", sample=5, usual=20, long=500)
+def concurrency(count: int, folder: Path) -> Tally:
+    """The same bits in forked and spawned workers, in eight threads at once, and from a ``DataLoader`` with workers;
+    with eight threads in torch, the same to rounding."""
+    import multiprocessing
+    from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+
+    import torch
+
+    threads, outcomes = torch.get_num_threads(), []
+    sys.modules.setdefault("faults", sys.modules[__name__])  # by which workers find the function
+    sys.path.insert(0, str(Path(__file__).parent))
+    import faults
+
+    def together(pool: Executor, seed: int) -> list[list[float]]:
+        with pool:
+            return list(pool.map(faults.several_numbers, [seed, seed + 1] * 4))
+
+    def outcome(way: str, seed: int) -> str:
+        right = [several_numbers(seed), several_numbers(seed + 1)]
+        if way == "threads":
+            found = together(ThreadPoolExecutor(8), seed)
+        elif way == "loaders":
+            found = [several_numbers(seed, 2), several_numbers(seed + 1, 2)]
+        elif way == "threads of torch":
+            torch.set_num_threads(8)
+            found = [several_numbers(seed), several_numbers(seed + 1)]
+            near = [abs(a - b) <= 1e-3 * abs(a) + 1e-6 for one, other in zip(right, found, strict=True)
+                    for a, b in zip(one, other, strict=True)]  # fmt: skip
+            return "" if all(near) else "other numbers"
+        else:
+            found = together(ProcessPoolExecutor(2, multiprocessing.get_context(way)), seed)
+        return "" if found == right * (len(found) // 2) else "other numbers"
+
+    for number in range(count):
+        way = ("fork", "threads", "loaders", "threads of torch", "spawn")[number % 5]
+        torch.set_num_threads(1)
+        try:
+            fault = outcome(way, number)
+        except BaseException as error:
+            fault = f"{type(error).__name__}: {error}"[:200]
+        finally:
+            torch.set_num_threads(threads)
+        outcomes.append((f"{way}, case {number}", fault))
+    return tally(outcomes)
 
 
 # Budgets of memory
@@ -669,13 +768,13 @@ def budgeted_work() -> dict[str, Callable[[Any], Any]]:
         "relative sharpness": lambda p: lh.relative_sharpness(p, tol=0.9),
         "Fisher-Rao norm": lambda p: lh.fisher_rao_norm(p),
         "rank bound": lambda p: lh.rank_bound(p),
-        "kernel": lambda p: lh.kernel_matrix(p),
         "llc": lambda p: lh.llc(p, chains=4, **few),
         "llc, batched": lambda p: lh.llc(p, chains=4, mode="batched", **few),
         "llc, many chains": lambda p: lh.llc(p, chains=16, **few),
         "llc with a pilot": lambda p: lh.llc(p, chains=2, max_gradients=300),
         "llc by HMC": lambda p: lh.llc(p, chains=2, kernel="hmc", localization=100.0, draws=4, burn_in=2),
         "measurement": lambda p: lh.measure(p, ("trace", "eigenpairs"), top=3),
+        "volume scaling": lambda p: lh.singular.volume_scaling(p, samples=128),
         "effective dimensions": lambda p: lh.singular.effective_dimensions(p),
         "evidence": lambda p: lh.singular.laplace_evidence(p),
     }

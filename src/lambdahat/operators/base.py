@@ -275,9 +275,9 @@ class LinearOperator(ABC):
         if budget is None and need < FITS:
             return DENSE_CHUNK
         room, column = self.room(1.0), row + self.column_bytes()
-        where = "the free memory" if budget is None else f"what the problem's memory={budget:,} leaves,"
-        require(need + column <= room, "the operator", f"have a matrix that fits into {where} {max(room, 0.0):,.0f} bytes",
-                f"{self!r}, whose matrix has {need:,}", "use products with it, or restrict it to fewer parameters")  # fmt: skip
+        where = "the free memory" if budget is None else f"what the problem's memory={budget:,} leaves"
+        require(need + column <= room, "the matrix of an operator", f"fit into {where}, {max(room, 0.0):,.0f} bytes",
+                f"{need:,} bytes for {self!r}", "use products with it, or restrict it to fewer parameters")  # fmt: skip
         return int(min(DENSE_CHUNK, (room - need) // column))
 
     def to_scipy(self) -> ScipyOperator:
