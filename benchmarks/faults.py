@@ -488,6 +488,112 @@ def full_disks(count: int, folder: Path) -> Tally:
     return tried, survived, lost, [f"{refused} were stopped by the disk and resumed", *notes]
 
 
+FULL = {
+    "measure": ["faults:a_problem", "--what", "trace,eigenpairs,spectrum", "--top", "2", "--depth", "8"],
+    "landscape": ["faults:a_problem", "--points", "3"],
+    "train": ["--model", "mlp", "--data", "digits", "--epochs", "2", "--samples", "40"],
+    "reproduce": ["faults", "--scale", "smoke"],
+    "graph spectrum": ["graph.txt", "--moments", "8"],
+    "verify": ["--case", "quadratic-d5-k1"],
+}
+
+
+def invoke(command: str, out: Path) -> tuple[int, str]:
+    """The exit code and the errors of a command, in this process."""
+    from typer.testing import CliRunner
+
+    from lambdahat.cli import reproduce
+    from lambdahat.cli.app import app
+
+    reproduce._found = lambda name: an_experiment(12)
+    Path("graph.txt").write_text("".join(f"{i} {(i * i + 1) % 30}\n" for i in range(30)))
+    found = CliRunner().invoke(app, [*command.split(), *FULL[command], "--out", str(out)])
+    return found.exit_code, found.stderr
+
+
+def whole_files(folder: Path) -> dict[str, Any]:
+    """Everything in a folder that is read back, by name; damage is an error."""
+    from lambdahat.experiments.store import stores_in
+    from lambdahat.results import Result
+    from lambdahat.storage import is_result_file
+    from lambdahat.training import Checkpoints, read_rows
+
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*.json")):
+        if is_result_file(path) and path.parent.name != "checkpoints":
+            found[path.name] = plain(Result.load(path))
+        else:
+            json.loads(path.read_text())
+    for store in stores_in(folder):
+        found[store.path.name] = plain(list(store.rows()))
+    if (folder / "metrics.jsonl").is_file():
+        read_rows(folder / "metrics.jsonl")
+    if (folder / "checkpoints").is_dir() and any((folder / "checkpoints").iterdir()):
+        newest = Checkpoints(folder / "checkpoints").newest()
+        found["weights"] = plain(newest.state["model"]) if newest.state and "model" in newest.state else None
+        if newest.damaged:
+            raise ValueError("; ".join(newest.damaged))
+    for name in [name for name in found if name.startswith(("measurement", "quadratic"))]:
+        del found[name]  # they have times in them
+    return found
+
+
+def full_disk_child(folder: str, command: str, kilobytes: str) -> None:
+    """A command on a disk of so many kilobytes; then, with room, once more. Prints what went wrong."""
+    place = Path(folder)
+    os.chdir(place)
+    (place / "disk").mkdir()
+    disk = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", "disk"]
+    subprocess.run(disk, check=True)
+    code, told = invoke(command, place / "disk" / "out")
+    fault = ""
+    if code == 2:
+        lines = told.splitlines()
+        why = any(text in told for text in ("No space left", "disk is full", "disk I/O"))
+        fault = "" if why and len(lines) == 1 else f"said {told[-300:]}"
+    elif code:
+        fault = f"ended with {code}: {told[-300:]}"
+    try:
+        kept = whole_files(place / "disk" / "out")
+        left = [path.name for path in (place / "disk").rglob(".*.*") if path.name != ".lock"]
+        fault = fault or (f"{left} are left" if left else "")
+        subprocess.run(["mount", "-o", "remount,size=100m", "disk"], check=True)
+        again, told = invoke(command, place / "disk" / "out")
+        invoke(command, place / "right")
+        found, right = whole_files(place / "disk" / "out"), whole_files(place / "right")
+        if again or found != right:
+            fault = fault or f"with room: {again} {told[-200:]} {sorted(set(found) ^ set(right))}"
+        if not set(kept) <= set(right):
+            fault = fault or f"{sorted(set(kept) - set(right))} were kept"
+    except Exception as error:
+        fault = fault or f"{type(error).__name__}: {error}"[:300]
+    Path("outcome").write_text(json.dumps([code, fault]))
+
+
+@kind("full disks under commands", sample=2, usual=24, long=600)
+def full_disks_under_commands(count: int, folder: Path) -> Tally:
+    """Commands on a disk that is full at some write: one line and exit code 2, whole files, and with room the rest."""
+    apart = ["unshare", "--mount", *(["--map-root-user"] if os.getuid() else [])]
+    if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        return 0, 0, 0, ["this machine lets nobody make a small disk"]
+    dice, outcomes, refused = random.Random(0), [], 0
+    for number in range(count):
+        command = ("reproduce", "measure", "train", "landscape", "graph spectrum", "verify")[number % 6]
+        # --out is tried with 64 KiB, and most write a page of plotly, 5 MB, at the end
+        kilobytes = int(68 * (6000 / 68) ** dice.random())
+        place = folder / str(number)
+        place.mkdir()
+        code = [sys.executable, "-c", CALL, str(Path(__file__).parent), "full_disk_child", str(place), command]
+        done = subprocess.run([*apart, *code, str(kilobytes)], capture_output=True, text=True, check=False,
+                              env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+        told = place / "outcome"
+        ended, fault = json.loads(told.read_text()) if told.is_file() else (None, f"{done.stderr[-300:]}")
+        refused += ended == 2
+        outcomes.append((f"{command}, {kilobytes} kB", fault))
+    tried, survived, lost, notes = tally(outcomes)
+    return tried, survived, lost, [f"{refused} were stopped by the disk", *notes]
+
+
 # Pages and leaks
 
 
