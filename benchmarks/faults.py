@@ -465,7 +465,7 @@ print(json.dumps([p.flatten().tolist() for p in model.parameters()]))
 """
 
 
-@kind("full disks", sample=3, usual=60, long=600)
+@kind("full disks", sample=3, usual=20, long=600)
 def full_disks(count: int, folder: Path) -> Tally:
     """Training on a disk that is full at some write: one error, and resumed with room it ends in the same bits."""
     code, whole, err = in_a_child(TRAIN, -1, folder / "whole")
@@ -570,7 +570,7 @@ def full_disk_child(folder: str, command: str, kilobytes: str) -> None:
     Path("outcome").write_text(json.dumps([code, fault]))
 
 
-@kind("full disks under commands", sample=2, usual=24, long=600)
+@kind("full disks under commands", sample=2, usual=12, long=600)
 def full_disks_under_commands(count: int, folder: Path) -> Tally:
     """Commands on a disk that is full at some write: one line and exit code 2, whole files, and with room the rest."""
     apart = ["unshare", "--mount", *(["--map-root-user"] if os.getuid() else [])]
@@ -751,7 +751,7 @@ def several_numbers(seed: int, workers: int = 0) -> list[float]:
     return [float(trace), *map(float, pairs.values), *nodes.reshape(-1).tolist(), float(found), float(problem.loss())]
 
 
-@kind("workers and threads", sample=5, usual=20, long=500)
+@kind("workers and threads", sample=5, usual=10, long=500)
 def concurrency(count: int, folder: Path) -> Tally:
     """The same bits in forked and spawned workers, in eight threads at once, and from a ``DataLoader`` with workers;
     with eight threads in torch, the same to rounding."""
@@ -825,7 +825,7 @@ def budgeted_work() -> dict[str, Callable[[Any], Any]]:
     """Estimators, chains, KFAC and dense matrices, with few products each."""
     import lambdahat as lh
 
-    few = {"draws": 6, "burn_in": 4, "step_size": 1e-6, "kernel": "sgld", "localization": 100.0}
+    few = {"draws": 8, "burn_in": 8, "step_size": 1e-6, "kernel": "sgld", "localization": 100.0}
 
     def shifted(p: Any) -> Any:
         G = lh.ggn(p)
@@ -878,7 +878,7 @@ def budgeted_work() -> dict[str, Callable[[Any], Any]]:
         "llc, batched": lambda p: lh.llc(p, chains=4, mode="batched", **few),
         "llc, many chains": lambda p: lh.llc(p, chains=16, **few),
         "llc with a pilot": lambda p: lh.llc(p, chains=2, max_gradients=300),
-        "llc by HMC": lambda p: lh.llc(p, chains=2, kernel="hmc", localization=100.0, draws=4, burn_in=2),
+        "llc by HMC": lambda p: lh.llc(p, chains=2, kernel="hmc", localization=100.0, draws=8, burn_in=4),
         "measurement": lambda p: lh.measure(p, ("trace", "eigenpairs"), top=3),
         "volume scaling": lambda p: lh.singular.volume_scaling(p, samples=128),
         "effective dimensions": lambda p: lh.singular.effective_dimensions(p),
@@ -915,7 +915,7 @@ def try_budget(subject: str, name: str) -> str:
     return "" if not refused or "memory" in refused or "mode" in refused else f"refused by {refused[:150]}"
 
 
-@kind("memory budgets", sample=8, usual=153, long=153)
+@kind("memory budgets", sample=6, usual=30, long=153)
 def budgets(count: int, folder: Path) -> Tally:
     """Every estimator, chains, KFAC and dense matrices with ``memory="200MiB"``: within 10 %, or refused by name."""
     import torch

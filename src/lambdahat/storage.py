@@ -264,8 +264,10 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.fsync(stream.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, temporary):
+            raise OSError(error.errno, error.strerror, str(path)) from error  # the name that its caller knows
         raise
 
 
