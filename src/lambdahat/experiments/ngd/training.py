@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ from lambdahat.models.lenet import lenet5
 from lambdahat.models.perceptrons import mlp
 from lambdahat.optim.ngd import NGD
 from lambdahat.problem import Problem
-from lambdahat.storage import Damaged, digest, digest_tensors
+from lambdahat.storage import Damaged, digest, digest_tensors, write_atomically
 from lambdahat.training.ensembles import DEFAULTS
 from lambdahat.training.feeding import epoch_order
 from lambdahat.training.loop import fit
@@ -444,9 +444,9 @@ def _keep(folder: Path, about: Row, way: Way, epochs: int) -> None:
         "vectors": torch.stack([point.vector for point in way.points]), "norms": list(way.update_norms),
         "diverged": way.diverged, "epochs": epochs, "optimizer": way.optimizer, "data": data_digest(about["data"]),
     }  # fmt: skip
-    partial = path.with_suffix(f".{os.getpid()}")
-    torch.save(record | {"digest": _digest(record)}, partial)
-    partial.replace(path)
+    stream = io.BytesIO()
+    torch.save(record | {"digest": _digest(record)}, stream)
+    write_atomically(path, stream.getvalue())
 
 
 def _read(path: Path, data: str) -> Row:
