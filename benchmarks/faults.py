@@ -534,8 +534,8 @@ def whole_files(folder: Path) -> dict[str, Any]:
         found["weights"] = plain(newest.state["model"]) if newest.state and "model" in newest.state else None
         if newest.damaged:
             raise ValueError("; ".join(newest.damaged))
-    for name in [name for name in found if name.startswith("measurement")]:
-        del found[name]  # it has times in it
+    for name in [name for name in found if name.startswith(("measurement", "training"))]:
+        del found[name]  # they have times in them
     return found
 
 
