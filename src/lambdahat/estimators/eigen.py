@@ -117,9 +117,13 @@ def power_iteration(
     if operator.budget() is not None:
         vector = operator.dim * working_dtype(operator).itemsize
         room, column = operator.room(1.0) - HELD * k * vector, vector + operator.column_bytes()
-        require(room >= column, "memory", f"hold {HELD * k} vectors, {HELD * k * vector:,} bytes, for {k} pairs and a "
-                "product", f"{operator.budget():,}, of which {operator.room(1.0):,.0f} are left for them",
-                "raise it, or ask for fewer pairs")  # fmt: skip
+        require(
+            room >= column,
+            "memory",
+            f"hold {HELD * k} vectors, {HELD * k * vector:,} bytes, for {k} pairs and a product",
+            f"{operator.budget():,}, of which {operator.room(1.0):,.0f} are left for them",
+            "raise it, or ask for fewer pairs",
+        )
         columns = int(room // column)
     unit = Normalised(operator)
     found = simultaneous_power_iteration(unit, k, tol=tol, max_matvecs=budget, seed=seed, columns=columns)

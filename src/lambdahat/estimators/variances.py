@@ -123,8 +123,13 @@ def samples_at_once(problem: Problem) -> int:
     if memory is None:
         return int(max(1, min(CHUNK_SAMPLES, MEMORY_SHARE * free_memory(theta.device) // need)))
     room = (1 - PASS) * memory - MEANS * 8 * theta.numel()
-    require(need <= room, "memory", f"hold {need:,} bytes for the derivatives of one sample beside the means of all",
-            f"{memory:,}, of which {max(room, 0.0):,.0f} are left", "raise it, or choose fewer parameters")  # fmt: skip
+    require(
+        need <= room,
+        "memory",
+        f"hold {need:,} bytes for the derivatives of one sample beside the means of all",
+        f"{memory:,}, of which {max(room, 0.0):,.0f} are left",
+        "raise it, or choose fewer parameters",
+    )
     return int(min(CHUNK_SAMPLES, room // need))
 
 

@@ -129,8 +129,9 @@ def ending_descendants() -> Iterator[None]:
     if not os.path.isfile("/proc/self/stat"):
         yield
         return
-    guard = subprocess.Popen([sys.executable, "-c", GUARD, str(os.getpid())], stdin=subprocess.PIPE,
-                             start_new_session=True)  # fmt: skip
+    guard = subprocess.Popen(
+        [sys.executable, "-c", GUARD, str(os.getpid())], stdin=subprocess.PIPE, start_new_session=True
+    )
     try:
         yield
     finally:

@@ -74,8 +74,11 @@ def sweep(
     report(task, finished, len(chosen))
     for outcome in _outcomes(experiment, left, jobs, backend, address, device):
         data = dict(_data_of(outcome.cell, outcome.made))
-        others = [f"{name} ({digest})" for (name, folder), digest in data.items()
-                  if used.get((name, folder), digest) != digest]  # fmt: skip
+        others = [
+            f"{name} ({digest})"
+            for (name, folder), digest in data.items()
+            if used.get((name, folder), digest) != digest
+        ]
         if outcome.rows is None or others:
             error = outcome.error or f"made with other data than the cells before: {', '.join(others)}"
             store.fail(outcome.cell, error)
@@ -95,8 +98,13 @@ def _data_of(cell: Cell, made: Mapping[str, str]) -> list[tuple[tuple[str, Any],
 def _require_same_data(store: Store) -> None:
     """Rows of a data set that has changed are not those of this one, and must not stand beside them."""
     changed = dict.fromkeys(text for cell, made in store.made() for text in changed_data(made, cell))
-    require(not changed, str(store.path), "have been made with the data that are here", ", ".join(changed),
-            "put the data back, or run all cells anew with --fresh (resume=False)")  # fmt: skip
+    require(
+        not changed,
+        str(store.path),
+        "have been made with the data that are here",
+        ", ".join(changed),
+        "put the data back, or run all cells anew with --fresh (resume=False)",
+    )
 
 
 def matches(cell: Cell, only: str | None) -> bool:

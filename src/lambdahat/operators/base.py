@@ -276,8 +276,13 @@ class LinearOperator(ABC):
             return DENSE_CHUNK
         room, column = self.room(1.0), row + self.column_bytes()
         where = "the free memory" if budget is None else f"what the problem's memory={budget:,} leaves"
-        require(need + column <= room, "the matrix of an operator", f"fit into {where}, {max(room, 0.0):,.0f} bytes",
-                f"{need:,} bytes for {self!r}", "use products with it, or restrict it to fewer parameters")  # fmt: skip
+        require(
+            need + column <= room,
+            "the matrix of an operator",
+            f"fit into {where}, {max(room, 0.0):,.0f} bytes",
+            f"{need:,} bytes for {self!r}",
+            "use products with it, or restrict it to fewer parameters",
+        )
         return int(min(DENSE_CHUNK, (room - need) // column))
 
     def to_scipy(self) -> ScipyOperator:

@@ -344,8 +344,13 @@ def _held(dim: int, shapes: Sequence[Sequence[int]], dtype: torch.dtype, decompo
 
 
 def _require_memory(room: float, need: int, what: str) -> None:
-    require(need <= room, "memory", f"have room for {need:,} bytes of KFAC, {what}", f"{room:,.0f} for them",
-            "raise it, or choose fewer parameters")  # fmt: skip
+    require(
+        need <= room,
+        "memory",
+        f"have room for {need:,} bytes of KFAC, {what}",
+        f"{room:,.0f} for them",
+        "raise it, or choose fewer parameters",
+    )
 
 
 def _dtype(problem: Problem) -> torch.dtype:

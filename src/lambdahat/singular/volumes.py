@@ -100,8 +100,13 @@ def volume_scaling(
     need, budget = HELD * POPULATIONS * size * problem.num_parameters * 8, problem.memory
     room = free_memory(problem.device) if budget is None else int((1 - PASS) * budget)
     name = "samples" if budget is None else "memory"
-    require(need <= room, name, f"leave room for {POPULATIONS * size:,} points, {need:,} bytes",
-            f"{room:,} bytes for them", "lower samples, or choose fewer parameters")  # fmt: skip
+    require(
+        need <= room,
+        name,
+        f"leave room for {POPULATIONS * size:,} points, {need:,} bytes",
+        f"{room:,} bytes for them",
+        "lower samples, or choose fewer parameters",
+    )
     cloud = _Cloud(problem, radius, size, seed)
     log_volumes, log_levels = [-1.0 / size], [cloud.largest()]
     for level in range(1, levels + 1):

@@ -465,8 +465,13 @@ def _read(path: Path, data: str) -> Row:
     if not whole:
         raise Damaged(f"{path} is damaged: its contents do not match their digest; train it again")
     used, now = record.get("data"), data_digest(data)
-    require(None in (used, now) or used == now, str(path), f"be a run on {data} as it is now, {now}", f"one on {used}",
-            "put the data back, or train it again")  # fmt: skip
+    require(
+        None in (used, now) or used == now,
+        str(path),
+        f"be a run on {data} as it is now, {now}",
+        f"one on {used}",
+        "put the data back, or train it again",
+    )
     return record
 
 
