@@ -531,9 +531,10 @@ def whole_files(folder: Path) -> dict[str, Any]:
         read_rows(folder / "metrics.jsonl")
     if (folder / "checkpoints").is_dir() and any((folder / "checkpoints").iterdir()):
         newest = Checkpoints(folder / "checkpoints").newest()
-        found["weights"] = plain(newest.state["model"]) if newest.state and "model" in newest.state else None
-        if newest.damaged:
-            raise ValueError("; ".join(newest.damaged))
+        if newest is not None:  # else the disk was full before the first
+            found["weights"] = plain(newest.state["model"])
+            if newest.damaged:
+                raise ValueError("; ".join(newest.damaged))
     for name in [name for name in found if name.startswith(("measurement", "training"))]:
         del found[name]  # they have times in them
     return found

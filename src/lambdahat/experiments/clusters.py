@@ -33,12 +33,13 @@ def on_processes(task: Task[T], cells: Sequence[Cell], jobs: int, address: str |
     from joblib.externals.loky import get_reusable_executor
 
     begin = ending_with(os.getpid())
-    try:
-        # an early joblib ignores the initializer: its workers are watched from their first cell on
-        with parallel_config(backend="loky", initializer=begin):
-            yield from _through_joblib(partial(_call_after, begin, task), cells, jobs)
-    finally:
-        get_reusable_executor().shutdown(wait=True)
+    with ending_descendants():
+        try:
+            # an early joblib ignores the initializer: its workers are watched from their first cell on
+            with parallel_config(backend="loky", initializer=begin):
+                yield from _through_joblib(partial(_call_after, begin, task), cells, jobs)
+        finally:
+            get_reusable_executor().shutdown(wait=True)
 
 
 def on_dask(task: Task[T], cells: Sequence[Cell], jobs: int, address: str | None, device: str) -> Iterator[T]:
@@ -47,10 +48,13 @@ def on_dask(task: Task[T], cells: Sequence[Cell], jobs: int, address: str | None
     from dask.distributed import Client
     from joblib import parallel_config
 
-    with _reached("dask", address):
-        client = Client(address) if address else Client(n_workers=jobs, threads_per_worker=1, dashboard_address=None)
-    with client, parallel_config(backend="dask"):
-        yield from _through_joblib(task, cells, jobs)
+    with ending_descendants():
+        with _reached("dask", address):  # port 0 is any that is free: another sweep may have the usual one
+            client = (
+                Client(address) if address else Client(n_workers=jobs, threads_per_worker=1, dashboard_address=":0")
+            )
+        with client, parallel_config(backend="dask"):
+            yield from _through_joblib(task, cells, jobs)
 
 
 def on_ray(task: Task[T], cells: Sequence[Cell], jobs: int, address: str | None, device: str) -> Iterator[T]:
@@ -102,7 +106,7 @@ def family(now, found):  # with all that they have started
     return found
 
 seen = {}
-while not select.select([sys.stdin], [], [], 0.5)[0]:
+while not select.select([sys.stdin], [], [], 0.3)[0]:
     now, driver = processes(), int(sys.argv[1])
     seen |= {pid: now[pid][1] for pid in family(now, {driver} & set(now)) - {driver}}
 if not sys.stdin.read(1):  # it was killed; else it says that it has ended
@@ -123,14 +127,15 @@ if not sys.stdin.read(1):  # it was killed; else it says that it has ended
 def ending_descendants() -> Iterator[None]:
     """End all processes that this one starts inside, and all that those start, if this one is killed.
 
-    Ray's agents outlive a killed driver by a minute, and are not ours to have them watch their parent. So a process of
-    our own notes who they are, waits for the end of this one, and ends them. Only where there is /proc, as on Linux.
+    Workers that are still importing do not watch their parent yet, on a busy machine for many seconds, and ray's agents
+    outlive a killed driver by a minute. So a process of our own notes who they are, waits for the end of this one, and
+    ends them. Only where there is /proc, as on Linux.
     """
     if not os.path.isfile("/proc/self/stat"):
         yield
         return
     guard = subprocess.Popen(
-        [sys.executable, "-c", GUARD, str(os.getpid())], stdin=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-I", "-S", "-c", GUARD, str(os.getpid())], stdin=subprocess.PIPE, start_new_session=True
     )
     try:
         yield
