@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import bz2
+import contextlib
 import gzip
 import io
 import json
@@ -464,7 +465,7 @@ print(json.dumps([p.flatten().tolist() for p in model.parameters()]))
 """
 
 
-@kind("full disks", sample=3, usual=60, long=600)
+@kind("full disks", sample=3, usual=20, long=600)
 def full_disks(count: int, folder: Path) -> Tally:
     """Training on a disk that is full at some write: one error, and resumed with room it ends in the same bits."""
     code, whole, err = in_a_child(TRAIN, -1, folder / "whole")
@@ -485,6 +486,118 @@ def full_disks(count: int, folder: Path) -> Tally:
         outcomes.append((str(number), fault or ("" if out == whole else "other weights")))
     tried, survived, lost, notes = tally(outcomes)
     return tried, survived, lost, [f"{refused} were stopped by the disk and resumed", *notes]
+
+
+FULL = {
+    "measure": ["faults:a_problem", "--what", "trace,eigenpairs,spectrum", "--top", "2", "--depth", "8"],
+    "landscape": ["faults:a_problem", "--points", "3"],
+    "train": ["--model", "mlp", "--data", "digits", "--epochs", "2", "--samples", "40"],
+    "reproduce": ["faults", "--scale", "smoke"],
+    "graph spectrum": ["graph.txt", "--moments", "8"],
+}
+ROOM = {"measure": 130, "landscape": 190, "train": 180, "reproduce": 1900, "graph spectrum": 130}  # kilobytes, almost
+
+
+def invoke(command: str, out: Path) -> tuple[int, str]:
+    """The exit code and the errors of a command, in this process."""
+    from typer.testing import CliRunner
+
+    from lambdahat.cli import reproduce
+    from lambdahat.cli.app import app
+
+    reproduce._found = lambda name: an_experiment(12)
+    Path("graph.txt").write_text("".join(f"{i} {(i * i + 1) % 30}\n" for i in range(30)))
+    resumed = ["--resume"] if command == "train" and (out / "checkpoints").is_dir() else []
+    found = CliRunner().invoke(app, [*command.split(), *FULL[command], *resumed, "--out", str(out)])
+    return found.exit_code, found.stderr
+
+
+def whole_files(folder: Path) -> dict[str, Any]:
+    """Everything in a folder that is read back, by name; damage is an error."""
+    from lambdahat.experiments.store import stores_in
+    from lambdahat.results import Result
+    from lambdahat.storage import is_result_file
+    from lambdahat.training import Checkpoints, read_rows
+
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*.json")):
+        if is_result_file(path) and path.parent.name != "checkpoints":
+            found[path.name] = plain(Result.load(path))
+        else:
+            json.loads(path.read_text())
+    for store in stores_in(folder):
+        found[store.path.name] = plain(list(store.rows()))
+    if (folder / "metrics.jsonl").is_file():
+        read_rows(folder / "metrics.jsonl")
+    if (folder / "checkpoints").is_dir() and any((folder / "checkpoints").iterdir()):
+        newest = Checkpoints(folder / "checkpoints").newest()
+        if newest is not None:  # else the disk was full before the first
+            found["weights"] = plain(newest.state["model"])
+            if newest.damaged:
+                raise ValueError("; ".join(newest.damaged))
+    for name in [name for name in found if name.startswith(("measurement", "training"))]:
+        del found[name]  # they have times in them
+    return found
+
+
+def full_disk_child(folder: str, command: str, kilobytes: str) -> None:
+    """A command on a disk of so many kilobytes; then, with room, once more. Prints what went wrong."""
+    place = Path(folder)
+    os.chdir(place)
+    (place / "disk").mkdir()
+    disk = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", "disk"]
+    subprocess.run(disk, check=True)
+    code, told = invoke(command, place / "disk" / "out")
+    fault = ""
+    if code == 2:
+        lines = told.splitlines()
+        why = any(text in told for text in ("No space left", "disk is full", "disk I/O"))
+        fault = "" if why and len(lines) == 1 else f"said {told[-300:]}"
+    elif code:
+        fault = f"ended with {code}: {told[-300:]}"
+    try:
+        kept = whole_files(place / "disk" / "out")
+        left = [path.name for path in (place / "disk").rglob(".*.*") if path.name != ".lock"]
+        fault = fault or (f"{left} are left" if left else "")
+        subprocess.run(["mount", "-o", "remount,size=100m", "disk"], check=True)
+        again, told = invoke(command, place / "disk" / "out")
+        invoke(command, place / "right")
+        found, right = whole_files(place / "disk" / "out"), whole_files(place / "right")
+        if again or found != right:
+            fault = fault or f"with room: {again} {told[-200:]} {sorted(set(found) ^ set(right))}"
+        if not set(kept) <= set(right):
+            fault = fault or f"{sorted(set(kept) - set(right))} were kept"
+    except Exception as error:
+        fault = fault or f"{type(error).__name__}: {error}"[:300]
+    Path("outcome").write_text(json.dumps([code, fault]))
+
+
+@kind("full disks under commands", sample=2, usual=10, long=600)
+def full_disks_under_commands(count: int, folder: Path) -> Tally:
+    """Commands on a disk that is full at some write: one line and exit code 2, whole files, and with room the rest."""
+    apart = ["unshare", "--mount", *(["--map-root-user"] if os.getuid() else [])]
+    if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        return 0, 0, 0, ["this machine lets nobody make a small disk"]
+    dice, outcomes, refused = random.Random(0), [], 0
+    for number in range(count):
+        command = ("reproduce", "measure", "train", "landscape", "graph spectrum")[number % 5]
+        kilobytes = int(68 * (ROOM[command] / 68) ** dice.random())  # --out is tried with 64 KiB
+        place = folder / str(number)
+        place.mkdir()
+        code = [sys.executable, "-c", CALL, str(Path(__file__).parent), "full_disk_child", str(place), command]
+        done = subprocess.run(
+            [*apart, *code, str(kilobytes)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        told = place / "outcome"
+        ended, fault = json.loads(told.read_text()) if told.is_file() else (None, f"{done.stderr[-300:]}")
+        refused += ended == 2
+        outcomes.append((f"{command}, {kilobytes} kB", fault))
+    tried, survived, lost, notes = tally(outcomes)
+    return tried, survived, lost, [f"{refused} were stopped by the disk", *notes]
 
 
 # Pages and leaks
@@ -527,7 +640,7 @@ def hostile_pages(count: int, folder: Path) -> Tally:
 
 @kind("pages of many results", sample=120, usual=2000, long=20_000)
 def many_results(count: int, folder: Path) -> Tally:
-    """A page of many saved results has them all, and takes no more time for each than a page of a quarter as many."""
+    """A page of many saved results has them all, takes no more time for each than smaller pages, and opens."""
     import torch
 
     import lambdahat as lh
@@ -535,19 +648,50 @@ def many_results(count: int, folder: Path) -> Tally:
 
     operator = lh.operator(torch.diag(torch.arange(1.0, 41.0, dtype=torch.float64)))
     kinds = [lh.spectrum(operator, depth=20, seed=0), lh.eigenpairs(operator, k=3), lh.trace(operator)]
-    times = {}
-    for size in (max(count // 4, 1), count):
+    times, path = {}, folder / "page.html"
+    for size in sorted({max(count // 2**halvings, 1) for halvings in range(4)}):
         place = folder / str(size)
         for number in range(size):
             kinds[number % 3].save(place / f"run-{number:05d}" / "result")
         start = time.process_time()
-        text = page(place, folder / "page.html").read_text()
+        text = page(place, path).read_text()
         times[size] = (time.process_time() - start) / size
         shutil.rmtree(place)
-    there = text.count('<section id="run-')
-    few, many = times.values()
-    lost = count - there if there != count else int(many > 1.5 * few + 0.01)
-    return count, count - lost, lost, [f"{1e3 * few:.1f} ms a result of {count // 4:,}, {1e3 * many:.1f} of {count:,}"]
+    there, least = text.count('<section id="run-'), min(list(times.values())[:-1])
+    faults = [f"{there} sections"] if there != count else []
+    faults += ["not linear"] if times[count] > 1.5 * least + 0.01 else []
+    seen, fault = in_a_browser(path, folder)
+    faults += [fault] if fault else []
+    told = ", ".join(f"{size:,} in {size * each:.1f} s" for size, each in times.items())
+    return count, count - len(faults), len(faults), [f"{told}; {seen}", *faults]
+
+
+def in_a_browser(path: Path, folder: Path) -> tuple[str, str]:
+    """Open a page in Chromium, scroll to a few charts, and look whether they and not all others are drawn."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.report.browser import CHROMIUM, Browser
+
+    if CHROMIUM is None:
+        return "no Chromium to open it in", ""
+    start = time.monotonic()
+    with Browser(folder / "profile") as browser:
+        try:
+            browser.open(path, 1280)
+            browser.until("typeof Plotly === 'object'")
+            opened, charts = time.monotonic() - start, browser.evaluate("document.querySelectorAll('.chart').length")
+            for number in (0, charts // 2, charts - 1):
+                chart = f"document.querySelectorAll('.chart')[{number}]"
+                browser.evaluate(
+                    f"{{ for (let e = {chart}; e; e = e.parentElement) if (e.tagName === 'DETAILS') "
+                    f"e.open = true; {chart}.scrollIntoView() }}"
+                )
+                browser.until(f"{chart}.classList.contains('drawn')")
+            drawn = browser.evaluate("document.querySelectorAll('.chart.drawn').length")
+            fault = str(browser.complaints() or "")[:300]
+        except AssertionError as error:
+            return "", f"in Chromium: {error}"[:300]
+    fault = fault or ("all charts are drawn at once" if drawn > 60 and drawn > charts / 4 else "")
+    return f"Chromium opened it in {opened:.0f} s and drew {drawn} of {charts:,} charts", fault
 
 
 LEAK = """
@@ -590,6 +734,238 @@ def leaks(count: int, folder: Path) -> Tally:
         outcomes += [(name, "" if grown < 20 else f"{grown:.1f} MiB {err[-200:]}")] * (count // 3)
     tried, survived, lost, lines = tally(outcomes)
     return tried, survived, lost, [*notes, *lines]
+
+
+# Workers and threads
+
+
+def several_numbers(seed: int, workers: int = 0) -> list[float]:
+    """A trace, eigenvalues, a spectrum and λ̂ of a small problem; ``workers`` processes load its batches."""
+    import torch
+
+    import lambdahat as lh
+
+    problem = a_problem(seed)
+    if workers:
+        data = torch.utils.data.TensorDataset(*next(iter(problem.batches)).data)
+        loader = torch.utils.data.DataLoader(data, batch_size=len(data), num_workers=workers)
+        problem = lh.Problem(problem.source, "cross_entropy", loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = lh.llc(problem, chains=2, draws=20, burn_in=10, step_size=1e-3, kernel="sgld", mode="sequential")
+        pairs = lh.eigenpairs(lh.hessian(problem), 3, max_matvecs=60)
+        nodes = lh.spectrum(lh.hessian(problem), depth=8).nodes
+        trace = lh.trace(lh.hessian(problem), method="hutchinson", max_matvecs=10)
+    return [float(trace), *map(float, pairs.values), *nodes.reshape(-1).tolist(), float(found), float(problem.loss())]
+
+
+@kind("workers and threads", sample=5, usual=10, long=500)
+def concurrency(count: int, folder: Path) -> Tally:
+    """The same bits in forked and spawned workers, in eight threads at once, and from a ``DataLoader`` with workers;
+    with eight threads in torch, the same to rounding."""
+    import multiprocessing
+    from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+
+    import torch
+
+    threads, outcomes = torch.get_num_threads(), []
+    sys.modules.setdefault("faults", sys.modules[__name__])  # by which workers find the function
+    sys.path.insert(0, str(Path(__file__).parent))
+    import faults
+
+    def together(pool: Executor, seed: int) -> list[list[float]]:
+        with pool:
+            return list(pool.map(faults.several_numbers, [seed, seed + 1] * 4))
+
+    def outcome(way: str, seed: int) -> str:
+        right = [several_numbers(seed), several_numbers(seed + 1)]
+        if way == "threads":
+            found = together(ThreadPoolExecutor(8), seed)
+        elif way == "loaders":
+            found = [several_numbers(seed, 2), several_numbers(seed + 1, 2)]
+        elif way == "threads of torch":
+            torch.set_num_threads(8)
+            found = [several_numbers(seed), several_numbers(seed + 1)]
+            near = [
+                abs(a - b) <= 1e-3 * abs(a) + 1e-6
+                for one, other in zip(right, found, strict=True)
+                for a, b in zip(one, other, strict=True)
+            ]
+            return "" if all(near) else "other numbers"
+        else:
+            found = together(ProcessPoolExecutor(2, multiprocessing.get_context(way)), seed)
+        return "" if found == right * (len(found) // 2) else "other numbers"
+
+    for number in range(count):
+        way = ("fork", "threads", "loaders", "threads of torch", "spawn")[number % 5]
+        torch.set_num_threads(1)
+        try:
+            fault = outcome(way, number)
+        except BaseException as error:
+            fault = f"{type(error).__name__}: {error}"[:200]
+        finally:
+            torch.set_num_threads(threads)
+        outcomes.append((f"{way}, case {number}", fault))
+    return tally(outcomes)
+
+
+# Budgets of memory
+
+
+def budgeted_model(subject: str, small: bool) -> tuple[Any, Any]:
+    """A model and data, of which vectors, activations or outputs take most of what work takes."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    if subject == "vectors":  # 2 MiB each
+        width, samples, classes = (8, 16, 4) if small else (700, 300, 10)
+        model: Any = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, classes))
+        return model, (torch.randn(samples, width), torch.randint(classes, (samples,)))
+    if subject == "activations":
+        samples, classes = (8, 5) if small else (200, 50)
+        model = nn.Sequential(
+            nn.Conv2d(3, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+            nn.Linear(512, classes),
+        )
+        return model, (torch.randn(samples, 3, 32, 32), torch.randint(classes, (samples,)))
+    samples, classes = (8, 12) if small else (800, 2000)
+    model = nn.Sequential(nn.Linear(20, 30), nn.GELU(), nn.Linear(30, classes))
+    return model, (torch.randn(samples, 20), torch.randint(classes, (samples,)))
+
+
+def budgeted_work() -> dict[str, Callable[[Any], Any]]:
+    """Estimators, chains, KFAC and dense matrices, with few products each."""
+    import lambdahat as lh
+
+    few = {"draws": 8, "burn_in": 8, "step_size": 1e-6, "kernel": "sgld", "localization": 100.0}
+
+    def shifted(p: Any) -> Any:
+        G = lh.ggn(p)
+        return G + lh.identity(G)
+
+    return {
+        "gradient": lambda p: p.gradient(),
+        "products of a block": lambda p: lh.hessian(p) @ p.vector.unsqueeze(1).repeat(1, 3),
+        "Fisher": lambda p: lh.fisher(p, kind="monte_carlo") @ p.vector,
+        "empirical Fisher": lambda p: lh.fisher(p, kind="empirical") @ p.vector,
+        "covariance": lambda p: lh.gradient_covariance(p) @ p.vector,
+        "trace": lambda p: lh.trace(lh.hessian(p), tol=0.2, max_matvecs=20),
+        "trace of the GGN": lambda p: lh.trace(lh.ggn(p), tol=0.2, max_matvecs=20),
+        "Hutchinson": lambda p: lh.trace(lh.hessian(p), method="hutchinson", max_matvecs=20),
+        "Hutch++": lambda p: lh.trace(lh.hessian(p), method="hutch++", max_matvecs=30),
+        "XTrace": lambda p: lh.trace(lh.hessian(p), method="xtrace", max_matvecs=30),
+        "traces of layers": lambda p: lh.trace_per_layer(lh.hessian(p), tol=0.5, max_matvecs=20),
+        "diagonal": lambda p: lh.diagonal(lh.hessian(p), probes=10),
+        "diagonal of the GGN": lambda p: lh.diagonal(lh.ggn(p), probes=10),
+        "Frobenius norm": lambda p: lh.frobenius_norm(lh.hessian(p), tol=0.5, max_matvecs=20),
+        "spectral norm": lambda p: lh.spectral_norm(lh.hessian(p), tol=0.1, max_matvecs=15),
+        "eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 5, tol=0.1, max_matvecs=30),
+        "many eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 40, tol=0.1, max_matvecs=60),
+        "power iteration": lambda p: lh.power_iteration(lh.hessian(p), 3, tol=0.1, max_matvecs=12),
+        "long power iteration": lambda p: lh.power_iteration(lh.hessian(p), 40, tol=0.1, max_matvecs=80),
+        "spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=15),
+        "deep spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=100),
+        "moments": lambda p: lh.moments(lh.hessian(p), 4, basis="chebyshev", probes=20),
+        "logdet": lambda p: lh.logdet(shifted(p), depth=8, probes=2),
+        "logdet by entropy": lambda p: lh.logdet(shifted(p), method="maxent", depth=5, probes=3),
+        "logdet by Chebyshev": lambda p: lh.logdet(shifted(p), method="chebyshev", depth=5, probes=3),
+        "exact logdet": lambda p: lh.logdet(shifted(p), method="exact"),
+        "function": lambda p: lh.trace_function(lh.ggn(p), lambda x: abs(x) ** 0.5, depth=6, probes=2),
+        "dense": lambda p: lh.hessian(p).dense(),
+        "dense GGN": lambda p: lh.ggn(p).dense(),
+        "dense part": lambda p: lh.hessian(p).restrict("*bias").dense(),
+        "KFAC": lambda p: lh.kfac(p, kind="monte_carlo") @ p.vector,
+        "EKFAC": lambda p: lh.ekfac(p, kind="monte_carlo") @ p.vector,
+        "exact KFAC": lambda p: lh.kfac(p) @ p.vector,
+        "dense KFAC": lambda p: lh.kfac(p, kind="empirical").dense(),
+        "inverse of KFAC": lambda p: lh.kfac(p, kind="empirical").inverse(0.1) @ p.vector,
+        "eigenpairs of KFAC": lambda p: lh.eigenpairs(lh.kfac(p, kind="empirical"), 5, tol=0.1, max_matvecs=30),
+        "variance": lambda p: lh.variance(p, probes=2, samples=32),
+        "landscape": lambda p: lh.landscape(p, ("filter", "filter"), points=3),
+        "sharpness": lambda p: lh.sharpness(p, steps=2),
+        "relative sharpness": lambda p: lh.relative_sharpness(p, tol=0.9),
+        "Fisher-Rao norm": lambda p: lh.fisher_rao_norm(p),
+        "rank bound": lambda p: lh.rank_bound(p),
+        "llc": lambda p: lh.llc(p, chains=4, **few),
+        "llc, batched": lambda p: lh.llc(p, chains=4, mode="batched", **few),
+        "llc, many chains": lambda p: lh.llc(p, chains=16, **few),
+        "llc with a pilot": lambda p: lh.llc(p, chains=2, max_gradients=300),
+        "llc by HMC": lambda p: lh.llc(p, chains=2, kernel="hmc", localization=100.0, draws=8, burn_in=4),
+        "measurement": lambda p: lh.measure(p, ("trace", "eigenpairs"), top=3),
+        "volume scaling": lambda p: lh.singular.volume_scaling(p, samples=128),
+        "effective dimensions": lambda p: lh.singular.effective_dimensions(p),
+        "evidence": lambda p: lh.singular.laplace_evidence(p),
+    }
+
+
+def try_budget(subject: str, name: str) -> str:
+    """Do some work within 200 MiB, in this process: "" or what went wrong. Only Linux tells the peak of a process."""
+    import gc
+
+    import lambdahat as lh
+
+    def mebibytes(entry: str) -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(entry)) / 1024
+
+    work, refused = budgeted_work()[name], ""
+    warnings.simplefilter("ignore")
+    with contextlib.suppress(ValueError):
+        work(
+            lh.Problem(
+                budgeted_model(subject, True)[0], "cross_entropy", budgeted_model(subject, True)[1], memory="200MiB"
+            )
+        )  # what is loaded at the first call counts for nobody
+    model, data = budgeted_model(subject, False)
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = mebibytes("VmRSS")
+    try:
+        work(lh.Problem(model, "cross_entropy", data, memory="200MiB"))
+    except ValueError as error:
+        refused = str(error)
+    most = mebibytes("VmHWM") - before
+    if most > 220:
+        return f"{most:.0f} MiB"
+    return "" if not refused or "memory" in refused or "mode" in refused else f"refused by {refused[:150]}"
+
+
+def budgets_child(folder: str, count: str) -> None:
+    """Work within budgets, each in a fork of this process, which has imported all that they need."""
+    import torch
+
+    cases = [(subject, name) for subject in ("vectors", "activations", "outputs") for name in budgeted_work()]
+    torch.set_num_threads(1)
+    with Path(folder, "outcomes").open("a") as outcomes:
+        for subject, name in random.Random(4).sample(cases, min(int(count), len(cases))):
+            outcomes.flush()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    fault = try_budget(subject, name)
+                except BaseException as error:
+                    fault = f"{type(error).__name__}: {error}"[:200]
+                outcomes.write(json.dumps([f"{name} ({subject})", fault]) + "\n")
+                outcomes.flush()
+                os._exit(0)
+            _, status = os.waitpid(pid, 0)
+            if status:
+                outcomes.write(json.dumps([f"{name} ({subject})", f"ended by {status}"]) + "\n")
+
+
+@kind("memory budgets", sample=6, usual=24, long=153)
+def budgets(count: int, folder: Path) -> Tally:
+    """Every estimator, chains, KFAC and dense matrices with ``memory="200MiB"``: within 10 %, or refused by name."""
+    if not os.path.isfile("/proc/self/clear_refs"):
+        return 0, 0, 0, ["this system does not tell the peak of a process"]
+    child("budgets_child", folder, count).wait()
+    return tally([tuple(json.loads(line)) for line in (folder / "outcomes").read_text().splitlines()])
 
 
 # Damaged files

@@ -75,8 +75,8 @@ def read() -> dict[str, Any]:
 
 def write(document: dict[str, Any]) -> None:
     rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(values)}" for name, values in document["values"].items())
-    parameters = json.dumps(document["parameters"])
-    PATH.write_text(f'{{\n "values": {{\n{rows}\n }},\n "parameters": {parameters}\n}}\n', encoding="utf-8")
+    others = "".join(f",\n {json.dumps(name)}: {json.dumps(document[name])}" for name in ("parameters", "problems"))
+    PATH.write_text(f'{{\n "values": {{\n{rows}\n }}{others}\n}}\n', encoding="utf-8")
     suite.stored.cache_clear()
 
 
@@ -87,7 +87,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.anew or not PATH.is_file():
-        write({"values": {}, "parameters": {suite.MLP: trained()}})
+        write({"values": {}, "parameters": {suite.MLP: trained()}, "problems": {}})
+        problems = {suite.MLP: suite.rounded_digest(suite.perceptron_problem())}
+        write({**read(), "problems": problems})
     for case in suite.suite():
         if not isinstance(case.truth, suite.Reference) or args.cases not in case.name:
             continue

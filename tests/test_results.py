@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from lambdahat import results
+from lambdahat import results, storage
 from lambdahat._rng import generator
 from lambdahat.estimators.spectra import spectrum
 from lambdahat.maxent import fit
@@ -528,3 +528,13 @@ def test_the_density_at_a_point_is_the_expectation_of_its_gaussian():
         )
         assert height == pytest.approx(float(one), rel=1e-12, abs=0)
         assert error == pytest.approx(float(one.stderr), rel=1e-12, abs=0)
+
+
+def test_other_sealed_documents_are_no_results(tmp_path):
+    """Such as those of a checkpoint, in a folder of which a page is made; a damaged one is looked at."""
+    path = tmp_path / "best.json"
+    storage.write_sealed(path, {"step": 3, "loss": 0.5})
+    assert not storage.is_result_file(path)
+    path.write_bytes(path.read_bytes().replace(b"0.5", b"0.4"))
+    assert storage.is_result_file(path)
+    assert storage.is_result_file(Estimate(1.0).save(tmp_path / "x"))

@@ -7,7 +7,9 @@ tensors that live at the same time; batches are then cut to as many samples as f
 
 from __future__ import annotations
 
+import ctypes
 import re
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -27,6 +29,7 @@ from lambdahat.recomputing import recomputing
 from lambdahat.shares import splits
 
 PASS, GRAPHS = 0.25, 0.25
+M_MMAP_THRESHOLD = -3  # of malloc.h
 _UNITS = {"": 1, "B": 1, **{f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)},
           **{f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)}}  # fmt: skip
 
@@ -46,6 +49,23 @@ def memory_bytes(memory: Any, least: int = 1) -> int | None:
     require(known, "memory", 'be a number of bytes or a text such as "4GiB" or "500MB"', describe(memory))
     assert found is not None
     return require_count(int(float(found[1]) * _UNITS[found[2]]), "memory", least)
+
+
+_threshold = 1 << 25  # what glibc raises it to by itself, at most
+
+
+def give_back_blocks(memory: int) -> None:
+    """Have the C library return blocks of a 256th of a budget to the system as soon as they are freed.
+
+    glibc otherwise keeps freed blocks of up to 32 MiB for later. Vectors of many sizes then leave holes that no other
+    fits, and a process takes several times what is in use. This holds for the whole process, and costs some time.
+    """
+    global _threshold
+    wanted = max(memory // 256, 1 << 17)
+    if wanted < _threshold and sys.platform.startswith("linux"):
+        with suppress(AttributeError, OSError):  # another C library
+            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, wanted)
+            _threshold = wanted
 
 
 class LiveBytes(TorchDispatchMode):
@@ -120,6 +140,8 @@ def _product_bytes(evaluate: AnyEvaluator, leaves: Parameters, batch: Batch) -> 
 @torch.enable_grad()
 def fitted(batches: Batches, memory: int, evaluate: AnyEvaluator, norm: str, parameters: Parameters) -> Batches:
     """The batches, cut where a pass over one would take more than a quarter of ``memory`` and the loss allows it."""
+    if batches.device.type == "cpu":
+        give_back_blocks(memory)
     allowed, largest = PASS * memory, max(batches.sizes)
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     first = next(batch for batch in batches if batch.size == largest)

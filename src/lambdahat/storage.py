@@ -264,8 +264,10 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.fsync(stream.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, temporary):
+            raise OSError(error.errno, error.strerror, str(path)) from error  # the name that its caller knows
         raise
 
 
@@ -280,8 +282,12 @@ def is_result_file(path: Path) -> bool:
         return blob.startswith(HEAD) or f'"{DIGEST}": "'.encode() in blob
     if not isinstance(document, dict):
         return False
-    kind = document.get("format")
-    return kind == FORMAT or (DIGEST in document and not str(kind).startswith(f"{FORMAT}-"))
+    kind, told = document.get("format"), document.get(DIGEST)
+    rest = {key: value for key, value in document.items() if key != DIGEST}
+    if kind == FORMAT or told is None:
+        return bool(kind == FORMAT)
+    other = str(kind).startswith(f"{FORMAT}-") or told == _digest_of(rest)  # such as those of a checkpoint
+    return not other
 
 
 def _read_arrays(path: Path, told: Any) -> dict[str, NDArray[Any]]:

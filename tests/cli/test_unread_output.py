@@ -1,4 +1,4 @@
-"""``lambdahat … | head -1``: a command whose output nobody reads any more ends without a traceback."""
+"""``lambdahat … | head -1``, or onto a full disk: output that cannot be written ends a command without a traceback."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import pytest
 import typer
 
-from lambdahat.cli.exits import FAILED, UNREAD, exit_codes
+from lambdahat.cli.exits import BAD_INPUT, FAILED, UNREAD, exit_codes
 
 FACTORY = """
 import torch
@@ -41,3 +41,14 @@ def test_another_pipe_that_breaks_is_an_error(capsys):
         raise BrokenPipeError("a worker's")
     assert ended.value.exit_code == FAILED
     assert "BrokenPipeError: a worker's" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_full_disk_behind_standard_output_is_one_line(name, tmp_path):
+    (tmp_path / "problems.py").write_text(FACTORY)
+    command = [sys.executable, "-m", "lambdahat", *COMMANDS[name]]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, timeout=100, check=False)
+    assert done.stderr.decode() == "error: standard output cannot be written to (No space left on device)\n"
+    assert done.returncode == BAD_INPUT

@@ -1,6 +1,7 @@
 """The NGD paper's experiments: each runs, its points are what they say, and its claims are judged both ways."""
 
 import importlib
+import io
 import math
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import torch
 from lambdahat.experiments import registry
 from lambdahat.experiments.claims import judge
 from lambdahat.experiments.experiment import Rows
+from lambdahat.experiments.ngd import training
 from lambdahat.experiments.ngd.claims import (
     FORMS,
     PLOTTED,
@@ -33,10 +35,12 @@ from lambdahat.experiments.ngd.training import (
     subject_of,
     train_together,
     trained,
+    upto,
 )
 from lambdahat.experiments.ngd.vs_sgd import TINY
 from lambdahat.experiments.reproduction import FAILS, HOLDS, UNTESTED
 from lambdahat.report.matplotlib_charts import draw
+from lambdahat.storage import Damaged
 from tests.documents import ROOT
 
 EXPERIMENTS = [name for name in registry.PLACES if name.startswith("ngd-")]
@@ -454,6 +458,36 @@ def test_a_stage_can_follow_another_together(tmp_path):
         second = trained(subject, "ngd", first.end.vector, "after")
     assert torch.equal(second.points[0].vector, first.end.vector)
     assert second.end.loss < first.end.loss
+
+
+def test_a_kept_run_knows_its_data_and_its_damage(tmp_path, monkeypatch):
+    (cell,) = grid(replace(TINY, epochs=2), ["digits"], [("ffnn", 1, 6)], 1)
+    train_together([Member(cell)], "sgd", "cpu", tmp_path, (2,))
+    subject, (path,) = subject_of(cell, "cpu"), tmp_path.iterdir()
+    blob = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "data_digest", lambda name: "f" * 32)
+        with kept_in(tmp_path), pytest.raises(ValueError, match="must be a run on digits as it is now, ffff"):
+            trained(subject, "sgd")
+        with pytest.warns(RuntimeWarning, match="it is trained again"):
+            assert upto(Member(cell), "sgd", tmp_path) == 0
+    assert upto(Member(cell), "sgd", tmp_path) == 2
+    named = []
+    for place in range(0, len(blob), len(blob) // 60):
+        path.write_bytes(blob[:place] + bytes([blob[place] ^ 8]) + blob[place + 1 :])
+        with kept_in(tmp_path):
+            try:
+                found = trained(subject, "sgd")
+            except Damaged as error:
+                named.append(path.name in str(error))
+            else:  # in what zip files have between their parts
+                path.write_bytes(blob)
+                assert torch.equal(found.end.vector, trained(subject, "sgd").end.vector)
+    assert len(named) > 30
+    assert all(named)
+    record = torch.load(io.BytesIO(blob), weights_only=True)
+    torch.save({name: value for name, value in record.items() if name not in ("data", "digest")}, path)
+    assert upto(Member(cell), "sgd", tmp_path) == 2  # as early versions wrote it
 
 
 def test_runs_that_cells_share_are_trained_once(monkeypatch):

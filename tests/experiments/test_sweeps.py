@@ -1,9 +1,11 @@
 """The runner and its store: whole cells or nothing, no cell twice, the same rows whoever runs them."""
 
+import gzip
 import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -11,13 +13,15 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import lambdahat
-from lambdahat.experiments import clusters, provenance
+from lambdahat.data.idx import NAMES
+from lambdahat.experiments import clusters, provenance, sweeps
 from lambdahat.experiments.clusters import BACKENDS
-from lambdahat.experiments.experiment import Rows, key_of
+from lambdahat.experiments.experiment import Experiment, Rows, key_of
 from lambdahat.experiments.registry import find
 from lambdahat.experiments.store import Store, stores_in
 from lambdahat.experiments.sweeps import matches, sweep
@@ -421,3 +425,85 @@ def test_nothing_is_started_for_no_cells(tmp_path, monkeypatch):
     sweep(toy(), tmp_path, scale="smoke")
     monkeypatch.setitem(BACKENDS, "dask", lambda *_: pytest.fail("there is nothing left to run"))
     sweep(toy(), tmp_path, scale="smoke", backend="dask")
+
+
+def on_images(**changes) -> Experiment:
+    """Cells that load a data set below LAMBDAHAT_DATA, and a file that may be there."""
+    experiment = toy(**changes)
+
+    def run(cell, device):
+        from lambdahat.data.loading import load
+        from lambdahat.experiments.outside import outside_file
+
+        x, _ = load("mnist", verify=False, normalization="raw").train
+        there = outside_file("graphs", "a-graph") is not None
+        return [{"value": float(x.float().mean()) + cell["rate"], "there": there}]
+
+    object.__setattr__(experiment, "run", run)
+    return experiment
+
+
+def write_images(folder: Path, value: int, packed: bool = False) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink()
+    images = np.full((4, 28, 28), value, np.uint8), np.arange(4, dtype=np.uint8)
+    for name, array in zip(NAMES, (*images, *images), strict=True):
+        head = bytes((0, 0, 8, array.ndim)) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+        blob = head + array.tobytes()
+        (folder / f"{name}{'.gz' if packed else ''}").write_bytes(gzip.compress(blob) if packed else blob)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_rows_of_other_data_are_refused(tmp_path, monkeypatch, jobs):
+    monkeypatch.setenv("LAMBDAHAT_DATA", str(tmp_path / "data"))
+    write_images(tmp_path / "data" / "mnist", 7)
+    first = sweep(on_images(), tmp_path / "out", scale="smoke", only="rate=0.5", jobs=jobs)
+    assert {row["value"] for row in first.rows()} == {7.5}
+    (used,) = {facts[provenance.DATA] for facts in made(first)}
+    assert used.startswith("mnist ")
+    assert used.endswith("graphs/a-graph absent")
+    write_images(tmp_path / "data" / "mnist", 9)
+    with pytest.raises(ValueError, match=r"toy-smoke\.sqlite must have been made with the data that are here, got m"):
+        sweep(on_images(), tmp_path / "out", scale="smoke")
+    write_images(tmp_path / "data" / "mnist", 7, packed=True)  # the same data again
+    assert len(sweep(on_images(), tmp_path / "out", scale="smoke").rows()) == 4
+    graphs = tmp_path / "data" / "graphs"
+    graphs.mkdir()
+    (graphs / "a-graph.txt").write_text("0 1\n")
+    with pytest.raises(ValueError, match="graphs/a-graph"):
+        sweep(on_images(), tmp_path / "out", scale="smoke")
+    fresh = sweep(on_images(), tmp_path / "out", scale="smoke", resume=False)
+    assert {row["there"] for row in fresh.rows()} == {True}
+    shutil.rmtree(tmp_path / "data")  # what is stored can be read without the data
+    assert len(sweep(on_images(), tmp_path / "out", scale="smoke").rows()) == 4
+
+
+def test_a_worker_with_other_data_adds_no_rows(tmp_path, monkeypatch):
+    """As on a cluster whose machines have files of their own: what this machine has is not asked."""
+    places = []
+    for value in (7, 9):
+        places.append(tmp_path / str(value))
+        write_images(places[-1] / "mnist", value)
+
+    def elsewhere(task, cells, jobs, address, device):
+        for number, cell in enumerate(cells):
+            monkeypatch.setenv("LAMBDAHAT_DATA", str(places[number == 1]))
+            yield task(cell)
+
+    monkeypatch.setitem(sweeps.BACKENDS, "dask", elsewhere)
+    store = sweep(on_images(), tmp_path / "out", scale="smoke", backend="dask", address="there")
+    assert {row["value"] - row["rate"] for row in store.rows()} == {7.0}
+    ((_, error),) = store.errors()
+    assert "made with other data than the cells before: mnist" in error
+
+
+def test_stores_of_early_versions_do_not_know_their_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAMBDAHAT_DATA", str(tmp_path / "data"))
+    write_images(tmp_path / "data" / "mnist", 7)
+    store = sweep(on_images(), tmp_path / "out", scale="smoke")
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("DROP TABLE made")
+        connection.execute("DROP TABLE digests")
+    write_images(tmp_path / "data" / "mnist", 9)
+    assert {row["value"] - row["rate"] for row in sweep(on_images(), tmp_path / "out", scale="smoke").rows()} == {7.0}

@@ -135,6 +135,16 @@ def test_a_reference_that_is_not_stored_is_computed():
     assert abs(float(near) - float(stored)) < 4 * math.hypot(float(near.stderr), float(stored.stderr))
 
 
+def test_a_stored_reference_of_other_data_is_not_used(monkeypatch):
+    (case,) = [case for case in REFERENCES if case.name == MLP]
+    nbeta = 500 / math.log(500)
+    assert case.truth.known(nbeta, 10.0) is not None
+    x, y = module.perceptron_data()
+    x[3, 1] += 1e-3
+    monkeypatch.setattr(module, "perceptron_data", lambda: (x, y))
+    assert case.truth.known(nbeta, 10.0) is None
+
+
 def test_references_stay_small():
     assert len(module.resources.files("lambdahat.singular").joinpath("references.json").read_bytes()) < 20_000
 

@@ -384,3 +384,17 @@ def test_metrics_cut_and_gain_columns(tmp_path):
     second.add({"step": 2, "loss": 0.25})
     assert [row["loss"] for row in read_rows(tmp_path / "metrics.jsonl")] == [0.5, 0.25]
     assert (tmp_path / "metrics.csv").read_text() == "step,loss\n1,0.5\n2,0.25\n"
+
+
+def test_files_of_a_run_are_never_written_through_links(tmp_path):
+    """As in a folder that somebody else prepared."""
+    precious, run = tmp_path / "precious", tmp_path / "run"
+    precious.write_text("precious")
+    run.mkdir()
+    for name in (".lock", "metrics.jsonl", "metrics.csv"):
+        (run / name).symlink_to(precious)
+    with alone_in(run):
+        pass
+    with pytest.raises(OSError, match="symbolic links"):
+        Metrics(run).add({"epoch": 0, "loss": 1.0})
+    assert precious.read_text() == "precious"

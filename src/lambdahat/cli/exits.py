@@ -122,6 +122,8 @@ def exit_codes(kept: str = "") -> Iterator[None]:
         if isinstance(error, BrokenPipeError) and _unread():
             raise typer.Exit(UNREAD) from None
         if _of_the_disk(error):
+            if _output_is_full():
+                raise typer.Exit(BAD_INPUT) from None
             say(f"error: {one_line(error)}" + (f"; make room or choose another place; {kept}" if kept else ""))
             raise typer.Exit(BAD_INPUT) from None
         traceback.print_exc()
@@ -130,12 +132,16 @@ def exit_codes(kept: str = "") -> Iterator[None]:
 
 @contextmanager
 def unread_output() -> Iterator[None]:
-    """End without a traceback where nobody reads standard output any more, also when only its last lines meet that."""
+    """End without a traceback where nobody reads standard output any more, also when only its last lines meet that.
+
+    A disk that is full where standard output goes is one line and exit code 2.
+    """
     try:
         try:
             yield
         finally:
-            print(end="", flush=True)
+            if _output_is_full():
+                raise SystemExit(BAD_INPUT) from None
             with suppress(OSError, ValueError):  # what other code prints as Python ends is no part of the output
                 if sys.stdout.fileno() == 1:
                     os.dup2(2, 1)
@@ -150,6 +156,19 @@ def _of_the_disk(error: Exception) -> bool:
     if isinstance(error, sqlite3.OperationalError):
         return any(text in str(error) for text in ("is full", "readonly", "unable to open", "disk I/O"))
     return isinstance(error, OSError) and error.errno in DISK
+
+
+def _output_is_full() -> bool:
+    """Whether standard output goes to a disk that takes no more; says so, and lets the rest go nowhere."""
+    try:
+        print(end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        say(f"error: standard output cannot be written to ({error.strerror})")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return True
+    return False
 
 
 def _unread() -> bool:

@@ -108,7 +108,7 @@ def _variance(operator: LinearOperator, settings: Settings) -> tuple[int, int, i
     assert isinstance(operator, Curvature)
     rounds = min(PROBES, operator.dim)
     passes = 2 + rounds * (1 if operator.problem.loss_function is None else 2)
-    return passes, passes, COPIES * samples_at_once(operator.problem.vector)
+    return passes, passes, COPIES * samples_at_once(operator.problem)
 
 
 def _sharpness(operator: LinearOperator, settings: Settings) -> tuple[int, int, int]:

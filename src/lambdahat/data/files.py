@@ -7,8 +7,11 @@ import hashlib
 import os
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from lambdahat._check import require
@@ -76,6 +79,38 @@ def contents(path: Path, size: int | None = None) -> bytes:
             ) from None
     require(len(data) <= most, str(path), f"unpack to at most {most:,} bytes", f"more, packed into {packed:,}", CURE)
     return data
+
+
+def file_digest(path: Path) -> str:
+    """A digest of what a file holds, unpacked; a file is read again only after a change."""
+    found = path.stat()
+    return _file_digest(path, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _file_digest(path: Path, *_state: int) -> str:
+    return hashlib.sha256(contents(path)).hexdigest()
+
+
+_noted: ContextVar[dict[str, str] | None] = ContextVar("digests of the data that were read", default=None)
+
+
+@contextmanager
+def noting_data() -> Iterator[dict[str, str]]:
+    """Collect the digests of the data that are loaded inside, by name."""
+    found: dict[str, str] = {}
+    token = _noted.set(found)
+    try:
+        yield found
+    finally:
+        _noted.reset(token)
+
+
+def note_data(name: str, digest: Callable[[], str | None]) -> None:
+    """Note that data were read; a digest is computed only where somebody collects them."""
+    noted = _noted.get()
+    if noted is not None and (found := digest()) is not None:
+        noted[name] = found
 
 
 def roots() -> list[Path]:

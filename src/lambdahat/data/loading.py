@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lambdahat._check import require, require_choice
 from lambdahat.data.catalogue import CATALOGUE, DataSet
-from lambdahat.data.files import VARIABLE, File, candidates, roots
+from lambdahat.data.files import VARIABLE, File, candidates, file_digest, note_data, roots
 from lambdahat.data.sources import Mirror, Source
 from lambdahat.data.splits import Split
 from lambdahat.data.texts import Text
+from lambdahat.storage import digest_tensors
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ def load(name: str, folder: str | Path | None = None, verify: bool = True, **opt
         return load_text(name, folder, verify).split(chosen["length"])
     read = entry.read(**chosen) if entry.bundled else _read(name, folder, verify, **chosen)
     assert isinstance(read, Split)
+    note_data(name, lambda: data_digest(name, folder))
     return read
 
 
@@ -58,6 +62,7 @@ def load_text(name: str, folder: str | Path | None = None, verify: bool = True) 
     texts = [key for key, entry in CATALOGUE.items() if "length" in entry.options]
     read = _read(require_choice(name, "name", texts), folder, verify)
     assert isinstance(read, Text)
+    note_data(name, lambda: data_digest(name, folder))
     return read
 
 
@@ -72,6 +77,30 @@ def _read(name: str, folder: str | Path | None, verify: bool, **options: Any) ->
     require(not verify or came == entry.counts, str(found.folder), f"hold {_pair(entry.counts)} samples", _pair(came),
             "fetch the data again, or pass verify=False to use a part on purpose")  # fmt: skip
     return read
+
+
+def data_digest(name: str, folder: str | Path | None = None) -> str | None:
+    """A digest of a data set as it is now, None where it is not here.
+
+    It is one of the unpacked files by name, of those that come with the package one of the tensors.
+    """
+    if _entry(name).bundled:
+        return _bundled_digest(name)
+    found = locate(name, folder)
+    if found is None:
+        return None
+    places = {file.name: file.find(found.folder) for file in found.form}
+    told = [f"{file} {file_digest(path)}" for file, path in places.items() if path is not None]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:32]
+
+
+@cache
+def _bundled_digest(name: str) -> str:
+    entry = _entry(name)
+    split = entry.read(**entry.options)
+    assert isinstance(split, Split)
+    (x, y), (x_test, y_test) = split
+    return digest_tensors({"x": x, "y": y, "x_test": x_test, "y_test": y_test})
 
 
 def fetch(name: str, folder: str | Path | None = None, mirror: str | None = None) -> Path:

@@ -21,6 +21,7 @@ from lambdahat.krylov import (
     thick_restart_lanczos,
     working_dtype,
 )
+from lambdahat.krylov.power import HELD
 from lambdahat.operators.base import LinearOperator, Normalised
 from lambdahat.operators.matrix import OperatorLike
 from lambdahat.operators.rounding import errors_of
@@ -112,8 +113,20 @@ def power_iteration(
     require_count(k, "k", 1, operator.dim, "an operator of order P has P eigenvalues")
     require_positive(tol, "tol")
     budget = 500 * k if max_matvecs is None else require_count(max_matvecs, "max_matvecs", least=k)
+    columns = None
+    if operator.budget() is not None:
+        vector = operator.dim * working_dtype(operator).itemsize
+        room, column = operator.room(1.0) - HELD * k * vector, vector + operator.column_bytes()
+        require(
+            room >= column,
+            "memory",
+            f"hold {HELD * k} vectors, {HELD * k * vector:,} bytes, for {k} pairs and a product",
+            f"{operator.budget():,}, of which {operator.room(1.0):,.0f} are left for them",
+            "raise it, or ask for fewer pairs",
+        )
+        columns = int(room // column)
     unit = Normalised(operator)
-    found = simultaneous_power_iteration(unit, k, tol=tol, max_matvecs=budget, seed=seed)
+    found = simultaneous_power_iteration(unit, k, tol=tol, max_matvecs=budget, seed=seed, columns=columns)
     return _result(operator, replace(found, products=found.products + unit.repeated), k, tol, unit.exponent)
 
 

@@ -31,6 +31,7 @@ from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.batches import Batch, free_memory, rows_of, take
 from lambdahat.losses import CrossEntropy
+from lambdahat.memory import PASS
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Estimate, Variance
 
@@ -38,6 +39,7 @@ CHUNK_SAMPLES = 256
 MEMORY_SHARE = 0.25
 PROBES = 8
 COPIES = 8  # vectors of length P that one sample's product holds at a time, about
+MEANS = 6  # vectors in float64: the probe, the means of a chunk and of all samples, and what merges them
 
 Derivative = Callable[[Batch], Tensor]  # one sample, with a leading dimension of 1, to a vector (P,)
 
@@ -114,10 +116,21 @@ def spread_of(blocks: Iterable[Iterable[Tensor]]) -> Spread:
     return out
 
 
-def samples_at_once(theta: Tensor) -> int:
-    """How many samples' products fit a quarter of the free memory, at most 256."""
+def samples_at_once(problem: Problem) -> int:
+    """How many samples' products fit a quarter of the free memory, or the problem's budget of it, at most 256."""
+    theta, memory = problem.vector, problem.memory
     need = COPIES * theta.numel() * theta.element_size()
-    return int(max(1, min(CHUNK_SAMPLES, MEMORY_SHARE * free_memory(theta.device) // need)))
+    if memory is None:
+        return int(max(1, min(CHUNK_SAMPLES, MEMORY_SHARE * free_memory(theta.device) // need)))
+    room = (1 - PASS) * memory - MEANS * 8 * theta.numel()
+    require(
+        need <= room,
+        "memory",
+        f"hold {need:,} bytes for the derivatives of one sample beside the means of all",
+        f"{memory:,}, of which {max(room, 0.0):,.0f} are left",
+        "raise it, or choose fewer parameters",
+    )
+    return int(min(CHUNK_SAMPLES, room // need))
 
 
 class PerSample:
@@ -126,7 +139,7 @@ class PerSample:
     def __init__(self, problem: Problem) -> None:
         self.problem, self.theta = problem, problem.vector
         self.products = 0
-        self.chunk = samples_at_once(self.theta)
+        self.chunk = samples_at_once(problem)
         self._vectorised = True
 
     def derivatives(self, probe: Tensor) -> dict[str, Derivative]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -31,12 +33,13 @@ def on_processes(task: Task[T], cells: Sequence[Cell], jobs: int, address: str |
     from joblib.externals.loky import get_reusable_executor
 
     begin = ending_with(os.getpid())
-    try:
-        # an early joblib ignores the initializer: its workers are watched from their first cell on
-        with parallel_config(backend="loky", initializer=begin):
-            yield from _through_joblib(partial(_call_after, begin, task), cells, jobs)
-    finally:
-        get_reusable_executor().shutdown(wait=True)
+    with ending_descendants():
+        try:
+            # an early joblib ignores the initializer: its workers are watched from their first cell on
+            with parallel_config(backend="loky", initializer=begin):
+                yield from _through_joblib(partial(_call_after, begin, task), cells, jobs)
+        finally:
+            get_reusable_executor().shutdown(wait=True)
 
 
 def on_dask(task: Task[T], cells: Sequence[Cell], jobs: int, address: str | None, device: str) -> Iterator[T]:
@@ -45,10 +48,13 @@ def on_dask(task: Task[T], cells: Sequence[Cell], jobs: int, address: str | None
     from dask.distributed import Client
     from joblib import parallel_config
 
-    with _reached("dask", address):
-        client = Client(address) if address else Client(n_workers=jobs, threads_per_worker=1, dashboard_address=None)
-    with client, parallel_config(backend="dask"):
-        yield from _through_joblib(task, cells, jobs)
+    with ending_descendants():
+        with _reached("dask", address):  # port 0 is any that is free: another sweep may have the usual one
+            client = (
+                Client(address) if address else Client(n_workers=jobs, threads_per_worker=1, dashboard_address=":0")
+            )
+        with client, parallel_config(backend="dask"):
+            yield from _through_joblib(task, cells, jobs)
 
 
 def on_ray(task: Task[T], cells: Sequence[Cell], jobs: int, address: str | None, device: str) -> Iterator[T]:
@@ -59,22 +65,82 @@ def on_ray(task: Task[T], cells: Sequence[Cell], jobs: int, address: str | None,
     _require_package("ray")
     import ray
 
-    with _reached("ray", address, "a cluster with tokens wants RAY_AUTH_MODE=token in the environment"):
-        _join_ray(jobs, address)
-    try:
-        # ray hides its GPUs from a task that asks for none; jobs share them
-        share = 0.0 if device == "cpu" else min(1.0, ray.cluster_resources().get("GPU", 0.0) / jobs)
-        remote = ray.remote(num_cpus=1, num_gpus=share)(_call)
-        shared = ray.put(task)
-        waiting = [remote.remote(shared, cell) for cell in cells]
-        while waiting:
-            (done,), waiting = ray.wait(waiting)
-            yield ray.get(done)
-    finally:
-        ray.shutdown()
+    with ending_descendants():
+        with _reached("ray", address, "a cluster with tokens wants RAY_AUTH_MODE=token in the environment"):
+            _join_ray(jobs, address)
+        try:
+            # ray hides its GPUs from a task that asks for none; jobs share them
+            share = 0.0 if device == "cpu" else min(1.0, ray.cluster_resources().get("GPU", 0.0) / jobs)
+            remote = ray.remote(num_cpus=1, num_gpus=share)(_call)
+            shared = ray.put(task)
+            waiting = [remote.remote(shared, cell) for cell in cells]
+            while waiting:
+                (done,), waiting = ray.wait(waiting)
+                yield ray.get(done)
+        finally:
+            ray.shutdown()
 
 
 BACKENDS: dict[str, Callable[..., Iterator[Any]]] = {"loky": on_processes, "dask": on_dask, "ray": on_ray}
+
+
+GUARD = """
+import os, select, signal, sys, time
+
+def processes():  # (parent, start) by number
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as stream:
+                parts = stream.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        found[int(name)] = int(parts[1]), parts[19]
+    return found
+
+def family(now, found):  # with all that they have started
+    new = found
+    while new:
+        new = {pid for pid, (parent, _) in now.items() if parent in new} - found - {os.getpid()}
+        found = found | new
+    return found
+
+seen = {}
+while not select.select([sys.stdin], [], [], 0.3)[0]:
+    now, driver = processes(), int(sys.argv[1])
+    seen |= {pid: now[pid][1] for pid in family(now, {driver} & set(now)) - {driver}}
+if not sys.stdin.read(1):  # it was killed; else it says that it has ended
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        now = processes()
+        for pid in family(now, {pid for pid in now if seen.get(pid) == now[pid][1]}):
+            seen[pid] = now[pid][1]
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        time.sleep(0.2)
+"""
+
+
+@contextmanager
+def ending_descendants() -> Iterator[None]:
+    """End all processes that this one starts inside, and all that those start, if this one is killed.
+
+    Workers that are still importing do not watch their parent yet, on a busy machine for many seconds, and ray's agents
+    outlive a killed driver by a minute. So a process of our own notes who they are, waits for the end of this one, and
+    ends them. Only where there is /proc, as on Linux.
+    """
+    if not os.path.isfile("/proc/self/stat"):
+        yield
+        return
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", GUARD, str(os.getpid())], stdin=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        guard.communicate(b".")
 
 
 def _through_joblib(task: Task[T], cells: Sequence[Cell], jobs: int) -> Iterator[T]:

@@ -1,22 +1,52 @@
-"""What a cell was made with: versions, commit, processor and threads of the process that ran it."""
+"""What a cell was made with: versions, commit, processor and threads of the process that ran it, and its data."""
 
 from __future__ import annotations
 
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from lambdahat.data.loading import data_digest
+from lambdahat.experiments.outside import ABSENT, outside_digest
 
-def made_with(device: str) -> dict[str, str]:
-    """Of this process, for a cell on ``device``; what cannot be told is left out, and no path is in it."""
+DATA = "data digests"  # the fact that has those of all data that a cell has loaded
+
+
+def made_with(device: str, data: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Of this process, for a cell on ``device``; what cannot be told is left out, and no path is in it.
+
+    ``data`` has the digests of what the cell has loaded (``noting_data``).
+    """
     told = versions() | {"processor": _processor(), "threads": str(torch.get_num_threads())}
     told["gpu"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
     told["commit"] = _commit()
+    told[DATA] = ", ".join(f"{name} {digest}" for name, digest in (data or {}).items())
     return {name: text for name, text in told.items() if text}
+
+
+def data_of(made: Mapping[str, str]) -> dict[str, str]:
+    """The digests of a cell's data, by name; none for cells of early versions."""
+    parts = [part.rpartition(" ") for part in made.get(DATA, "").split(", ") if part]
+    return {name: digest for name, _, digest in parts}
+
+
+def changed_data(made: Mapping[str, str], cell: Mapping[str, Any]) -> list[str]:
+    """Those data of a cell that are others now, as "name (was …, is …)"; of data that are not here nothing is said."""
+    found = []
+    for name, told in data_of(made).items():
+        folder, _, stem = name.rpartition("/")
+        with suppress(FileNotFoundError):  # the cell's own folder of data
+            now = outside_digest(folder, stem) if folder else data_digest(name, cell.get("folder") or None)
+            if now not in (None, ABSENT, told):
+                found.append(f"{name} (was {told[:12]}, is {now[:12]})")
+    return found
 
 
 def versions() -> dict[str, str]:

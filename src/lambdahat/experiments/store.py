@@ -156,6 +156,16 @@ class Store:
         names = {name: None for cell in cells if cell is not told for name in cell}
         return told | {name: ", ".join(dict.fromkeys(cell[name] for cell in cells if name in cell)) for name in names}
 
+    def made(self) -> list[tuple[Cell, dict[str, str]]]:
+        """The finished cells of the grid that say what they were made with, and what that is."""
+        if not self._read("SELECT name FROM sqlite_master WHERE name = 'made'"):
+            return []
+        found = self._read(
+            "SELECT settings, facts FROM cells JOIN made USING (key)"
+            " WHERE finished IS NOT NULL AND position >= 0 ORDER BY position"
+        )
+        return [(self._parsed(settings), self._parsed(facts)) for settings, facts in found]
+
     def rows(self, without: Collection[str] = ()) -> Rows:
         """All rows of finished cells with their settings, in the order of the grid, whichever finished first.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,10 @@ import torch
 
 from lambdahat._check import require, require_choice, require_count
 from lambdahat._progress import report
+from lambdahat.data.files import noting_data
 from lambdahat.experiments.clusters import BACKENDS
 from lambdahat.experiments.experiment import Cell, Experiment, Row, key_of, label_of
-from lambdahat.experiments.provenance import made_with
+from lambdahat.experiments.provenance import changed_data, data_of, made_with
 from lambdahat.experiments.store import Store
 
 
@@ -49,6 +50,9 @@ def sweep(
 
     ``only`` keeps the cells that have all settings of it, as "alpha=0.1 seed=3" (``matches``). A cell that raises is
     noted and the others go on; a killed sweep loses the cells that were running. With ``resume=False`` it starts anew.
+
+    Raises:
+        ValueError: If the store has cells of data that have changed since; cells of early versions do not tell.
     """
     require_count(jobs, "jobs")
     require_choice(backend, "backend", BACKENDS)
@@ -61,18 +65,46 @@ def sweep(
     require(bool(chosen), "only", "match a cell", repr(only), f"cells read like {label_of(cells[0])!r}")
     store = Store(folder, experiment.name, scale)
     store.open(cells, command, keep=resume)
+    if address is None:  # else the data are where the workers are
+        _require_same_data(store)
+    used = {key: digest for cell, made in store.made() for key, digest in _data_of(cell, made)}
     done = store.finished()
     left = [cell for cell in chosen if key_of(cell) not in done]
     finished, task = len(chosen) - len(left), f"{experiment.name} ({scale})"
     report(task, finished, len(chosen))
     for outcome in _outcomes(experiment, left, jobs, backend, address, device):
-        if outcome.rows is None:
-            store.fail(outcome.cell, outcome.error)
+        data = dict(_data_of(outcome.cell, outcome.made))
+        others = [
+            f"{name} ({digest})"
+            for (name, folder), digest in data.items()
+            if used.get((name, folder), digest) != digest
+        ]
+        if outcome.rows is None or others:
+            error = outcome.error or f"made with other data than the cells before: {', '.join(others)}"
+            store.fail(outcome.cell, error)
         else:
+            used |= data
             store.add(outcome.cell, outcome.rows, outcome.seconds, outcome.made)
         finished += 1
         report(task, finished, len(chosen), label_of(outcome.cell))
     return store
+
+
+def _data_of(cell: Cell, made: Mapping[str, str]) -> list[tuple[tuple[str, Any], str]]:
+    """The digests of a cell's data, by their name and the folder that the cell names."""
+    return [((name, cell.get("folder")), digest) for name, digest in data_of(made).items()]
+
+
+def _require_same_data(store: Store) -> None:
+    """Rows of a data set that has changed are not those of this one, and must not stand beside them."""
+    changed = dict.fromkeys(text for cell, made in store.made() for text in changed_data(made, cell))
+    require(
+        not changed,
+        str(store.path),
+        "have been made with the data that are here",
+        ", ".join(changed),
+        "put the data back, or run all cells anew with --fresh (resume=False)",
+    )
 
 
 def matches(cell: Cell, only: str | None) -> bool:
@@ -124,8 +156,9 @@ def run_cell(cell: Cell, experiment: Experiment, device: str, threads: int | Non
         torch.set_num_threads(threads)
     start = time.perf_counter()
     try:
-        rows = experiment.run(cell, device)
-        seconds, made = time.perf_counter() - start, made_with(device)
+        with noting_data() as data:
+            rows = experiment.run(cell, device)
+        seconds, made = time.perf_counter() - start, made_with(device, data)
     except Exception:
         return Outcome(cell, None, time.perf_counter() - start, traceback.format_exc(limit=-4))
     return Outcome(cell, rows, seconds, made=made)

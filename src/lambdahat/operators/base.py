@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
 DENSE_CHUNK = 64
+FITS = 1 << 28  # bytes of a matrix that are taken without a look at the free memory
 ORDINARY = {torch.float64: 150}  # scales 2^±n whose squares and fourth powers no sum takes out of range
 ORDINARY_SINGLE = 20  # the same for float32, and for what is computed in it
 INPUT = {torch.float64: 900, torch.float16: 8}  # the most that a vector is scaled by before a product, 2^±n
@@ -258,8 +259,31 @@ class LinearOperator(ABC):
 
     def dense(self) -> Tensor:
         """The matrix (P, P), by P products."""
-        eye = torch.eye(self.dim, dtype=self.dtype, device=self.device)
-        return torch.cat([self @ part for part in eye.split(DENSE_CHUNK, dim=1)], dim=1)
+        step = min(self._dense_columns(), self.dim)
+        out = torch.empty(self.dim, self.dim, dtype=self.dtype, device=self.device)
+        for start in range(0, self.dim, step):
+            size = min(step, self.dim - start)
+            units = torch.zeros(self.dim, size, dtype=self.dtype, device=self.device)
+            units[range(start, start + size), range(size)] = 1.0
+            out[:, start : start + size] = self @ units
+        return out
+
+    def _dense_columns(self) -> int:
+        """How many columns of the matrix to make at once; a matrix that does not fit into the memory is refused."""
+        row = self.dim * self.dtype.itemsize
+        need, budget = self.dim * row, self.budget()
+        if budget is None and need < FITS:
+            return DENSE_CHUNK
+        room, column = self.room(1.0), row + self.column_bytes()
+        where = "the free memory" if budget is None else f"what the problem's memory={budget:,} leaves"
+        require(
+            need + column <= room,
+            "the matrix of an operator",
+            f"fit into {where}, {max(room, 0.0):,.0f} bytes",
+            f"{need:,} bytes for {self!r}",
+            "use products with it, or restrict it to fewer parameters",
+        )
+        return int(min(DENSE_CHUNK, (room - need) // column))
 
     def to_scipy(self) -> ScipyOperator:
         """This operator for ``scipy.sparse.linalg``, on numpy arrays."""
@@ -641,6 +665,7 @@ class BlockDiagonal(LinearOperator):
 
     def dense(self) -> Tensor:
         """The matrix, each block by its own products: P in all."""
+        self._dense_columns()
         out = torch.zeros(self.dim, self.dim, dtype=self.dtype, device=self.device)
         for label, inner in self.blocks.items():
             where = self._indices[label]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count
 from lambdahat._precision import default_context
+from lambdahat.memory import PASS
 from lambdahat.operators.base import LinearOperator
 from lambdahat.operators.kronecker_factors import Fisher, find_layers, moments, second_moments
 from lambdahat.operators.output_factors import require_kind
@@ -168,6 +169,19 @@ class KFAC(LinearOperator):
         super().__init__(problem.num_parameters, _dtype(problem), problem.device, psd=True, space=problem.space)
         self.blocks = dict(blocks)
         self.corrected, self.sharing, self.shared = corrected, sharing, shared
+        self._memory = problem.memory
+
+    def budget(self) -> int | None:
+        return self._memory
+
+    def room(self, share: float) -> float:
+        if self._memory is None:
+            return super().room(share)
+        shapes = [part.indices.shape for part in self.blocks.values() if isinstance(part, KroneckerBlock)]
+        return self._memory - _held(self.dim, shapes, self.dtype, self.corrected) - self.column_bytes()
+
+    def column_bytes(self) -> int:
+        return 5 * self.dim * self.dtype.itemsize
 
     def __repr__(self) -> str:
         kind = "EKFAC" if self.corrected else "KFAC"
@@ -193,6 +207,7 @@ class KFAC(LinearOperator):
 
     def eigenvalues(self) -> Tensor:
         """All P eigenvalues, ascending, in float64, from those of the factors."""
+        self._require_basis()
         return torch.cat([part.values.double().reshape(-1) for part in self.blocks.values()]).sort().values
 
     def logdet(self, damping: float = 0.0) -> float:
@@ -207,9 +222,16 @@ class KFAC(LinearOperator):
         ``factored=True`` damps each factor instead, (G + (√δ/π) I)⁻¹ ⊗ (A + π√δ I)⁻¹ (Martens & Grosse 2015, §6.3), as
         optimisers do; EKFAC has no factors to damp.
         """
+        self._require_basis()
         plain = not (factored and self.corrected)
         require(plain, "factored", "be False for EKFAC", "True", "its eigenvalues do not factor")
         return KFACInverse(self, _require_damping(damping), factored=factored)
+
+    def _require_basis(self) -> None:
+        """Refuse decompositions of the factors that the problem's memory cannot hold."""
+        if self._memory is not None:
+            shapes = [part.indices.shape for part in self.blocks.values() if isinstance(part, KroneckerBlock)]
+            _require_memory(self._memory, _held(self.dim, shapes, self.dtype, True), "the eigenvectors of its factors")
 
 
 class KFACInverse(LinearOperator):
@@ -278,6 +300,9 @@ def kfac(
             '"train"', 'use norm="eval" and problem.refresh_statistics()')  # fmt: skip
     fisher, dtype = Fisher(kind, samples, seed), _dtype(problem)
     layers, reasons = find_layers(problem)
+    if problem.memory is not None:
+        need = _held(problem.num_parameters, [layer.indices.shape for layer in layers], dtype, correction)
+        _require_memory((1 - PASS) * problem.memory, need, "its Kronecker factors")
     factors, diagonals, shared = moments(problem, layers, tuple(reasons), fisher, sharing, dtype)
     for name, parts in {**factors, **{name: (part,) for name, part in diagonals.items()}}.items():
         require(all(bool(part.isfinite().all()) for part in parts), "the Fisher", "be finite",
@@ -305,6 +330,27 @@ def ekfac(problem: Problem, *, kind: str = "exact", sharing: str = "expand", sam
     more pass over the data. The arguments are those of ``kfac``.
     """
     return kfac(problem, kind=kind, sharing=sharing, correction=True, samples=samples, seed=seed)
+
+
+def _held(dim: int, shapes: Sequence[Sequence[int]], dtype: torch.dtype, decomposed: bool) -> int:
+    """Bytes of the factors of blocks (g, m, n) and of the places of P parameters, and what makes them.
+
+    ``decomposed`` with eigenvalues and eigenvectors in float64, and the work space of the largest.
+    """
+    sizes = [(groups * depth**2, groups * width**2) for groups, width, depth in shapes]
+    entries, largest = sum(map(sum, sizes)), max(map(max, sizes), default=0)
+    plain = 8 * dim + (entries + largest) * dtype.itemsize
+    return plain + (8 * (entries + 4 * largest) + (8 + dtype.itemsize) * dim if decomposed else 0)
+
+
+def _require_memory(room: float, need: int, what: str) -> None:
+    require(
+        need <= room,
+        "memory",
+        f"have room for {need:,} bytes of KFAC, {what}",
+        f"{room:,.0f} for them",
+        "raise it, or choose fewer parameters",
+    )
 
 
 def _dtype(problem: Problem) -> torch.dtype:

@@ -11,14 +11,16 @@ from scipy.special import digamma
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lambdahat._check import require_count, require_positive
+from lambdahat._check import require, require_count, require_positive
 from lambdahat._progress import report
 from lambdahat._rng import generator
-from lambdahat.batches import Batch
+from lambdahat.batches import Batch, free_memory
+from lambdahat.memory import PASS
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Estimate, Result, Status
 
 POPULATIONS = 8  # runs beside each other: their spread is the error
+HELD = 4  # copies of the points in float64: they, their trials, what was dropped, and steps
 TRIALS, TRIALS_PER_PARAMETER = 6, 1  # of each kind of move at each level
 EASY, HARD = 0.7, 0.02  # the acceptance of moves too short, and too long, to be tried again
 FIT_LEVELS = 4  # the fewest levels that show a slope
@@ -95,6 +97,16 @@ def volume_scaling(
     size -= size % 2
     require_count(levels, "levels", least=4 * FIT_LEVELS)
     require_count(multiplicity, "multiplicity")
+    need, budget = HELD * POPULATIONS * size * problem.num_parameters * 8, problem.memory
+    room = free_memory(problem.device) if budget is None else int((1 - PASS) * budget)
+    name = "samples" if budget is None else "memory"
+    require(
+        need <= room,
+        name,
+        f"leave room for {POPULATIONS * size:,} points, {need:,} bytes",
+        f"{room:,} bytes for them",
+        "lower samples, or choose fewer parameters",
+    )
     cloud = _Cloud(problem, radius, size, seed)
     log_volumes, log_levels = [-1.0 / size], [cloud.largest()]
     for level in range(1, levels + 1):

@@ -158,5 +158,6 @@ def _csv_lines(columns: list[str], rows: list[Row]) -> bytes:
 
 
 def _append(path: Path, data: bytes) -> None:
-    with open(path, "ab") as stream:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags, 0o644), "ab") as stream:  # never through a link to another file
         stream.write(data)

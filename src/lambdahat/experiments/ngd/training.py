@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
-import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -20,12 +21,14 @@ from torch.nn.functional import interpolate
 from lambdahat._check import require, require_choice
 from lambdahat._progress import report
 from lambdahat._rng import derived_seed, generator
-from lambdahat.data.loading import load
+from lambdahat.data.files import note_data
+from lambdahat.data.loading import data_digest, load
 from lambdahat.experiments.experiment import Cell, Row
 from lambdahat.models.lenet import lenet5
 from lambdahat.models.perceptrons import mlp
 from lambdahat.optim.ngd import NGD
 from lambdahat.problem import Problem
+from lambdahat.storage import Damaged, digest, digest_tensors, write_atomically
 from lambdahat.training.ensembles import DEFAULTS
 from lambdahat.training.feeding import epoch_order
 from lambdahat.training.loop import fit
@@ -182,9 +185,15 @@ def _drawn(setting: Setting, seed: int, training: int, held_out: int) -> tuple[T
     return first, second
 
 
-@lru_cache(maxsize=4)
 def _whole(data: str, network: str) -> tuple[Pair, Pair, int]:
     """All training and held-out images of a data set as a network takes them, and the classes."""
+    found = data_digest(data)  # data that have changed are read again
+    note_data(data, lambda: found)
+    return _prepared(data, network, found)
+
+
+@lru_cache(maxsize=4)
+def _prepared(data: str, network: str, _contents: str | None) -> tuple[Pair, Pair, int]:
     options: dict[str, Any] = {} if data == "digits" else {"normalization": "standard"}
     split = load(data, **options)
     mean, deviation = split.train[0].mean(), split.train[0].std()
@@ -344,7 +353,14 @@ def upto(member: Member, optimizer: str, folder: Path) -> int:
     start = nn.utils.parameters_to_vector(_start(member, near, classes).parameters())
     setting = setting_of(member.cell)
     path = _file(folder, _about(setting, member.cell["seed"], optimizer, start, member.stage, dict(member.changes)))
-    return int(torch.load(path, mmap=True, weights_only=True)["epochs"]) if path.is_file() else 0
+    if not path.is_file():
+        return 0
+    try:
+        record = _read(path, setting.data)
+    except ValueError as error:  # damaged, or of other data
+        warnings.warn(f"{error}; it is trained again", RuntimeWarning, stacklevel=2)
+        return 0
+    return int(record["epochs"])
 
 
 def _start(member: Member, near: Pair, classes: int) -> nn.Module:
@@ -411,9 +427,9 @@ def _about(setting: Setting, seed: int, optimizer: str, start: Tensor, stage: st
     """What decides a run but for its length, its start by a digest of the parameters (P,)."""
     chosen = _chosen(setting, changes)
     names = ("rate",) if optimizer == "sgd" else ("rate", "alpha", "epsilon")
-    digest = hashlib.blake2b(start.detach().cpu().numpy().tobytes(), digest_size=16).hexdigest()
+    origin = hashlib.blake2b(start.detach().cpu().numpy().tobytes(), digest_size=16).hexdigest()
     about = {"data": setting.data, "training": setting.training, "batch": setting.batch, "seed": seed}
-    return about | {"optimizer": optimizer, "start": digest, "stage": stage} | {name: chosen[name] for name in names}
+    return about | {"optimizer": optimizer, "start": origin, "stage": stage} | {name: chosen[name] for name in names}
 
 
 def _file(folder: Path, about: Row) -> Path:
@@ -426,11 +442,42 @@ def _keep(folder: Path, about: Row, way: Way, epochs: int) -> None:
     record = {
         "places": [point.epoch for point in way.points], "losses": [point.loss for point in way.points],
         "vectors": torch.stack([point.vector for point in way.points]), "norms": list(way.update_norms),
-        "diverged": way.diverged, "epochs": epochs, "optimizer": way.optimizer,
+        "diverged": way.diverged, "epochs": epochs, "optimizer": way.optimizer, "data": data_digest(about["data"]),
     }  # fmt: skip
-    partial = path.with_suffix(f".{os.getpid()}")
-    torch.save(record, partial)
-    partial.replace(path)
+    stream = io.BytesIO()
+    torch.save(record | {"digest": _digest(record)}, stream)
+    write_atomically(path, stream.getvalue())
+
+
+def _read(path: Path, data: str) -> Row:
+    """What ``_keep`` wrote, of data that are still the same; early files have no digests, and are read without.
+
+    Raises:
+        Damaged: If the file is not as it was written.
+        ValueError: If the data set has changed since.
+    """
+    try:
+        record: Row = torch.load(path, mmap=True, weights_only=True)
+        told = record.pop("digest", None)
+        whole = told is None or told == _digest(record)
+    except Exception as error:  # torch raises many kinds
+        raise Damaged(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from error
+    if not whole:
+        raise Damaged(f"{path} is damaged: its contents do not match their digest; train it again")
+    used, now = record.get("data"), data_digest(data)
+    require(
+        None in (used, now) or used == now,
+        str(path),
+        f"be a run on {data} as it is now, {now}",
+        f"one on {used}",
+        "put the data back, or train it again",
+    )
+    return record
+
+
+def _digest(record: Row) -> str:
+    rest = {name: value for name, value in record.items() if name != "vectors"}
+    return digest(f"{digest_tensors({'': record['vectors']})} {json.dumps(rest, sort_keys=True)}".encode())[:32]
 
 
 def _kept(folder: Path, about: Row, epochs: int) -> Way:
@@ -438,7 +485,7 @@ def _kept(folder: Path, about: Row, epochs: int) -> Way:
     path = _file(folder, about)
     require(path.is_file(), "folder", f"hold the run of {about}", f"none in {folder}", "train it first",
             FileNotFoundError)  # fmt: skip
-    record = torch.load(path, mmap=True, weights_only=True)
+    record = _read(path, about["data"])
     require(record["epochs"] >= epochs, "epochs", f"be {record['epochs']} at most for a run in {folder}", epochs)
     count = sum(place <= epochs for place in record["places"])
     points = tuple(
