@@ -183,7 +183,7 @@ def test_a_sample_unlike_all_of_the_subset_is_in_the_error():
     rows[40] *= 8
     exact, apart = exact_limit(rows, 8, 0.0), []
     for seed in range(12):
-        found = advise(least_squares(rows), "sgd", 8, samples=30, seed=seed)
+        found = advise(least_squares(rows), "sgd", 8, samples=30, seed=seed, batches=4)
         low, high = found["largest stable rate"].interval()
         assert low <= exact <= high
         apart.append(float(found["largest stable rate"]) / exact)

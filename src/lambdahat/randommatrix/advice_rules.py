@@ -121,10 +121,10 @@ def _coupled_limit(levels: NoiseLevels, request: Request, b: float) -> Estimate:
         share = levels.finite * scale / b
         return coupled_limit(values[kept].numpy(), matrices.numpy(), share, request.momentum, request.nesterov)
 
-    value = of(1.0)
+    value, most = of(1.0), 1 + NORMAL_95 * unsure
     # τ² may be several times what a subset shows: its error is a factor, and so is that of the limit
-    apart = math.log(of(1 / (1 + unsure)) / of(1 + unsure)) / 2 if unsure else 0.0
-    return Estimate(value, value * apart)
+    apart = max(math.log(value / of(most)), math.log(of(1 / most) / value)) if unsure else 0.0
+    return Estimate(value, value * apart / NORMAL_95)
 
 
 def expected_limit(levels: NoiseLevels, request: Request, b: float) -> Estimate:
