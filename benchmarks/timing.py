@@ -60,8 +60,12 @@ def in_processes(function: Callable[[Any], Any], tasks: Iterable[Any], workers: 
 
 
 def recorded(
-    function: Callable[[Any], Any], tasks: Iterable[Any], path: Path, task_of: Callable[[dict[str, Any]], Hashable],
-    workers: int, minutes: float,
+    function: Callable[[Any], Any],
+    tasks: Iterable[Any],
+    path: Path,
+    task_of: Callable[[dict[str, Any]], Hashable],
+    workers: int,
+    minutes: float,
 ) -> list[dict[str, Any]]:
     """The rows of all tasks that have ended, each a line of a file as soon as it ends; runs only what is missing.
 

@@ -245,4 +245,6 @@ def test_one_cluster_is_the_headline_only_if_it_is_likelier_than_all_others_toge
     weighed = weigh(gaps, 1, 0.0376)
     assert weighed[0].count == first
     sizes = np.array([0.0376, width, 0.028]) ** 3
-    assert {gap.count: gap.weight for gap in weighed} == pytest.approx(dict(zip((1, 17, 18), sizes / sizes.sum(), strict=True)))
+    assert {gap.count: gap.weight for gap in weighed} == pytest.approx(
+        dict(zip((1, 17, 18), sizes / sizes.sum(), strict=True))
+    )

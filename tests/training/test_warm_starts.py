@@ -154,7 +154,9 @@ def test_a_copy_that_is_new_is_found_beside_vectors_that_have_not_changed(seed):
     """Last time's vectors still are eigenvectors, and a second copy of a larger eigenvalue has come up."""
     basis, bulk = spectra(300)["flat"], torch.linspace(-1, 1, 295, dtype=torch.float64)
     vectors = torch.linalg.eigh(basis).eigenvectors
-    before, now = (torch.cat([torch.tensor(top, dtype=torch.float64), bulk]) for top in ([5, 4, 3, 0, 0], [5, 4, 3, 5, 4]))
+    before, now = (
+        torch.cat([torch.tensor(top, dtype=torch.float64), bulk]) for top in ([5, 4, 3, 0, 0], [5, 4, 3, 5, 4])
+    )
     warm = leading_pairs(lh.operator((vectors * before) @ vectors.T), 3, tol=TOL).vectors
     found = leading_pairs(lh.operator((vectors * now) @ vectors.T), 3, warm=warm, tol=TOL, seed=seed)
     assert torch.allclose(found.values, torch.tensor([5.0, 5.0, 4.0], dtype=torch.float64), atol=5 * TOL)

@@ -265,7 +265,9 @@ def weigh(gaps: Sequence[Gap], components: int, least: float, resolution: float 
     kept = sum(weight for weight in weights if weight >= LEAST_WEIGHT)
     weights = [weight / kept if weight >= LEAST_WEIGHT else 0.0 for weight in weights]
     weighed = [replace(gap, weight=weight) for gap, weight in zip(gaps, weights, strict=True)]
-    shown = sorted((gap for gap in weighed if gap.weight or gap.width >= least), key=lambda gap: (-gap.weight, -gap.width))
+    shown = sorted(
+        (gap for gap in weighed if gap.weight or gap.width >= least), key=lambda gap: (-gap.weight, -gap.width)
+    )
     first = shown[0]
     if components == 1 and abs(first.count - 1) < 0.5 and first.weight < HEADLINE:  # so that there is another
         shown[:2] = shown[1::-1]

@@ -152,8 +152,8 @@ def _filled(
 ) -> tuple[float, ...]:
     """The errors of rows, those of parameters with fewer than ``SPARSE`` rows raised to what is usual in this operator.
 
-    One reading can be 0 by chance. Usual is the relative error of all rows, and the rounding of a row of the usual size:
-    entries that cancel are made of such.
+    One reading can be 0 by chance. Usual is the relative error of all rows, and the rounding of a row of the usual
+    size: entries that cancel are made of such.
     """
     whole, error = (sum(n * each**2 for each, n in zip(part, lengths, strict=True)) for part in (sizes, rows))
     if not whole > 0:
@@ -294,9 +294,7 @@ def _perturbed(problem: Problem, eps: float) -> Problem:
 class _Casts(TorchDispatchMode):
     """Whether any operation turned numbers of float64 into less."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = False
+    seen: bool = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -312,7 +310,7 @@ def _casts_inside(problem: Problem) -> bool:
     batch = batch if problem.norm == "train" else take(batch, slice(0, 2))
     with torch.no_grad(), _Casts() as casts:
         problem.batch_loss(problem.named(problem.vector), batch)
-    return casts.seen
+    return bool(casts.seen)
 
 
 def _sample_of(problem: Problem, samples: int) -> tuple[Problem, int]:
