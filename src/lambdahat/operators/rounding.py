@@ -294,7 +294,9 @@ def _perturbed(problem: Problem, eps: float) -> Problem:
 class _Casts(TorchDispatchMode):
     """Whether any operation turned numbers of float64 into less."""
 
-    seen: bool = False
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
