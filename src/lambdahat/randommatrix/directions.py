@@ -32,6 +32,7 @@ from lambdahat.storage import Result
 
 PROBES = 4
 KEPT = 4096
+FARTHEST = 20.0  # of a sample outside a subset, in the largest deviations within it
 
 
 @dataclass(frozen=True)
@@ -160,11 +161,13 @@ def _unseen(squares: Tensor, drift: Tensor, total: int) -> Tensor:
 
     Over all samples (M_i − M̄)φ has the mean 0. If that of the n drawn, ``drift``, exceeds twice what chance explains, a
     few of the others differ from all that were seen: one sample that alone made up for the drift d of the rest of N
-    samples would add N‖d‖² to τ².
+    samples would have ‖(M_i − M̄)φ‖ = N‖d‖, and adds its share of the square to τ². Unless the drift exceeds four times
+    what chance explains, that sample is taken to be at most ``FARTHEST`` times as far as the farthest seen.
     """
     count = len(squares)
     chance = (squares.mean() * (1 / count - 1 / total)).clamp(min=0.0)
-    return total * (drift.square().sum().cpu() - 4 * chance).clamp(min=0.0) * (count < total)
+    likely, certain = (total**2 * (drift.square().sum().cpu() - z**2 * chance).clamp(min=0.0) for z in (2, 4))
+    return likely.minimum(FARTHEST**2 * squares.max()).maximum(certain) / total * (count < total)
 
 
 def _require_own(drift: Tensor, eigenvalue: Estimate, squares: Tensor, eps: float) -> None:
