@@ -12,39 +12,32 @@ from safetensors.torch import load_file
 import lambdahat as lh
 from lambdahat.report.style import AMBER, BLUE, GREEN, GREY, VERMILION, new_axes
 
-MARKS = (BLUE, "o"), (VERMILION, "s"), (AMBER, "^"), (GREY, "D")
+KINDS = {"ReLU MLP": (BLUE, "o"), "tanh MLP": (VERMILION, "s"), "convolutional": (AMBER, "^"), "spectra": (GREY, "D")}
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
 def coverage() -> Any:
     """How often intervals hold the truth, from what ``benchmarks/coverage.py`` measured."""
     stored = json.loads((RESULTS / "coverage.json").read_text(encoding="utf-8"))
-    kinds = dict.fromkeys(row["case"].split(": ")[0] for row in stored["rows"])
-    readings = [row["case"].split(": ")[1] for row in stored["rows"] if row["case"].startswith("spectra")]
-    looks = {
-        kind: look for kind, look in zip(kinds, MARKS, strict=False) if len(rows_of(stored, kind)) == len(readings)
-    }
+    rows = [(*row["case"].split(": "), row) for row in stored["rows"]]
+    readings = list(dict.fromkeys(reading for kind, reading, _ in rows if kind in KINDS))
     axes = new_axes(4.2)
     axes.axvspan(92, 98, color=GREEN, alpha=0.12, linewidth=0, label="92 to 98 %")
     axes.axvline(95, color=GREY, linewidth=1, linestyle="--")
-    for place, (kind, (colour, mark)) in enumerate(looks.items()):
-        rows = rows_of(stored, kind)
-        share = np.array([row["coverage %"] for row in rows])
-        error = np.sqrt(share * (100 - share) / np.array([row["runs"] for row in rows]))
-        where = np.arange(len(rows)) + 0.16 * (place - (len(looks) - 1) / 2)
+    for place, (kind, (colour, mark)) in enumerate(KINDS.items()):
+        found = [(readings.index(reading), row["coverage %"], row["runs"]) for of, reading, row in rows if of == kind]
+        where, share, runs = (np.array(part) for part in zip(*found, strict=True))
+        error = np.sqrt(share * (100 - share) / runs)
         named = "random spectra" if kind == "spectra" else kind
-        axes.errorbar(share, where, xerr=error, fmt=mark, color=colour, capsize=2, markersize=4, label=named)
+        offset = 0.16 * (place - (len(KINDS) - 1) / 2)
+        axes.errorbar(share, where + offset, xerr=error, fmt=mark, color=colour, capsize=2, markersize=4, label=named)
     axes.set_yticks(range(len(readings)), readings)
     axes.set_ylim(len(readings) - 0.4, -0.6)
-    axes.set_xlim(86, 101)
+    axes.set_xlim(82, 101)
     axes.set_xlabel("intervals that hold the exact answer, %")
     axes.legend(frameon=False, fontsize="small", loc="upper left")
-    axes.set_title("95 % intervals over 400 seeds, ± 1 s.e.", fontsize="medium")
+    axes.set_title("95 % intervals, ± 1 s.e.", fontsize="medium")
     return axes
-
-
-def rows_of(stored: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    return [row for row in stored["rows"] if row["case"].startswith(f"{kind}: ")]
 
 
 def volume_scaling() -> Any:
