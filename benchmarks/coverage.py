@@ -3,12 +3,12 @@
 Each run (a case and a seed) is a line of the --json file as soon as it ends; another call with the same file runs only
 what is missing. The estimators see products with dense float64 matrices only, so that nothing is exact for them.
 
-    networks    Hessian H and Gauss–Newton matrix G of three trained networks: tr H and ‖H‖_F to 2 %, the mean and second
-                moment of the spectrum, tr exp(H), and log det(G + δI) by each method and to a tolerance of 1 %
-    spectra     the same for matrices drawn anew for each seed: outliers, bulks, signs and zeros at random, three tolerances
-    clusters    planted partitions drawn anew for each seed: clear ones up to 1,000 nodes, beyond, and by probes; blurred
-    regression  ``advise`` on linear regression with 14 to 17 parameters, or τ² from a third of the samples, drawn anew
-                for each seed, against the exact limit of mean-square stability
+    networks    Hessian H and Gauss–Newton matrix G of three trained networks: tr H and ‖H‖_F to 2 %, the mean and the
+                second moment of the spectrum, tr exp(H), and log det(G + δI) by each method and to a tolerance of 1 %
+    spectra     the same for matrices drawn anew for each seed: outliers, bulks, signs, zeros and tolerances at random
+    clusters    planted partitions drawn anew for each seed: clear ones up to 1,000 nodes, beyond, by probes; blurred
+    regression  ``advise`` on linear regression with 14 to 17 parameters, or with τ² from a third of the samples, drawn
+                anew for each seed, against the exact limit of mean-square stability
     training    ``advise`` on a network drawn anew for each seed (kind, widths, activation, normalisation, loss, data,
                 point of training, optimiser, batch), against the rate at which training becomes unstable
 """
@@ -112,7 +112,7 @@ def random_matrices(seed: int) -> tuple[Tensor, Tensor, float]:
 def readings(curvature: Tensor, positive: Tensor, tol: float) -> dict[str, tuple[Callable[[int], lh.Estimate], float]]:
     """The estimators and their exact answers."""
     hessian, definite = Products(curvature, False), Products(positive, True)
-    order, values = len(curvature), torch.linalg.eigvalsh(curvature)
+    values = torch.linalg.eigvalsh(curvature)
     scale = float(values.abs().max())  # of random matrices: exp of an outlier would be all there is
     wide = 5.0 if scale > 5 * math.sqrt(float(values.square().mean())) + 5 else scale
     determinant = float(torch.linalg.eigvalsh(positive).log().sum())
@@ -143,8 +143,15 @@ def readings(curvature: Tensor, positive: Tensor, tol: float) -> dict[str, tuple
     }
 
 
-READINGS = ("trace", "Frobenius norm", "mean of the spectrum", "second moment", "tr exp", "log det, tol=0.01",
-            *(f"log det, {method}" for method in METHODS))  # fmt: skip
+READINGS = (
+    "trace",
+    "Frobenius norm",
+    "mean of the spectrum",
+    "second moment",
+    "tr exp",
+    "log det, tol=0.01",
+    *(f"log det, {method}" for method in METHODS),
+)
 
 
 @functools.cache
@@ -300,8 +307,19 @@ def of_training(seed: int) -> tuple[lh.Estimate, float, Row]:
         return torch.optim.SGD(parameters, lr, momentum=rho, nesterov=nesterov)
 
     try:
-        edge = float(largest_stable_rate(problem, optimizer, size, steps=advice_edges.STEPS, start=float(rate),
-                                         runs=advice_edges.RUNS, tol=advice_edges.TOL, factor=None, seed=seed))  # fmt: skip
+        edge = float(
+            largest_stable_rate(
+                problem,
+                optimizer,
+                size,
+                steps=advice_edges.STEPS,
+                start=float(rate),
+                runs=advice_edges.RUNS,
+                tol=advice_edges.TOL,
+                factor=None,
+                seed=seed,
+            )
+        )
     except NoLimitError:
         edge = math.nan
     told = {"network": about, "loss": loss, "trained": trained, "batch": size, "momentum": rho, "nesterov": nesterov}
@@ -351,16 +369,20 @@ def summary(name: str, rows: list[Row]) -> Row:
     statuses = [row["status"] for row in rows]
     below = sum(row["truth"] < row["low"] for row in barred)
     return {
-        "case": name, "runs": len(rows), "unknown": len(rows) - len(known),
+        "case": name,
+        "runs": len(rows),
+        "unknown": len(rows) - len(known),
         "exact": f"{sum(exact)} of {len(exact)} right" if exact else "",
         "coverage %": 100 * statistics.fmean(map(held, known)) if known else None,
         "of bars %": 100 * statistics.fmean(map(held, barred)) if barred else None,
-        "truth below": below, "above": sum(row["truth"] > row["high"] for row in barred),
+        "truth below": below,
+        "above": sum(row["truth"] > row["high"] for row in barred),
         "mean z": statistics.fmean(scores) if scores else None,
         "rms z": math.sqrt(statistics.fmean(z * z for z in scores)) if scores else None,
-        "cost": statistics.fmean(row["cost"] for row in rows), "seconds": statistics.fmean(row["seconds"] for row in rows),
+        "cost": statistics.fmean(row["cost"] for row in rows),
+        "seconds": statistics.fmean(row["seconds"] for row in rows),
         "not ok": " ".join(f"{s}:{statuses.count(s)}" for s in sorted(set(statuses)) if s != "CONVERGED"),
-    }  # fmt: skip
+    }
 
 
 def arguments() -> argparse.Namespace:
@@ -387,8 +409,12 @@ def main() -> None:
         print(f"{row['case']}, seed {row['seed']}: {row['error']}")
     fine = [row for row in rows if "error" not in row]
     table = [summary(name, of) for name in names if (of := [row for row in fine if row["case"] == name])]
-    described = {"torch": torch.__version__, "precision": "float64", "seeds": f"{seeds[0]} to {seeds[-1]}",
-                 "failed": len(failed)}  # fmt: skip
+    described = {
+        "torch": torch.__version__,
+        "precision": "float64",
+        "seeds": f"{seeds[0]} to {seeds[-1]}",
+        "failed": len(failed),
+    }
     report("Coverage of 95 % intervals", described, table, args.summary)
 
 

@@ -96,8 +96,10 @@ def test_intervals_cover(name: str, problem: str, tol: float, matrices: dict[str
 def test_intervals_cover_on_three_trained_networks(tmp_path: Path) -> None:
     """Trace and Frobenius norm of H and log det(GGN + δI), 200 seeds each, by the benchmark that the docs show."""
     script = Path(__file__).parents[1] / "benchmarks" / "coverage.py"
-    subprocess.run([sys.executable, str(script), "--threads", "1", "--json", str(tmp_path / "c.json")], check=True)
+    cases = "*MLP: trace;*MLP: Frob*;*MLP: log det, slq;conv*: trace;conv*: Frob*;conv*: log det, slq"
+    files = "--json", str(tmp_path / "c.jsonl"), "--summary", str(tmp_path / "c.json")
+    subprocess.run([sys.executable, str(script), "--cases", cases, "--seeds", "200", *files], check=True)
     rows = json.loads((tmp_path / "c.json").read_text())["rows"]
     assert len(rows) == 9
     for row in rows:
-        assert 0.90 <= row["coverage"] <= 0.99, row
+        assert 90 <= row["coverage %"] <= 99, row

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,12 @@ from torch import Tensor
 from lambdahat import results, storage
 from lambdahat._rng import generator
 from lambdahat.estimators.spectra import spectrum
+from lambdahat.graphs.cluster_counts import Clusters, Gap
 from lambdahat.maxent import fit
 from lambdahat.measurements import Measurement
 from lambdahat.operators import operator
+from lambdahat.randommatrix.advice_rules import Recommendation
+from lambdahat.randommatrix.rate_limits import PositiveEstimate
 from lambdahat.results import (
     Chains,
     Density,
@@ -157,6 +162,33 @@ def test_save_and_load_is_the_identity(name, tmp_path):
     assert written.is_file()
     assert same(example, type(example).load(path))
     assert same(example, Result.load(written))
+
+
+FRESH = """
+import importlib, pkgutil, sys
+import lambdahat
+from lambdahat.results import Result
+print(*(type(Result.load(path)).__name__ for path in sys.argv[1:]))
+from lambdahat.storage import LATER
+known = {*Result._types, *(name for names in LATER.values() for name in names.split())}
+for module in pkgutil.walk_packages(lambdahat.__path__, "lambdahat."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+print(*sorted(set(Result._types) ^ known))
+print(*(n for m, names in LATER.items() for n in names.split() if Result._types[n].__module__ != f"lambdahat.{m}"))
+"""
+
+
+def test_a_fresh_process_loads_every_kind_of_result(tmp_path):
+    """``import lambdahat`` leaves out modules whose results a file may hold."""
+    kept = [
+        Recommendation("rate", 8, PositiveEstimate(0.1, 0.01, log_error=0.1), "known").save(tmp_path / "advice"),
+        Clusters(3.0, 0.1, gaps=(Gap(0.5, 3.0, 0.4, 0.6, 1.0),)).save(tmp_path / "clusters"),
+        Measurement({"verdict": Clusters(2.0)}).save(tmp_path / "measurement"),
+    ]
+    command = [sys.executable, "-c", FRESH, *(str(path) for path in kept)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert told.split("\n") == ["Recommendation Clusters Measurement", "", "", ""]
 
 
 def test_tensors_that_need_gradients_and_views_are_saved(tmp_path):

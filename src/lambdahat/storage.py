@@ -22,6 +22,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, ClassVar, Self
 
@@ -41,6 +42,35 @@ LONG = 80  # letters of a result within it
 BUFFER = 1 << 18
 SMALL = 64 << 20  # bytes that any packed file may unpack to
 RATIO = 50  # beyond that, times its own size: what people store packs 2 to 20 times, a bomb 1,000 times
+# the results in modules that ``import lambdahat`` leaves out; reading a file that holds one imports its module
+LATER = {
+    "bench.records": "BenchResult BenchRow",
+    "experiments.minibatch.frontiers": "Frontier",
+    "experiments.minibatch.points": "BatchCell CurvaturePoint",
+    "experiments.minibatch.rate_rules": "RateRule",
+    "experiments.minibatch.scaling_runs": "ScalingRuns",
+    "experiments.reproduction": "Table Verdict",
+    "graphs.cluster_counts": "Clusters Gap",
+    "graphs.divergences": "Similarity",
+    "graphs.model_fits": "ModelChoice ModelFit",
+    "graphs.perturbations": "EdgePerturbation",
+    "graphs.spectra": "GraphSpectrum",
+    "randommatrix.advice": "Advice",
+    "randommatrix.advice_rules": "Recommendation",
+    "randommatrix.batch_curvature": "BatchEigenvalues",
+    "randommatrix.bulk": "BulkFit",
+    "randommatrix.comparison": "BatchComparison",
+    "randommatrix.directions": "DirectionalVariance",
+    "randommatrix.noise_levels": "BatchLevels BatchView NoiseLevels",
+    "randommatrix.noisy_quadratic": "IterateLaw",
+    "randommatrix.predictions": "BatchPrediction PredictedOutlier",
+    "randommatrix.rate_limits": "PositiveEstimate",
+    "randommatrix.rate_ratios": "RateRatio",
+    "randommatrix.shrinkage": "LinearShrinkage",
+    "randommatrix.stable_rates": "StableRate",
+    "training.ensembles": "Ensemble",
+    "training.runs": "Run",
+}
 
 
 class Damaged(ValueError):
@@ -424,7 +454,7 @@ def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     if not isinstance(value, dict):
         return value
     if "type" in value:
-        kind = Result._types.get(value["type"])
+        kind = _kind(value["type"])
         require(kind is not None, "path", "hold a known result", value["type"], "upgrade lambdahat to read it")
         assert kind is not None
         fields = {str(name): _decode(item, arrays) for name, item in dict(value["fields"]).items()}
@@ -442,6 +472,14 @@ def _decode(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     if "map" in value:
         return {key: _decode(item, arrays) for key, item in value["map"]}
     return tuple(_decode(item, arrays) for item in value["tuple"])
+
+
+def _kind(name: str) -> type[Result] | None:
+    """The class of a result by its name; its module is imported where that has not happened."""
+    for module, names in LATER.items() if name not in Result._types else ():
+        if name in names.split():
+            import_module(f"lambdahat.{module}")
+    return Result._types.get(name)
 
 
 def _require_kinds(kind: type[Result], fields: Mapping[str, Any]) -> None:

@@ -93,6 +93,17 @@ def test_one_double_eigenvalue_is_found_from_any_seed(tol):
         assert abs(float(found.values[4]) - 1.4) <= tol * 3.0
 
 
+@pytest.mark.parametrize("tol", [1e-2, 1e-3, 1e-4])
+def test_loose_tolerances_end_the_search(tol):
+    """Forty values four times each: a start that finds nothing new is the last."""
+    for seed in range(3):
+        values = -np.sort(-np.repeat(np.random.default_rng(seed).normal(size=40), 4))
+        found = lh.eigenpairs(lh.operator(with_eigenvalues(values)), 10, tol=tol, seed=seed)
+        assert found.status is lh.Status.CONVERGED
+        assert found.cost < len(values)
+        assert np.abs(found.values.numpy() - values[:10]).max() <= tol * np.abs(values).max()
+
+
 def test_the_search_costs_few_products_where_nothing_is_repeated(monkeypatch):
     """Spectra of networks, with gaps and without: the products that the search for copies adds."""
     bulk = 0.02 * torch.randn(1500, generator=torch.Generator().manual_seed(0), dtype=D)

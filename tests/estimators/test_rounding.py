@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import lambdahat as lh
+from lambdahat import batches
 from lambdahat.operators.rounding import errors_of, rounding_of
-from lambdahat.results import Estimate, Status
+from lambdahat.results import Eigenpairs, Estimate, Status
 
 ESTIMATORS = {
     "trace": lambda A: (lh.trace(A), lambda D: D.trace()),
@@ -241,11 +242,11 @@ def test_rounding_in_later_batches_is_seen_with_batch_statistics():
         model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 4))
         x, y = torch.randn(2048, 6), torch.randint(0, 4, (2048,))
     x[1024:] += 1e4
-    batches = list(zip(x.split(256), y.split(256), strict=True))
+    parts = list(zip(x.split(256), y.split(256), strict=True))
     truth = float(
-        lh.hessian(lh.Problem(model, "cross_entropy", batches, norm="train", dtype=torch.float64)).dense().trace()
+        lh.hessian(lh.Problem(model, "cross_entropy", parts, norm="train", dtype=torch.float64)).dense().trace()
     )
-    found = lh.trace(lh.hessian(lh.Problem(model, "cross_entropy", batches, norm="train")), tol=0.01)
+    found = lh.trace(lh.hessian(lh.Problem(model, "cross_entropy", parts, norm="train")), tol=0.01)
     assert abs(float(found) - truth) <= 4 * float(found.stderr)
     assert found.status is Status.PRECISION_LIMIT
 
@@ -274,3 +275,131 @@ def test_other_threads_multiply_by_the_whole_operator_while_precisions_are_compa
     assert torch.backends.cudnn.benchmark is False
     assert torch.backends.mha.get_fastpath_enabled()
     assert all(torch.allclose(found, expected, rtol=1e-4, atol=1e-6) for found in products)
+
+
+def test_a_parameter_of_one_entry_has_an_error():
+    """The one reading of its row can be 0 by chance; 20 networks, float64 diagonals for truth."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.shift = nn.Parameter(torch.tensor(1.3)), nn.Parameter(torch.tensor([0.2]))
+            self.inner = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) * self.scale + self.shift
+
+    for seed in range(20):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model, x, y = Scaled(), torch.randn(60, 6), torch.randint(0, 3, (60,))
+        problems = [lh.Problem(model, "cross_entropy", (x, y), dtype=kind) for kind in (torch.float32, torch.float64)]
+        found, truth = lh.diagonal(lh.hessian(problems[0]), tol=1e-6), lh.hessian(problems[1]).dense().diagonal()
+        assert bool((found.stderr > 0).all())
+        assert bool(((found.value.double() - truth).abs() <= 4 * found.stderr)[:2].all())
+
+
+class _Casting(nn.Module):
+    """The same network, computed in float32 whatever it is given."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        parameters = {name: each.float() for name, each in self.inner.named_parameters()}
+        return torch.func.functional_call(self.inner, parameters, (x.float(),)).to(x.dtype)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("which", ["plain", "cancelling"])
+def test_a_model_that_casts_to_float32_does_not_hide_its_rounding(which: str) -> None:
+    (model, x), y = (_cancelling if which == "cancelling" else _plain)(), torch.arange(64) % 4
+    exact = _dense(lh.Problem(model, "cross_entropy", (x, y), dtype=torch.float64))
+    operator = lh.hessian(lh.Problem(_Casting(model), "cross_entropy", (x, y)))
+    for found, truth in ((lh.trace(operator), exact.trace()), (lh.frobenius_norm(operator, tol=1e-3), exact.norm())):
+        assert abs(float(found) - float(truth)) <= 4 * float(found.stderr)
+        assert found.status is (Status.PRECISION_LIMIT if which == "cancelling" else Status.CONVERGED)
+
+
+def test_later_batches_that_are_not_in_memory_are_compared_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs of the later batches have a mean of 10⁵, which the weights of the first layer take off in float32."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 4))
+        x, y = torch.randn(2048, 6), torch.randint(0, 4, (2048,))
+        model[0].weight.data = (model[0].weight * 1024).round() / 1024  # so that they sum to 0 in any precision
+        model[0].weight.data[:, 0] = -model[0].weight.data[:, 1:].sum(dim=1)
+    x[512:] += 1e5
+    with monkeypatch.context() as patched:
+        patched.setattr(batches, "free_memory", lambda device: 0)
+        problem = lh.Problem(model, "cross_entropy", (x, y), batch_size=256)
+    operator, v = lh.hessian(problem), torch.randn(136, generator=torch.Generator().manual_seed(0))
+    v /= v.norm()
+    assert not problem.batches.in_memory
+    exact = lh.hessian(lh.Problem(model, "cross_entropy", (x, y), dtype=torch.float64)) @ v.double()
+    truth = float(((operator @ v).double() - exact).norm())
+    assert truth > 1e-5 * float(exact.norm())
+    found = rounding_of(operator)
+    assert found is not None
+    assert truth / 3 <= found.random.error <= 30 * truth
+
+
+class _Block(nn.Module):
+    """A residual block of two convolutions with batch normalisation."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after))
+        self.second = nn.Sequential(nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after))
+        self.short = nn.Identity() if stride == 1 else nn.Conv2d(before, after, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.second(torch.relu(self.first(x))) + self.short(x))
+
+
+def _residual_network(seed: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """A trained network with one activation of each inner channel of a block on its kink, to 12 digits."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        blocks = _Block(3, 3, 1), _Block(3, 6, 2), _Block(6, 12, 2)
+        head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 10)
+        model = nn.Sequential(nn.Conv2d(3, 3, 3, 1, 1, bias=False), nn.BatchNorm2d(3), nn.ReLU(), *blocks, *head)
+        x, y = torch.randn(32, 3, 8, 8), torch.randint(0, 10, (32,))
+        optimizer = torch.optim.Adam(model.parameters(), 5e-3)
+        for _ in range(60):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        model = model.eval().double()
+        with torch.no_grad():
+            hidden = x.double()
+            for layer in model:
+                if isinstance(layer, _Block):
+                    entered = layer.first(hidden)
+                    place = entered.abs().amax(dim=1).argmin()  # of sample and position, the same for all channels
+                    layer.first[1].bias -= entered.movedim(1, 0).flatten(1)[:, place]
+                hidden = layer(hidden)
+    return model, x.double(), y
+
+
+def test_residuals_of_a_residual_network_hold_activations_near_their_kink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """float32 puts activations on the other side of 0, which no residual in float32 knows."""
+    unseen = 0
+    for seed in range(4):
+        model, x, y = _residual_network(seed)
+        exact = lh.hessian(lh.Problem(model, "cross_entropy", (x, y)))
+        operator = lh.hessian(lh.Problem(model, "cross_entropy", (x, y), dtype=torch.float32))
+
+        def residuals(pairs: Eigenpairs, exact: lh.LinearOperator = exact) -> Tensor:
+            vectors = pairs.vectors.double()
+            return (exact @ vectors - vectors * pairs.values).norm(dim=0)
+
+        found = lh.eigenpairs(operator, k=3, tol=1e-4)
+        true = residuals(found)
+        assert bool((true <= 2 * found.residuals).all()) or found.status is Status.PRECISION_LIMIT
+        assert bool((true <= 5 * found.residuals).all())
+        with monkeypatch.context() as patched:
+            patched.setattr("lambdahat.estimators.eigen.errors_of", lambda *_: None)
+            before = lh.eigenpairs(operator, k=3, tol=1e-4)
+        unseen += int(bool((residuals(before) > 5 * before.residuals).any()))
+    assert unseen >= 2  # without the comparison

@@ -9,6 +9,7 @@ import pytest
 
 from lambdahat.graphs import Clusters, cluster_labels, clusters, graph, smoothed_lanczos_clusters
 from lambdahat.graphs.block_moments import eigenvalues
+from lambdahat.graphs.cluster_counts import Gap, weigh
 from lambdahat.graphs.walks import walk_partition
 from lambdahat.results import Result, Status
 from tests.graphs.made import cliques, planted
@@ -235,3 +236,15 @@ def test_the_baseline_counts_too_and_is_noisier():
 def test_the_baseline_without_a_minimum_says_so():
     found = smoothed_lanczos_clusters(graph(nx.path_graph(200)), 40, 10, width=2.0)
     assert found.status is Status.NO_GAP
+
+
+@pytest.mark.parametrize(("width", "first"), [(0.0373, 17), (0.02, 1)])
+def test_one_cluster_is_the_headline_only_if_it_is_likelier_than_all_others_together(width, first):
+    """Widths of a blurred graph with 19 clusters; the gap behind 0 counts as one of 0.0376, which stands out."""
+    gaps = [Gap(0.06, 1.0, 0.0, 0.12), Gap(0.298, 17.0, 0.28, 0.28 + width), Gap(0.33, 18.0, 0.32, 0.348)]
+    weighed = weigh(gaps, 1, 0.0376)
+    assert weighed[0].count == first
+    sizes = np.array([0.0376, width, 0.028]) ** 3
+    assert {gap.count: gap.weight for gap in weighed} == pytest.approx(
+        dict(zip((1, 17, 18), sizes / sizes.sum(), strict=True))
+    )

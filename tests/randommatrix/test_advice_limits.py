@@ -174,3 +174,17 @@ def test_a_network_has_an_interval_for_all_data_too():
     assert first == (
         f"use lr ≈ {float(rate) / 2:.3g} ({low / 2:.3g} to {high / 2:.3g}) at batch 40, for this point of training"
     )
+
+
+def test_a_sample_unlike_all_of_the_subset_is_in_the_error():
+    """One row in 90 carries most of τ²; a third of the rows tells of it by its mean, which is not that of all data."""
+    rng = np.random.default_rng(5)
+    rows = rng.normal(size=(90, 3))
+    rows[40] *= 8
+    exact, apart = exact_limit(rows, 8, 0.0), []
+    for seed in range(12):
+        found = advise(least_squares(rows), "sgd", 8, samples=30, seed=seed, batches=4)
+        low, high = found["largest stable rate"].interval()
+        assert low <= exact <= high
+        apart.append(float(found["largest stable rate"]) / exact)
+    assert max(apart) > 2  # some subsets miss the row

@@ -37,6 +37,7 @@ EDGE_SPACING = 1.03  # mean of the first spacing at a semicircle's edge, over ra
 STANDS_OUT = 2.3  # of these spacings: the widest nontrivial gap of 114 random graphs without clusters
 WIDEST = 0.5  # a gap of half of [0, 1] stands out in the smallest graph
 SHARPNESS = 3.0  # weights go with this power of the width: the most likely on 408 planted partitions, clear and blurred
+HEADLINE = 0.5  # below it the likeliest count is less likely than all others together
 LEAST_WEIGHT = 0.01  # below it a gap is no rival
 NORMAL_95 = 1.959  # rounded down, so that the interval holds its ends
 EXTRA_COLUMNS = 8  # of the block that counts eigenvalues, beyond those expected
@@ -75,9 +76,10 @@ class Gap(Result):
 class Clusters(Estimate):
     """The number of clusters, unrounded, with its standard error; NaN with the status NO_GAP where there is no gap.
 
-    ``cut`` is λ*. ``gaps`` are the gaps that stand out, the likeliest first: that one gave the count, and the others
-    tell of finer or coarser clusters. Those with a weight are ``rivals``, and the standard error covers the choice
-    among them. ``components`` is the exact number of connected components, isolated nodes included.
+    ``cut`` is λ*. ``gaps`` are the gaps that stand out, the likeliest first, but for the one behind the eigenvalue 0 of
+    a connected graph if its weight is below ½: the first gave the count, and the others tell of finer or coarser
+    clusters. Those with a weight are ``rivals``, and the standard error covers the choice among them. ``components`` is
+    the exact number of connected components, isolated nodes included.
     ``labels`` (n,) are the nodes' clusters where they were asked for. A graph without edges has no ``spectrum``: its
     eigenvalues are all 0, and each node is a cluster.
     """
@@ -128,7 +130,8 @@ def clusters(
     what random graphs without clusters have: 2.3 spacings s = 1.03·R·n^(−2/3), the mean first spacing at the edge of a
     semicircle of radius R = 2√(tr (I − L)²/n). All other gaps count by their width in λ. The weight of a gap is
     proportional to the third power of its width, 2.3 s at most for the gap behind 0. The status is ``NO_GAP`` where no
-    gap is wider than 2.3 s, and ``RIVAL_GAPS`` where the likeliest has a weight below ½.
+    gap is wider than 2.3 s, and ``RIVAL_GAPS`` where the first has a weight below ½; the first is then never the count
+    1 of a connected graph.
 
     The probes are split by a random walk's guess at the clusters (``probed_moments``), which takes most of their error
     away and biases nothing.
@@ -172,7 +175,7 @@ def clusters(
     if cut is None and not (gaps and gaps[0].weight):
         return base
     place = gaps[0].cut if cut is None else float(cut)
-    status = Status.RIVAL_GAPS if cut is None and gaps[0].weight < 0.5 else Status.CONVERGED
+    status = Status.RIVAL_GAPS if cut is None and gaps[0].weight < HEADLINE else Status.CONVERGED
     if values is None:
         share, spread = _mass_below(density, found, place)
         fewer, _ = _mass_below(*_fewer(found), place)
@@ -242,7 +245,8 @@ def weigh(gaps: Sequence[Gap], components: int, least: float, resolution: float 
     other is wider than the ``least`` width that stands out: that is its width beside the others', and less where it is
     narrower itself and the graph is connected (several components are clusters however near the next eigenvalue is).
     Gaps of less than a third of ``least`` are spacings like any other, and no rivals. A density with ``resolution`` in
-    arccos(1 − λ) hides gaps of that width, so that one must exceed these as well to be believed.
+    arccos(1 − λ) hides gaps of that width, so that one must exceed these as well to be believed. The one cluster of a
+    connected graph comes first only if its weight is at least ½: it says nothing that was not known.
     """
     others = [gap for gap in gaps if abs(gap.count - components) >= 0.5]
     widest = max(others, key=lambda gap: gap.width, default=None)
@@ -261,8 +265,13 @@ def weigh(gaps: Sequence[Gap], components: int, least: float, resolution: float 
     kept = sum(weight for weight in weights if weight >= LEAST_WEIGHT)
     weights = [weight / kept if weight >= LEAST_WEIGHT else 0.0 for weight in weights]
     weighed = [replace(gap, weight=weight) for gap, weight in zip(gaps, weights, strict=True)]
-    return tuple(sorted((gap for gap in weighed if gap.weight or gap.width >= least),
-                        key=lambda gap: (-gap.weight, -gap.width)))  # fmt: skip
+    shown = sorted(
+        (gap for gap in weighed if gap.weight or gap.width >= least), key=lambda gap: (-gap.weight, -gap.width)
+    )
+    first = shown[0]
+    if components == 1 and abs(first.count - 1) < 0.5 and first.weight < HEADLINE:  # so that there is another
+        shown[:2] = shown[1::-1]
+    return tuple(shown)
 
 
 def _choice_error(gaps: Sequence[Gap]) -> float:

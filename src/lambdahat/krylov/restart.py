@@ -164,7 +164,8 @@ def thick_restart_lanczos(
                     return pairs.extract()
         if state.products >= max_matvecs:
             return pairs.extract(complete=False)
-        again = broke or (several and pairs.exhausted(tol))
+        # a start that found nothing new goes on until it rules out more, or it would never be the last
+        again = broke or (several and pairs.exhausted(tol if pairs.improved(tol) else min(tol, SURE)))
         if again or state.size == capacity:
             pairs.restart(lock=again and not broke, room=state.size < capacity)
         if again:
@@ -308,11 +309,15 @@ class _Projection:
             alpha, beta = (part[origin : state.size].tolist() for part in (state.alpha, state.beta))
             if chance_to_miss(alpha, beta, limits, state.operator.dim - origin) <= MISSED:
                 return True
-        older = self.values[:origin]
-        if len(older) < self.k or not self.exhausted(min(tol, SURE)):
-            return False
+        return not self.improved(tol) and self.exhausted(min(tol, SURE))
+
+    def improved(self, tol: float) -> bool:
+        """True when the newest start changed the wanted values, or the earlier ones found too few."""
+        older = self.values[: self.state.origin]
+        if len(older) < self.k:
+            return True
         changes = self.wanted.best(self.values, self.k) - self.wanted.best(older, self.k)
-        return bool((changes.abs() <= self.target(tol)).all())
+        return bool((changes.abs() > self.target(tol)).any())
 
     def exhausted(self, tol: float) -> bool:
         """True when the wanted pairs have converged to their residuals, so that they can be locked for a new start."""

@@ -12,9 +12,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lambdahat._precision import default_context
 from lambdahat._rng import generator
@@ -26,6 +29,7 @@ from lambdahat.problem import Problem
 FEW, MANY = 256, 4096  # samples on which products are compared; of larger data sets, as many drawn at random
 PARTS = 4  # into which those are cut, to tell errors that all samples share from those that average out
 LONGER = 3.0  # by how much the sums over all samples may err more than those over the samples drawn
+SPARSE = 8  # rows below which the root mean square of a parameter's rows may be near 0 by chance
 VECTORS = 12  # of float64 that a comparison takes
 MEMORY_SHARE = 0.25
 
@@ -109,8 +113,13 @@ def rounding_of(operator: LinearOperator, samples: int = FEW) -> Rounding | None
 
 
 def errors_of(operator: LinearOperator, vector: Tensor) -> Tensor | None:
-    """E·v (P,) for a vector that is given, in float64, from at most 4,096 samples; None as in ``rounding_of``."""
-    comparison = Comparison.of(operator, MANY)
+    """E·v (P,) for a vector that is given, in float64; None as in ``rounding_of``.
+
+    It is measured on a quarter of the samples, at least 512 and at most 4,096: a product in float64 is as dear as
+    several in float32, and the ten leading eigenvalues take 25 or so.
+    """
+    sizes = [part.problem.num_samples for part in _parts_of(operator) if isinstance(part, Curvature)]
+    comparison = Comparison.of(operator, min(MANY, max(2 * FEW, max(sizes, default=0) // 4)))
     return None if comparison is None else comparison.multiply(vector[:, None])[1][:, 0]
 
 
@@ -129,12 +138,29 @@ def _measure(operator: LinearOperator, comparison: Comparison) -> Rounding | Non
         tuple(root * float(piece.square().mean().sqrt()) for piece in part[:, 0].split(lengths))
         for part in (error, image)
     )
+    rows = _filled(rows, sizes, lengths, torch.finfo(operator.dtype).eps)
     random, leading = (
         Reading(float(e.norm()), float((x.double() * e).sum().abs()), float(y.norm()))
         for x, y, e in ((z, image, error), (v, image_v, error_v))
     )
     finite = all(map(math.isfinite, (random.error, random.size, leading.error, leading.size)))
     return Rounding(operator.dim, random, leading, rows, sizes, lengths) if finite else None
+
+
+def _filled(
+    rows: tuple[float, ...], sizes: tuple[float, ...], lengths: tuple[int, ...], eps: float
+) -> tuple[float, ...]:
+    """The errors of rows, those of parameters with fewer than ``SPARSE`` rows raised to what is usual in this operator.
+
+    One reading can be 0 by chance. Usual is the relative error of all rows, and the rounding of a row of the usual
+    size: entries that cancel are made of such.
+    """
+    whole, error = (sum(n * each**2 for each, n in zip(part, lengths, strict=True)) for part in (sizes, rows))
+    if not whole > 0:
+        return rows
+    relative, usual = math.sqrt(error / whole), eps * math.sqrt(whole / sum(lengths))
+    both = zip(rows, sizes, lengths, strict=True)
+    return tuple(max(row, relative * size, usual) if n < SPARSE else row for row, size, n in both)
 
 
 @dataclass(frozen=True)
@@ -243,23 +269,50 @@ def _twins_of(model: Curvature, samples: int) -> _Twins:
     few, parts = _sample_of(whole, samples)
     own = model if few is whole else model.like(few)
     try:
-        double = model.like(few.in_double(halved=parts == 0))
+        wide = few.in_double(halved=parts == 0)
+        if _casts_inside(wide):
+            wide = _perturbed(wide, torch.finfo(whole.vector.dtype).eps)
+        double = model.like(wide)
         double.prepare()
     except torch.OutOfMemoryError:
         raise
     except Exception:  # whatever a model raises that does not run in float64, or on a device without it
-        double = model.like(_perturbed(few))
+        double = model.like(_perturbed(few, torch.finfo(whole.vector.dtype).eps))
     return _Twins(own, double, parts, whole.num_samples / few.num_samples)
 
 
-def _perturbed(problem: Problem) -> Problem:
-    """The problem with each parameter changed by one rounding, where float64 is out of reach.
+def _perturbed(problem: Problem, eps: float) -> Problem:
+    """The problem with each parameter changed by one rounding, where not all of it runs in float64.
 
     The rounding in a layer is about that of its weights, so that the change is of the size of the error.
     """
     vector = problem.vector
     signs = torch.randint(0, 2, vector.shape, generator=generator(0, "perturbation")).mul_(2).sub_(1).to(vector)
-    return problem.at(vector * (1 + torch.finfo(vector.dtype).eps * signs))
+    return problem.at(vector * (1 + eps * signs))
+
+
+class _Casts(TorchDispatchMode):
+    """Whether any operation turned numbers of float64 into less."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        entered, left = ([x.dtype for x in tree_leaves(part) if isinstance(x, Tensor)] for part in (args, out))
+        reduced = any(dtype.is_floating_point and dtype.itemsize < torch.float64.itemsize for dtype in left)
+        self.seen |= reduced and torch.float64 in entered
+        return out
+
+
+def _casts_inside(problem: Problem) -> bool:
+    """Whether the model or the loss of a problem in float64 casts to less, by one evaluation on two samples."""
+    batch = problem.batches.first()
+    batch = batch if problem.norm == "train" else take(batch, slice(0, 2))
+    with torch.no_grad(), _Casts() as casts:
+        problem.batch_loss(problem.named(problem.vector), batch)
+    return bool(casts.seen)
 
 
 def _sample_of(problem: Problem, samples: int) -> tuple[Problem, int]:
@@ -277,10 +330,9 @@ def _sample_of(problem: Problem, samples: int) -> tuple[Problem, int]:
         return problem.on(Batches(lambda: chosen, problem.device, batches.dtype)), most
     if batches.num_samples <= samples:
         return problem, 0
-    stream, first = generator(0, "rounding"), batches.first()
-    if batches.in_memory:
-        places = torch.randperm(batches.num_samples, generator=stream)[:samples].sort().values
-        first = batches.subset(places, samples).first()
+    stream = generator(0, "rounding")
+    places = torch.randperm(batches.num_samples, generator=stream)[:samples].sort().values
+    first = batches.subset(places, samples).first()
     each = max(1, min(samples, first.size) // PARTS)
     rows = torch.randperm(first.size, generator=stream)[: PARTS * each].to(problem.device)
     data = [take(first, part).data for part in rows.split(each)]

@@ -118,10 +118,13 @@ def _coupled_limit(levels: NoiseLevels, request: Request, b: float) -> Estimate:
     unsure = float((errors / tau2.clamp(min=1e-300))[kept].max())
 
     def of(scale: float) -> float:
-        share = levels.finite * max(scale, 0.0) / b
+        share = levels.finite * scale / b
         return coupled_limit(values[kept].numpy(), matrices.numpy(), share, request.momentum, request.nesterov)
 
-    return propagated(of, Estimate(1.0, min(unsure, 1.0)))
+    value, most = of(1.0), 1 + NORMAL_95 * unsure
+    # τ² may be several times what a subset shows: its error is a factor, and so is that of the limit
+    apart = max(math.log(value / of(most)), math.log(of(1 / most) / value)) if unsure else 0.0
+    return Estimate(value, value * apart / NORMAL_95)
 
 
 def expected_limit(levels: NoiseLevels, request: Request, b: float) -> Estimate:

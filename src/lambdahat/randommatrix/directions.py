@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from lambdahat._check import require, require_choice, require_count
 from lambdahat._progress import report
 from lambdahat._rng import generator
 from lambdahat.batches import Batch
+from lambdahat.estimators.sequential import standard_error
 from lambdahat.estimators.variances import PerSample, require_own_losses, spread_of
 from lambdahat.problem import Problem, require_problem
 from lambdahat.randommatrix.batch_curvature import CURVATURES
@@ -31,6 +32,7 @@ from lambdahat.storage import Result
 
 PROBES = 4
 KEPT = 4096
+FARTHEST = 20.0  # of a sample outside a subset, in the largest deviations within it
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,9 @@ def along_pairs(
     left = math.sqrt((1.0 - count / total) / count)
     tau2, couplings = [], []
     for m, (value, _) in enumerate(eigenpairs):
-        lengths, along = _deviations(products(vectors[:, m]), value, vectors, m, strangers and count == total)
-        tau2.append(_mean(lengths, left))
+        lengths, along, drift = _deviations(products(vectors[:, m]), value, vectors, m, strangers and count == total)
+        known = _mean(lengths, left)
+        tau2.append(replace(known, stderr=torch.hypot(torch.as_tensor(known.stderr), _unseen(lengths, drift, total))))
         couplings.append(along)
         report("directional variance", m + 1, rows)
     between = torch.stack(couplings, dim=2)
@@ -138,8 +141,8 @@ def _products(work: PerSample, batches: Iterable[Batch], operator: str) -> Produ
 
 def _deviations(
     blocks: Iterable[Tensor], eigenvalue: Estimate, vectors: Tensor, m: int, check: bool
-) -> tuple[Tensor, Tensor]:
-    """‖(M_i − M̄)φ_m‖² (n,) and φ_jᵀ(M_i − M̄)φ_m (n, k) of every sample."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """‖(M_i − M̄)φ_m‖² (n,) and φ_jᵀ(M_i − M̄)φ_m (n, k) of every sample, and the mean of (M_i − M̄)φ_m, (P,)."""
     mean_product = float(eigenvalue) * vectors[:, m]
     lengths, along, drift = [], [], torch.zeros_like(mean_product, dtype=torch.float64)
     for rows in blocks:
@@ -150,7 +153,21 @@ def _deviations(
     squares = torch.cat(lengths)
     if check:
         _require_own(drift / len(squares), eigenvalue, squares, torch.finfo(vectors.dtype).eps)
-    return squares, torch.cat(along)
+    return squares, torch.cat(along), drift / len(squares)
+
+
+def _unseen(squares: Tensor, drift: Tensor, total: int) -> Tensor:
+    """What samples outside a subset may add to τ².
+
+    Over all samples (M_i − M̄)φ has the mean 0. If that of the n drawn, ``drift``, exceeds twice what chance explains, a
+    few of the others differ from all that were seen: one sample that alone made up for the drift d of the rest of N
+    samples would have ‖(M_i − M̄)φ‖ = N‖d‖, and adds its share of the square to τ². Unless the drift exceeds four times
+    what chance explains, that sample is taken to be at most ``FARTHEST`` times as far as the farthest seen.
+    """
+    count = len(squares)
+    chance = (squares.mean() * (1 / count - 1 / total)).clamp(min=0.0)
+    likely, certain = (total**2 * (drift.square().sum().cpu() - z**2 * chance).clamp(min=0.0) for z in (2, 4))
+    return likely.minimum(FARTHEST**2 * squares.max()).maximum(certain) / total * (count < total)
 
 
 def _require_own(drift: Tensor, eigenvalue: Estimate, squares: Tensor, eps: float) -> None:
@@ -187,8 +204,8 @@ def _outside(rows: Tensor, basis: Tensor) -> Tensor:
 
 
 def _mean(readings: Tensor, error_factor: float) -> Estimate:
-    """Mean over samples, with the error of a subset drawn without replacement."""
-    return Estimate(readings.mean(dim=0), readings.std(dim=0) * error_factor)
+    """Mean over samples, with the error of a subset drawn without replacement, enlarged where they are skewed."""
+    return Estimate(readings.mean(dim=0), standard_error(readings) * math.sqrt(len(readings)) * error_factor)
 
 
 def _kept(between: Tensor, seed: int) -> Tensor:

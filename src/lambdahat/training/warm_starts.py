@@ -36,8 +36,7 @@ def leading_pairs(
     Krylov space of exact eigenvectors k products would do; the better ``warm`` (P, k) still fits, the fewer it takes.
     The basis holds 4k or 48 vectors, whichever is more, and is restarted from the wanted half of its Ritz vectors (Wu
     and Simon 2000). A few products more look for further copies of repeated eigenvalues, as in ``lh.eigenpairs``, which
-    takes over where there are some. Those products are saved where the vectors found span ``warm``: copies that were
-    there last time are then there again.
+    takes over where there are some.
     """
     operator = require_symmetric(operator, "leading_pairs")
     require_choice(which, "which", ("largest", "smallest", "magnitude", "both"))
@@ -60,7 +59,7 @@ def leading_pairs(
             continue
         if spent or broke or settled.look(state, wanted):
             found = _extracted(state, wanted, count, tol)
-            sure = not found.status.ok or state.size == operator.dim or _spans(found.vectors, warm)
+            sure = not found.status.ok or state.size == operator.dim
             copies = not sure and _copies(state, wanted, count, tol, seed, most)
             found, left = replace(found, cost=state.products), most - state.products
             if not copies:
@@ -71,14 +70,6 @@ def leading_pairs(
             return replace(again, cost=again.cost + state.products)
         if state.size == room:
             _restart(state, wanted, count)
-
-
-def _spans(vectors: Tensor, warm: Tensor | None) -> bool:
-    """Whether each of last time's vectors has most of its length in the space of the new ones (P, k)."""
-    if warm is None or warm.shape[1] < vectors.shape[1]:
-        return False
-    inside = (vectors.T @ warm.to(vectors)).square().sum(dim=0)
-    return bool((inside >= 0.5 * warm.to(vectors).square().sum(dim=0)).all())
 
 
 def _copies(state: Krylov, wanted: Wanted, count: int, tol: float, seed: int, most: int) -> bool:
