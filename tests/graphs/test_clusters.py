@@ -248,3 +248,10 @@ def test_one_cluster_is_the_headline_only_if_it_is_likelier_than_all_others_toge
     assert {gap.count: gap.weight for gap in weighed} == pytest.approx(
         dict(zip((1, 17, 18), sizes / sizes.sum(), strict=True))
     )
+
+
+def test_a_gap_that_moments_do_not_resolve_is_found_by_the_eigenvalues():
+    """1,102 nodes in 38 clusters: 20 moments show the gap behind 0 alone."""
+    made = nx.planted_partition_graph(38, 29, 0.45, 0.015, seed=3)
+    found = clusters(graph(made), moments=20)
+    assert (found.rounded, found.status) == (38, Status.CONVERGED)

@@ -44,6 +44,7 @@ EXTRA_COLUMNS = 8  # of the block that counts eigenvalues, beyond those expected
 GROWTH = 1e6  # of an eigenvector below the gap beside those above, in that block
 RESCALED = 16  # orders after which the block is scaled
 BLOCK_ELEMENTS = 1 << 25  # of the block: 256 MiB
+CONFIRMED_NODES = 2500  # up to which no clusters but the components is confirmed by all eigenvalues
 SHOWN = 4  # gaps that are named where none stands out
 
 
@@ -119,7 +120,8 @@ def clusters(
 ) -> Clusters:
     """Count the clusters of a graph: the eigenvalues of its normalised Laplacian below the widest gap.
 
-    Graphs of up to 1,000 nodes are counted by all their eigenvalues, exactly, unless ``probes`` is given. For others
+    Graphs of up to 1,000 nodes are counted by all their eigenvalues, exactly, unless ``probes`` is given, and so are
+    those of up to 2,500 in which no gap but that of the connected components is resolved. For others
     the count is n∫₀^{λ*} p(λ) dλ, with λ* in a gap of the entropic spectrum (Algorithm 5, spectral thesis). There a gap
     is where fewer than ¼ eigenvalue, or 0.1 % of those below, is found; one narrower than 2π/``moments`` in
     arccos(1 − λ) is not believed. Without ``probes`` the eigenvalues below λ* are then counted by a filtered block of
@@ -170,6 +172,10 @@ def clusters(
     else:
         resolved = eigenvalue_gaps(values, count)
     gaps = weigh(resolved, count, least, 0.0 if values is not None else math.pi / moments)
+    alone = all(abs(gap.count - count) < 0.5 for gap in gaps if gap.weight)
+    if values is None and probes is None and cut is None and alone and len(graph) <= CONFIRMED_NODES:
+        values = eigenvalues(graph)  # a gap behind many clusters may be narrower than the moments resolve
+        gaps = weigh(eigenvalue_gaps(values, count), count, least)
     base = Clusters(math.nan, math.nan, found.cost, Status.NO_GAP, degrees_of_freedom(found, partition), gaps=gaps,
                     components=count, spectrum=spectrum)  # fmt: skip
     if cut is None and not (gaps and gaps[0].weight):
