@@ -59,7 +59,7 @@ def test_the_mass_is_the_kronecker_product_of_the_curvature() -> None:
 TIE = 0.02
 
 
-def regression(samples: int = 1000) -> tuple[lh.Problem, torch.Tensor]:
+def regression(samples: int = 1000, dtype: torch.dtype = torch.float64) -> tuple[lh.Problem, torch.Tensor]:
     """Least squares with 12 outputs and inputs on scales from 1 to 0.01, trained; and the input covariance."""
     rng = torch.Generator().manual_seed(3)
     x = torch.randn(samples, 20, generator=rng, dtype=torch.float64) * torch.logspace(0, -2, 20, dtype=torch.float64)
@@ -67,7 +67,7 @@ def regression(samples: int = 1000) -> tuple[lh.Problem, torch.Tensor]:
     model = nn.Linear(20, 12, bias=False).double()
     with torch.no_grad():
         model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
-    return lh.Problem(model, "mse", (x, y)), x.T @ x / samples
+    return lh.Problem(model.to(dtype), "mse", (x.to(dtype), y.to(dtype))), x.T @ x / samples
 
 
 @pytest.mark.parametrize("batch_size", [None, 256])
@@ -101,6 +101,36 @@ def test_no_mass_where_tensors_are_small_or_it_does_not_help() -> None:
     problem = lh.Problem(model, "mse", (x, torch.zeros(400, 12, dtype=torch.float64)))
     even = lh.llc(problem, kernel="kinetic", localization=5.0, max_gradients=8000)
     assert "Kronecker products, with" not in even.chains.reasons.get("mass", "")
+
+
+def test_tensors_without_entries_have_no_mass() -> None:
+    moments = CurvatureMoments([(0, 5), (5, 0), (3, 2)], torch.zeros(0))
+    moments.add(torch.ones(4, 6), torch.ones(4, 6))
+    scale = moments.scale(1.0)
+    torch.testing.assert_close(scale.solve(scale.times(torch.arange(6.0))), torch.arange(6.0))
+
+
+def test_noise_alone_gives_a_mass_near_that_of_the_localization() -> None:
+    rng = torch.Generator().manual_seed(0)
+    smallest = []
+    for _ in range(50):
+        moments = CurvatureMoments([(20, 20)], torch.zeros(0))
+        moments.add(torch.randn(32, 400, generator=rng), torch.randn(32, 400, generator=rng))
+        smallest.append(float(moments.scale(1.0).values.min()))
+    assert min(smallest) > 0.6
+
+
+def test_forces_that_are_not_finite_are_told() -> None:
+    moments = CurvatureMoments([(3, 2)], torch.zeros(0))
+    moments.add(torch.full((1, 6), math.nan), torch.ones(1, 6))
+    assert not moments.finite
+
+
+def test_parameters_in_half_precision_have_a_mass_in_float32() -> None:
+    problem, _ = regression(dtype=torch.bfloat16)
+    found = lh.llc(problem, kernel="kinetic", localization=TIE, seed=0, max_gradients=4000)
+    assert math.isfinite(float(found))
+    assert "mass" in found.chains.reasons
 
 
 def test_a_kernel_with_a_kronecker_scale_samples_the_same_posterior() -> None:

@@ -410,7 +410,8 @@ class Chains(Result):
     included: of batches of ``batch_size`` samples, or of the whole data. ``step_bias`` is what finite, noisy steps add
     to the mean energy, where it was measured; readings take it off. ``noise`` has the variances over batches, in the
     mean over the chains' places: of nβ(L − L*) ("energy"), the total of nβ∇L ("trace"), and what the last adds to the
-    virial ("heat"); "dof" are the degrees of freedom of these variances.
+    virial ("heat"); "dof" are the degrees of freedom of these variances. Where ``reasons`` has a mass, ``step_size``,
+    ``forces``, ``heat`` and the "trace" are in its coordinates.
     """
 
     losses: Array

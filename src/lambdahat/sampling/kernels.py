@@ -44,9 +44,9 @@ class Info(NamedTuple):
     """What a step saw: the loss, the distance ‖w − w*‖ and the probability of acceptance, each (…,).
 
     Kernels that never reject see the point they leave; the others the point they end at. ``gradients`` counts the
-    evaluations of the step. Where the state asks for forces, there are ‖S∇U‖² and the virial (w − w*)·∇U; of them,
-    without the localization, ``work`` (w − w*)·nβ∇L and ``heat`` nβ∇L·∇U. Kernels with trajectories give the loss and
-    the virial as means over the whole trajectory instead (``recycled``: the loss).
+    evaluations of the step. Where the state asks for forces, there are ‖Sᵀ∇U‖² and the virial (w − w*)·∇U; of them,
+    without the localization, ``work`` (w − w*)·nβ∇L and ``heat`` Sᵀnβ∇L·Sᵀ∇U. Kernels with trajectories give the loss
+    and the virial as means over the whole trajectory instead (``recycled``: the loss).
     """
 
     loss: Tensor
@@ -122,15 +122,21 @@ class Kernel(ABC):
         return torch.add(away, gradient, alpha=self.nbeta / gamma, out=gradient), float(gamma)
 
     def _seen(self, state: State, evaluate: Evaluate) -> tuple[Tensor, float, Info]:
-        """The force (v, c) where the chains are, and what is known there."""
+        """(v, c) with c·v = Sᵀ∇U where the chains are, and what is known there."""
         loss, gradient = evaluate(state.position)
         away = torch.sub(state.position, state.centre, out=_buffer(state))
         distance = _norm(away)
         force, factor = self.force(away, gradient)
+        push = self.scaled_force(force)
         if not state.forces:
-            return force, factor, Info(loss, distance, None, 1)
-        square = (factor * _norm(self.scaled_force(force))).square()
-        return force, factor, self._told(Info(loss, distance, None, 1, square), away, force, factor)
+            return push, factor, Info(loss, distance, None, 1)
+        square = (factor * _norm(push)).square()
+        info = self._told(Info(loss, distance, None, 1, square), away, force, factor)
+        if self.scale is not None:
+            gamma: Any = self.localization
+            pull = self.scaled_force(away * gamma)
+            info = info._replace(heat=square - factor * torch.linalg.vecdot(pull, push))
+        return push, factor, info
 
     def _told(self, info: Info, away: Tensor, force: Tensor, factor: float) -> Info:
         """What is known of the force besides its square."""
@@ -166,8 +172,8 @@ class SGLD(Kernel):
     """Stochastic gradient Langevin dynamics: w ← w − (ε/2)·∇U_batch(w) + √ε·ξ (Welling and Teh 2011)."""
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
-        force, factor, info = self._seen(state, evaluate)
-        state.position.add_(self.scaled(self.scaled_force(force)), alpha=-self.step_size / 2 * factor)
+        push, factor, info = self._seen(state, evaluate)
+        state.position.add_(self.scaled(push), alpha=-self.step_size / 2 * factor)
         state.position.add_(self.noise(state, rng), alpha=math.sqrt(self.step_size))
         state.steps += 1
         return state, info
@@ -223,9 +229,9 @@ class Kinetic(Kernel):
         return state
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
-        force, factor, info = self._seen(state, evaluate)
+        push, factor, info = self._seen(state, evaluate)
         length, kept = self.step_size, math.exp(-self.damping * self.step_size)
-        velocity = state.memory["velocity"].add_(self.scaled_force(force), alpha=-length * factor)
+        velocity = state.memory["velocity"].add_(push, alpha=-length * factor)
         if self.scale is None:
             state.position.add_(velocity, alpha=length / 2)
             velocity.mul_(kept).add_(rng.normal_(_buffer(state)), alpha=math.sqrt(1 - kept**2))
@@ -302,9 +308,9 @@ class SGHMC(Kernel):
         _resize_increments(state, self.step_size, step_size)
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
-        force, factor, info = self._seen(state, evaluate)
+        push, factor, info = self._seen(state, evaluate)
         velocity = state.memory["velocity"].mul_(1 - self.friction)
-        velocity.add_(self.scaled(self.scaled_force(force)), alpha=-self.step_size / 2 * factor)
+        velocity.add_(self.scaled(push), alpha=-self.step_size / 2 * factor)
         velocity.add_(self.noise(state, rng), alpha=math.sqrt(self.friction * self.step_size))
         state.position.add_(velocity)
         state.steps += 1
@@ -346,9 +352,9 @@ class SGNHT(Kernel):
         state.memory["friction"].fill_(self.diffusion if self.friction is None else self.friction)
 
     def step(self, state: State, evaluate: Evaluate, rng: Streams) -> tuple[State, Info]:
-        force, factor, info = self._seen(state, evaluate)
+        push, factor, info = self._seen(state, evaluate)
         velocity, friction = state.memory["velocity"], state.memory["friction"]
-        velocity.mul_(1 - friction).add_(force, alpha=-self.step_size / 2 * factor)
+        velocity.mul_(1 - friction).add_(push, alpha=-self.step_size / 2 * factor)
         velocity.add_(self.noise(state, rng), alpha=math.sqrt(self.diffusion * self.step_size))
         state.position.add_(velocity)
         heat = velocity.square().mean(-1, keepdim=True)

@@ -37,6 +37,11 @@ class KroneckerScale:
         """S⁻¹ v."""
         return self._rotated(vectors, back=False).div_(self.values)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it is made of."""
+        return [self.values, *(q for q in (*self.rows, *self.columns) if q is not None)]
+
     def to(self, like: Tensor) -> KroneckerScale:
         """The same on another device, in another precision."""
         rows, columns = ([None if q is None else q.to(like) for q in side] for side in (self.rows, self.columns))
@@ -96,19 +101,25 @@ class CurvatureMoments:
         drawn towards their mean by how few vectors there were.
         """
         rows, columns, values = [], [], []
-        for (height, width), (over, along), total in zip(self.shapes, self._sides, self._totals, strict=True):
-            trace = max(float(total) / self._count, 0.0)
+        for (height, width), (over, along), summed in zip(self.shapes, self._sides, self._totals, strict=True):
+            trace = max(float(summed) / self._count, 0.0)
             left, ups = self._sides_values(over, height, width, trace)
             right, downs = self._sides_values(along, width, height, trace)
-            product = torch.outer(ups, downs) / trace if trace > 0 else torch.zeros_like(torch.outer(ups, downs))
+            total = max(float(ups.sum()), float(downs.sum()))  # clamped eigenvalues may come to more than the trace
+            product = torch.outer(ups, downs) / (total if total > 0 else 1.0)
             rows.append(left)
             columns.append(right)
             values.append((product + localization).rsqrt().flatten())
         return KroneckerScale(self.shapes, tuple(rows), tuple(columns), torch.cat(values))
 
+    @property
+    def finite(self) -> bool:
+        """Whether all forces were finite."""
+        return bool(self._totals.isfinite().all())
+
     def _sides_values(self, total: Tensor | None, size: int, others: int, trace: float) -> tuple[Tensor | None, Tensor]:
         """Eigenvectors and eigenvalues of one side of a tensor; None and their mean where it is not rotated."""
-        mean = trace / size
+        mean = trace / max(size, 1)
         if total is None:
             return None, torch.full((size,), mean, dtype=self._like.dtype, device=self._like.device)
         found, vectors = torch.linalg.eigh((total + total.T) / (2 * self._count))
@@ -118,6 +129,6 @@ class CurvatureMoments:
 
 
 def _square(size: int, like: Tensor) -> Tensor | None:
-    if size > LARGEST_SIDE or size == 1:
+    if size > LARGEST_SIDE or size <= 1:
         return None
     return torch.zeros(size, size, dtype=like.dtype, device=like.device)

@@ -196,7 +196,7 @@ def place(kernel: Kernel, problem: Problem) -> Kernel:
         shape = scale.values.shape if isinstance(scale, KroneckerScale) else scale.shape
         fits = shape in ((count,), (count, count))
         require(fits, "scale", f"have shape ({count},) or ({count}, {count})", scale)
-        scale = scale.to(problem.vector)
+        scale = scale.to(problem.vector.to(torch.promote_types(problem.vector.dtype, torch.float32)))
     return dataclasses.replace(kernel, localization=gamma, scale=scale)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lambdahat.problem import Problem
 from lambdahat.sampling.kernels import Kernel
+from lambdahat.sampling.mass import KroneckerScale
 from lambdahat.sampling.runners import Ground, Plan, Record, Runner
 from lambdahat.sampling.workers import ForkedRunner
 
@@ -110,6 +111,10 @@ def require_same_run(problem: Problem, kernel: Kernel, chains: int, plan: Plan) 
     settings: dict[str, Any] = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     settings["observables"], settings["averages"] = sorted(plan.observables), sorted(plan.averages)
     shown = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
+    if isinstance(kernel.scale, KroneckerScale):
+        shown |= {f"scale {index}": tensor for index, tensor in enumerate(kernel.scale.tensors)} | {
+            "scale": "Kronecker"
+        }
     tensors = [value for value in shown.values() if isinstance(value, Tensor)]
     numbers = {name: value for name, value in shown.items() if not isinstance(value, Tensor)}
     facts = {

@@ -253,7 +253,7 @@ class Pilot:
             record = self._observed(window, 2 * (done + window) >= steps)
             done += window
             if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
-                step = self._reduced(step)
+                step, self._moments = self._reduced(step), None
                 continue
             last = record
             self._look(self.runner.own[0][:POWER_CHAINS])
@@ -339,6 +339,7 @@ class Pilot:
         record = self._observed(steps, self.kernel.scale is None)
         if _ran_away(record, self.problem.num_parameters, self.kernel.localization):
             self.runner.restart()
+            self._moments = None
             return math.nan
         return self._settle(record)
 
@@ -346,7 +347,7 @@ class Pilot:
         """Advance the chains; look at the forces on them a few times on the way, for a mass."""
         if not (forces and self._may_have_mass and steps >= 4 * MASS_LOOKS):
             return self.runner.advance(steps, look=False)
-        vector, records = self.problem.vector, []
+        vector, records = self.runner.ground.centre, []  # no less than float32
         self._moments = CurvatureMoments(self.problem.space.shapes, vector)
         for look in range(MASS_LOOKS):
             until = steps * (look + 1) // MASS_LOOKS
@@ -379,7 +380,7 @@ class Pilot:
             return float(late["distance"].square().mean())
         if not isinstance(scale, KroneckerScale):
             return 0.0
-        away = scale.solve(self.runner.own[0] - self.problem.vector)
+        away = scale.solve(self.runner.own[0] - self.runner.ground.centre)
         return float(self.runner.gathered(away.square().sum(-1, keepdim=True).double()).mean())
 
     @property
@@ -396,8 +397,10 @@ class Pilot:
         Returns the step, why it is what it is, and what there is to say about the mass; "" where none was tried.
         """
         before, steps = self._relaxation(step), min(self.lengths.pilot // 2, self._spare // 2)
-        if self._moments is None or before < SLOW or not self._may_have_mass:
+        known = self._moments is not None and self._moments.finite
+        if not known or before < SLOW or not self._may_have_mass or steps < 2 * FEWEST_DRAWS:
             return step, why, ""
+        assert self._moments is not None
         gamma: Any = self.kernel.localization
         scale = self._moments.scale(float(gamma.mean() if isinstance(gamma, Tensor) else gamma))
         kept = self.kernel, self._largest, self._friction, self._reductions
@@ -642,7 +645,7 @@ def _curvature(part: Problem, theta: Tensor, kernel: Kernel, tie: float, seed: i
     try:
         operator = hessian(part.at(theta.to(part.vector)))
         rng = generator(seed, "curvature", look)
-        vector = torch.randn(operator.dim, generator=rng).to(operator.device, operator.dtype)
+        vector = torch.randn(operator.dim, generator=rng).to(theta)
         scaled = kernel.scale is not None
         size = 0.0
         for _ in range(POWERS):
@@ -650,7 +653,7 @@ def _curvature(part: Problem, theta: Tensor, kernel: Kernel, tie: float, seed: i
             if norm == 0 or not math.isfinite(norm):
                 break
             unit = kernel.scaled(vector / norm)
-            vector = kernel.nbeta * (operator @ unit)
+            vector = kernel.nbeta * (operator @ unit.to(operator.dtype)).to(unit)
             if scaled:
                 vector = kernel.scaled_force(vector.add_(unit, alpha=tie))
             size = float(vector.norm())
