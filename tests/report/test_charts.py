@@ -289,6 +289,18 @@ def test_a_map_with_logarithmic_colours_keeps_its_numbers():
     assert [text.get_text() for text in draw(Chart("", "x", "y", heat=heat)).texts] == ["0", "10", "1e+03"]
 
 
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("side", [2, 12], ids=["cells", "field"])
+@pytest.mark.parametrize("fill", [0.0, 3.0, None, "one"])
+def test_maps_of_a_single_value_are_drawn(log, side, fill):
+    values = [[0.0 if fill == "one" else fill] * side for _ in range(side)]
+    if fill == "one":
+        values[0][1] = 2.5
+    chart = Chart("", "x", "y", heat=Heat(range(side), range(side), values, "KL", log=log))
+    draw(chart).figure.canvas.draw()
+    assert figure_of(chart)["data"]
+
+
 def test_bars_that_share_no_place_are_as_wide_as_if_alone():
     apart = Chart("", "rank", "λ", (Series("a", [1, 2], [3, 2], style="bars"), Series("b", [3], [1], style="bars")))
     assert figure_of(apart)["layout"]["barmode"] == "overlay"

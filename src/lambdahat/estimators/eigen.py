@@ -63,8 +63,8 @@ def eigenpairs(
 
     The residuals are those of the Lanczos recurrence joined with the rounding seen in the products and, for a model in
     less than float64, with the rounding inside the model: one combination of the vectors found is multiplied in float64
-    too, on a quarter of the samples (512 to 4,096), which ``cost`` does not count. PRECISION_LIMIT where rounding keeps
-    the values from ``tol``.
+    too, on at most 4,096 samples, which ``cost`` does not count. PRECISION_LIMIT where rounding keeps the values from
+    ``tol``.
 
     Repeated eigenvalues are returned as often as they occur: a few more products, from a random vector orthogonal to
     the Krylov space, look for copies of the eigenvalues, and where they find some Lanczos goes on beside what is known.

@@ -328,7 +328,7 @@ def _levels(values: Array, log: bool) -> tuple[Array, Any]:
 
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    if log and low > 0:
+    if log and 0 < low < high:
         return np.geomspace(low, high, LEVELS + 1), LogNorm(low, high)
     levels = np.asarray(MaxNLocator(LEVELS).tick_values(low, high))
     return (levels if len(levels) > 1 else np.array([low - 0.5, low + 0.5])), None
@@ -365,9 +365,9 @@ def _draw_field(heat: Heat, values: Array, axes: Any) -> Any:
 def _draw_cells(heat: Heat, values: Array, axes: Any) -> Any:
     from matplotlib.colors import LogNorm
 
-    norm = None
-    if heat.log and (values > 0).any():
-        norm = LogNorm(values[values > 0].min(), np.nanmax(values), clip=True)
+    positive = values[values > 0]
+    several = positive.size > 0 and positive.min() < positive.max()  # one value spans no logarithmic scale
+    norm = LogNorm(positive.min(), positive.max(), clip=True) if heat.log and several else None
     shown = axes.imshow(values, cmap=SHADES, origin="lower", aspect="auto", norm=norm)
     axes.grid(visible=False)
     names = [_word(x) for x in heat.x]
@@ -377,7 +377,7 @@ def _draw_cells(heat: Heat, values: Array, axes: Any) -> Any:
     if max(values.shape) <= TEXTED:
         for (row, column), value in np.ndenumerate(values):
             if math.isfinite(value):
-                shade = text_colour(shown.to_rgba(value)[:3])
+                shade = text_colour(shown.to_rgba(np.array([value]))[0][:3])
                 axes.text(column, row, minus(f"{value:.3g}"), ha="center", va="center", fontsize=7, color=shade)
     return shown
 
