@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import lambdahat as lh
 from lambdahat._rng import generator
 from lambdahat.memory import LiveBytes
-from lambdahat.sampling import hamiltonian, hmc, mala, rmsprop_sgld, sghmc, sgld, sgnht
+from lambdahat.sampling import hamiltonian, hmc, kinetic, mala, rmsprop_sgld, sghmc, sgld, sgnht
 from lambdahat.sampling.fitting import Demand
 from lambdahat.sampling.kernels import Kernel
 from lambdahat.sampling.runners import Plan
@@ -52,7 +52,7 @@ def vectors_live(kernel: Kernel, size: int, forces: bool) -> float:
 
 @pytest.mark.parametrize("forces", [False, True])
 @pytest.mark.parametrize("size", [2000, 1 << 16])
-@pytest.mark.parametrize("make", [sgld, rmsprop_sgld, sghmc, sgnht, mala, hmc])
+@pytest.mark.parametrize("make", [sgld, rmsprop_sgld, sghmc, sgnht, kinetic, mala, hmc])
 def test_a_step_takes_the_vectors_it_tells(monkeypatch, make, size, forces):
     """None more, and at most two less: copies to float64 are whole only of short vectors."""
     monkeypatch.setattr(hamiltonian, "RUN", 1 << 14)  # a quarter of the long ones, as of a million in earnest

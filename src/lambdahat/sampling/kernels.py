@@ -90,7 +90,9 @@ class Kernel(ABC):
 
     def vectors(self, forces: bool = False) -> int:
         """Vectors (P,) of a chain that a step has at once, at most; ``forces`` says whether it tells about them."""
-        return self.held + (2 if self.scale is not None or isinstance(self.localization, Tensor) else int(forces))
+        if self.scale is not None:
+            return self.held + 3
+        return self.held + (2 if isinstance(self.localization, Tensor) else int(forces))
 
     def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
         """Chains at ``theta``, (chains, P) or (P,), tied to ``centre`` (by default where they start; one for all)."""
