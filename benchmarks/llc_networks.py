@@ -9,8 +9,9 @@ extrapolated in h². Networks whose weights are missing are trained first, from 
 references at the same γ. ``check --invariance`` varies the budget, the batch size, the number of
 chains and the precision instead, none of which may change what is estimated.
 
-``mass`` asks whether a mass would help: independent draws of the loss per 1,000 gradients of
-kinetic chains whose mass is the mean Hessian's diagonal, its blocks, or a number per tensor.
+``mass`` asks what a mass could gain: independent draws of the loss per 1,000 gradients of kinetic
+chains whose mass is made of the exact mean Hessian: a number per tensor, the diagonal, a diagonal
+in Kronecker eigenvectors, or the blocks of tensors. ``lh.llc`` knows only what forces tell of it.
 
 Every finished result is one line of a JSON file, and another call with the same file runs only what
 is missing.

@@ -92,9 +92,12 @@ def test_a_mass_saves_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_mass_where_tensors_are_small_or_it_does_not_help() -> None:
-    small = lh.Problem(nn.Linear(4, 3).double(), "mse", (torch.randn(500, 4).double(), torch.randn(500, 3).double()))
-    assert "mass" not in lh.llc(small, kernel="kinetic", localization=5.0, max_gradients=4000).chains.reasons
     rng = torch.Generator().manual_seed(0)
+    layer = nn.Linear(4, 3).double()
+    nn.init.zeros_(layer.weight)
+    data = torch.randn(500, 4, generator=rng).double(), torch.randn(500, 3, generator=rng).double()
+    small = lh.Problem(layer, "mse", data)
+    assert "mass" not in lh.llc(small, kernel="kinetic", localization=0.02, max_gradients=4000).chains.reasons
     x = torch.linalg.qr(torch.randn(400, 20, generator=rng, dtype=torch.float64)).Q * math.sqrt(400)
     model = nn.Linear(20, 12, bias=False).double()
     nn.init.zeros_(model.weight)

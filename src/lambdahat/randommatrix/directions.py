@@ -93,13 +93,13 @@ def directional_variance(
     known = operator == "hessian" or problem.loss_function is not None
     require(known, "operator", 'be "hessian" for a problem made of one function', repr(operator))
     count = problem.num_samples if samples is None else require_count(samples, "samples", 2, problem.num_samples)
-    return along_pairs(problem, eigenpairs, operator, probes, count, seed, strangers=True)
+    return along_pairs(problem, eigenpairs, operator, probes, count, seed, refuse_foreign=True)
 
 
 def along_pairs(
-    problem: Problem, eigenpairs: Eigenpairs, operator: str, probes: int, count: int, seed: int, strangers: bool
+    problem: Problem, eigenpairs: Eigenpairs, operator: str, probes: int, count: int, seed: int, refuse_foreign: bool
 ) -> DirectionalVariance:
-    """The same without checks; with ``strangers`` pairs of another problem are refused, as far as all data can tell."""
+    """The same without checks; ``refuse_foreign``: raise for pairs of another problem, as far as all data can tell."""
     total = problem.num_samples
     work = PerSample(problem)
     products = _products(work, _drawn(problem, count, seed), operator)
@@ -108,7 +108,9 @@ def along_pairs(
     left = math.sqrt((1.0 - count / total) / count)
     tau2, couplings = [], []
     for m, (value, _) in enumerate(eigenpairs):
-        lengths, along, drift = _deviations(products(vectors[:, m]), value, vectors, m, strangers and count == total)
+        lengths, along, drift = _deviations(
+            products(vectors[:, m]), value, vectors, m, refuse_foreign and count == total
+        )
         known = _mean(lengths, left)
         tau2.append(replace(known, stderr=torch.hypot(torch.as_tensor(known.stderr), _unseen(lengths, drift, total))))
         couplings.append(along)

@@ -157,7 +157,7 @@ def noise_levels(
     spread = variance(problem, seed=seed, samples=count)
     element = spread.hessian_variance if operator == "hessian" else spread.ggn_variance
     assert element is not None
-    along = along_pairs(problem, top, operator, PROBES, count, seed, strangers=False)
+    along = along_pairs(problem, top, operator, PROBES, count, seed, refuse_foreign=False)
     views, passes = [], float(top.cost + smallest.cost + total_curvature.cost + spread.cost + along.cost)
     for size in batch_sizes:
         found = batch_eigenpairs(problem, size, _count(batches, size, total), 1, seed, operator, top)

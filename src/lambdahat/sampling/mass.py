@@ -70,9 +70,9 @@ class KroneckerScale:
 class CurvatureMoments:
     """Row and column curvature of each tensor, averaged over places where chains have been.
 
-    At equilibrium the mean Hessian of nβL is E[f·gᵀ] with f = nβ∇L and g = ∇U, by parts. Seen as matrices F and G, the
-    mean of F·Gᵀ is the Hessian summed over columns, that of Fᵀ·G over rows. Where f and g come from independent
-    batches their noise averages out.
+    At equilibrium the mean Hessian of nβL is E[f·gᵀ] with f = nβ∇L and g = ∇U, by integration by parts. With f and g
+    seen as matrices F and G, the mean of F·Gᵀ is the Hessian summed over columns, that of Fᵀ·G over rows. Where f and g
+    come from independent batches, their noise averages out.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], like: Tensor) -> None:
@@ -103,8 +103,8 @@ class CurvatureMoments:
         rows, columns, values = [], [], []
         for (height, width), (over, along), summed in zip(self.shapes, self._sides, self._totals, strict=True):
             trace = max(float(summed) / self._count, 0.0)
-            left, ups = self._sides_values(over, height, width, trace)
-            right, downs = self._sides_values(along, width, height, trace)
+            left, ups = self._side(over, height, width, trace)
+            right, downs = self._side(along, width, height, trace)
             total = max(float(ups.sum()), float(downs.sum()))  # clamped eigenvalues may come to more than the trace
             product = torch.outer(ups, downs) / (total if total > 0 else 1.0)
             rows.append(left)
@@ -117,7 +117,7 @@ class CurvatureMoments:
         """Whether all forces were finite."""
         return bool(self._totals.isfinite().all())
 
-    def _sides_values(self, total: Tensor | None, size: int, others: int, trace: float) -> tuple[Tensor | None, Tensor]:
+    def _side(self, total: Tensor | None, size: int, others: int, trace: float) -> tuple[Tensor | None, Tensor]:
         """Eigenvectors and eigenvalues of one side of a tensor; None and their mean where it is not rotated."""
         mean = trace / max(size, 1)
         if total is None:

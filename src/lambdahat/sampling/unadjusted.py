@@ -51,8 +51,9 @@ STEP_PRICE = 1024  # samples that a step of a small problem counts as, besides i
 BATCHES = (128, DEFAULT_BATCH, 2048, 8192, 32768)
 FULL = {"cpu": 30_000_000, "cuda": 300_000_000}  # parameters × samples up to which a step sees the whole data
 RELAXATIONS, SHORTEST = 12, 100  # of the burn-in, the coarse draws and a round each, and steps that are no fewer
-MASS_LOOKS, MASS_SIZE, MASS_GAIN = 8, 200, 1.25  # looks at forces; parameters of a tensor worth it; gain in speed
-SLOW = 15  # steps in which chains relax, below which no mass is tried
+MASS_LOOKS = 8  # times that the forces on the chains are measured
+MASS_SIZE, SLOW = 200, 15  # parameters of the largest tensor and relaxation time in steps above which a mass is tried
+MASS_GAIN = 1.25  # least speed-up for which it is kept
 TRUSTED, UNTRUSTED = 0.01, 0.15  # standard deviation of what a bias formula leaves out, of λ̂; and without a formula
 
 
