@@ -200,7 +200,7 @@ def test_regular_models_have_half_their_parameters():
 
 def test_a_logistic_regression_has_half_its_parameters():
     problem = logistic()
-    found = llc(problem, kernel="kinetic", max_gradients=3000)
+    found = llc(problem, kernel="kinetic", max_gradients=5000)
     x, y = data_of(problem)
     truth = logistic_expectation(x, y, problem.vector, found.nbeta, found.localization, draws=2000)
     assert float(truth) == pytest.approx(5.5, rel=0.03)

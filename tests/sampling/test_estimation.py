@@ -11,7 +11,7 @@ import torch
 from lambdahat.problem import Problem
 from lambdahat.results import Chains
 from lambdahat.sampling import sample, sgld
-from lambdahat.sampling.estimation import combined_degrees, read, step_shares
+from lambdahat.sampling.estimation import blocked_error, combined_degrees, read, step_shares
 
 NBETA, BATCH = 100.0, 10
 
@@ -60,3 +60,15 @@ def test_losses_of_the_whole_data_can_be_read():
     assert paired.raw == pytest.approx(found.energies.mean())
     assert full.raw != paired.raw
     assert full.per_chain.std() > 0
+
+
+def test_errors_count_what_hardly_moves_within_a_chain():
+    """White noise hides levels that change four times a chain from autocorrelations, not from long blocks."""
+    level, chains, draws = 0.04, 8, 4000
+    errors = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        levels = np.repeat(rng.standard_normal((chains, 4)), draws // 4, axis=1)
+        errors.append(blocked_error(rng.standard_normal((chains, draws)) + level * levels))
+    truth = math.sqrt(1 / (chains * draws) + level**2 / (4 * chains))
+    assert 0.97 < np.mean(errors) / truth < 1.1  # 0.89 by autocorrelations alone

@@ -311,3 +311,19 @@ def test_a_result_comes_back_from_disk(tmp_path, default):
     again = lh.LearningCoefficient.load(tmp_path / "llc")
     assert (again.value, again.stderr, again.status) == (found.value, found.stderr, found.status)
     assert (again.chains.energies == found.chains.energies).all()
+
+
+def test_a_small_error_of_few_draws_is_not_converged():
+    """In 200 directions the loss hardly fluctuates, so that a few dozen draws have an error within the tolerance."""
+    rng = generator(0, "few draws")
+    x = torch.randn(2000, 200, generator=rng, dtype=torch.float64)
+    y = x.sum(1, keepdim=True) + torch.randn(2000, 1, generator=rng, dtype=torch.float64)
+    model = nn.Linear(200, 1, bias=False).double()
+    model.weight.data = torch.linalg.lstsq(x, y).solution.T.contiguous()
+    problem = Problem(model, "mse", (x, y))
+    cut, whole = (llc(problem, kernel="kinetic", batch_size=2000, max_gradients=most) for most in (1200, 6000))
+    assert cut.stderr < 0.03 * cut.value
+    assert cut.chains.diagnostics.ess_mean < 200
+    assert cut.status is Status.GRADIENTS_SPENT
+    assert whole.status is Status.CONVERGED
+    assert abs(whole.value - 100) < 4 * whole.stderr

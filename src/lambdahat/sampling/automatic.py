@@ -350,7 +350,7 @@ def _trajectories(
             break
     reasons["draws"] = f"{wanted.goal}, up to {most} gradients a chain"
     chains = dataclasses.replace(chains, reasons=reasons)
-    return Drawn(chains, reading, spent=wanted.missed(reading))
+    return Drawn(chains, reading, spent=apart or wanted.missed(reading))
 
 
 def _ready(
@@ -438,16 +438,24 @@ def _rounds(
             collector.forget()
             looks.clear()
             continue
-        apart = chains.diagnostics.rhat > RHAT or reading.drifting or reading.unsettled
-        enough = len(chains.energies[0]) >= FEWEST_ROUNDS * lengths.round
-        enough &= chains.diagnostics.ess_mean >= wanted.effort * EFFECTIVE * len(chains)
-        if enough and not apart and not wanted.missed(reading):
+        if _trusted(chains, reading, wanted, lengths) and not wanted.missed(reading):
             break
     if wanted.draws is None:
         reasons["draws"] = f"{wanted.goal}, up to {lengths.most} steps a chain"
     chains = dataclasses.replace(chains, reasons={**chains.reasons, **reasons})
     beside = read(chains, problem.num_parameters, True) if wanted.baseline == "both" else None
-    return Drawn(chains, reading, wanted.missed(reading), beside)
+    short = wanted.draws is None and not _trusted(chains, reading, wanted, lengths)
+    return Drawn(chains, reading, short or wanted.missed(reading), beside)
+
+
+def _trusted(chains: Chains, reading: Reading, wanted: Request, lengths: Lengths) -> bool:
+    """Whether the draws are many and mixed enough for their standard error to be believed."""
+    if np.ptp(chains.energies) == 0:  # a constant loss: nothing fluctuates that could be underrated
+        return True
+    if chains.diagnostics.rhat > RHAT or reading.drifting or reading.unsettled:
+        return False
+    effective = chains.diagnostics.ess_mean >= wanted.effort * EFFECTIVE * len(chains)
+    return effective and len(chains.energies[0]) >= FEWEST_ROUNDS * lengths.round
 
 
 def _with_bias(

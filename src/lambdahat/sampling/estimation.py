@@ -68,7 +68,7 @@ def _from_trajectories(chains: Chains, parameters: int) -> Reading:
     settled = 1.0 + float(excess.mean()) / parameters
     energies, use = _controlled(energies, excess, chains.distances)
     value = float(energies.mean())
-    error = max(standard_error(energies), *(_block_error(energies, count) for count in (2, 4)))
+    error = _largest_error(energies, energies)
     raw, change = float(chains.energies.mean()), drift(energies)
     drifting = abs(float(change)) > max(4 * float(change.stderr), 0.1 * abs(value))
     stderr = math.hypot(error, FLOOR * value)
@@ -213,10 +213,20 @@ def _block_error(values: Array, count: int) -> float:
     return float(blocks.std(ddof=1)) / math.sqrt(blocks.size)
 
 
+def _largest_error(values: Array, draws: Array) -> float:
+    """The largest of three standard errors: by autocorrelation, and by 2 and 4 blocks of each chain.
+
+    The sum of autocorrelations is cut off where noise hides them, so that it misses slow directions which long blocks
+    still show. Fewer than eight blocks would show chance.
+    """
+    counts = [count for count in (2, 4) if count * len(draws) >= 8]
+    return max([standard_error(values), *(_block_error(draws, count) for count in counts)])
+
+
 def blocked_error(values: Array) -> float:
     """The standard error of the mean from blocks of √draws, in which the white noise of batches hides nothing slow."""
     count = values.shape[1] // max(math.isqrt(values.shape[1]), 1)
-    return standard_error(_blocks(values, count) if count >= 8 else values)
+    return _largest_error(_blocks(values, count) if count >= 8 else values, values)
 
 
 def _blocks(values: Array, count: int) -> Array:
