@@ -1019,10 +1019,22 @@ def append(path: Path, row: Row) -> None:
 
 
 def find_reference(rows: list[Row], name: str, digest: str, gamma: float) -> Row | None:
-    """The reference of these weights at this γ; values between two references are not known."""
-    same = [row for row in rows if row["network"] == name and row["weights"] == digest]
-    return next((row for row in same if math.isclose(row["localization"], gamma, rel_tol=1e-6)),
-                None)  # fmt: skip
+    """The reference of these weights at this γ; values between two references are not known.
+
+    Of several references of one γ it is the first, with the mean of all weighted by their errors.
+    """
+    same = [
+        row
+        for row in rows
+        if row["network"] == name
+        and row["weights"] == digest
+        and math.isclose(row["localization"], gamma, rel_tol=1e-6)
+    ]
+    if not same:
+        return None
+    weights = [row["stderr"] ** -2 for row in same]
+    value = sum(w * row["value"] for w, row in zip(weights, same, strict=True)) / sum(weights)
+    return same[0] | {"value": value, "stderr": sum(weights) ** -0.5}
 
 
 def matching(globs: str) -> list[str]:
