@@ -41,6 +41,7 @@ DEFAULT_PROBES = 50
 MOMENTS = 6  # vectors for each column of a block: three of the recurrence, and what they are made of
 MARGIN = 0.02  # by which bounds are widened first, of half their width
 WIDENINGS = 12  # of bounds that moments have shown to be too narrow
+MOST_EXPONENT = 1020  # of two, for a number that float64 holds with all its digits
 HUGE = 1e12  # a Chebyshev moment of a recurrence that runs away
 GROWTH = 0.05  # T_k(1 + δ) = cosh(k√(2δ)): what this argument adds to 1 nobody minds
 WORKING = 2  # vectors beside a basis: a product and room to work in
@@ -179,10 +180,13 @@ def moments_within(
             math.copysign(margin + 1.5 * abs(end) - 0.5, end) if abs(end) > 1 or not seen else end for end in outside
         )
         bounds = max(middle + half * low, least), middle + half * high
-    _require_finite(readings)
+    cure = "lower count, or give bounds so that A is scaled to [-1, 1]"
+    require(bool(np.isfinite(readings).all()), "the moments", "be finite", "NaN or infinity", cure)
     if plain:
-        readings = np.ldexp(readings, unit.exponent * np.arange(count + 1))
-        _require_finite(readings)
+        powers, sizes = unit.exponent * np.arange(count + 1), np.abs(readings).max(axis=0)
+        fits = (sizes == 0) | (np.abs(powers + np.log2(np.where(sizes > 0, sizes, 1.0))) <= MOST_EXPONENT)
+        require(bool(fits.all()), "the moments", "fit into float64", f"that of order {np.argmin(fits)} beyond it", cure)
+        readings = np.ldexp(readings, powers)
     if basis == "legendre":
         readings = readings @ legendre_in_chebyshev(count).T
     covariance = np.zeros((count + 1, count + 1))
@@ -423,11 +427,6 @@ def _probe_moments(
         start = dot(block, block)
         readings.append((torch.stack([start, *values[:count]], dim=1) / start[:, None]).cpu())
     return np.asarray(torch.cat(readings).numpy())
-
-
-def _require_finite(readings: Array) -> None:
-    cure = "lower count, or give bounds so that A is scaled to [-1, 1]"
-    require(bool(np.isfinite(readings).all()), "the moments", "be finite", "NaN or infinity", cure)
 
 
 def _paired_moments(
