@@ -14,7 +14,7 @@ from lambdahat.estimators.spectra import moments, spectral_bounds, spectrum, tra
 from lambdahat.krylov import random_vector
 from lambdahat.operators import operator
 from lambdahat.results import Result
-from tests.cases import with_eigenvalues
+from tests.cases import Products, with_eigenvalues
 
 D = torch.float64
 INDEFINITE = torch.cat([torch.linspace(-1, 1, 70, dtype=D), torch.tensor([4.0, 3.0], dtype=D)])
@@ -344,3 +344,15 @@ def test_bounds_at_the_very_ends_are_taken(dtype, count):
     matrix = with_eigenvalues(torch.cat([torch.linspace(-1, 1, 60, dtype=D) ** 5, torch.ones(20, dtype=D)])).to(dtype)
     found = moments(operator(matrix), count, "chebyshev", probes=5, bounds=(-1.0, 1.0))
     assert found.bounds == (-1.0, 1.0)
+
+
+def test_an_operator_that_grows_is_no_matrix():
+    """Each product is half as large again as the last: no bounds would ever hold its spectrum."""
+
+    class Growing(Products):
+        def _apply(self, block):
+            self.matrix = 1.5 * self.matrix
+            return super()._apply(block)
+
+    with pytest.raises(ValueError, match="the operator of moments must be one symmetric matrix at every product"):
+        moments(Growing(with_eigenvalues(POSITIVE)), 40, "chebyshev", probes=2)
