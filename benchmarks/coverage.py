@@ -6,6 +6,7 @@ what is missing. The estimators see products with dense float64 matrices only, s
     networks    Hessian H and Gauss–Newton matrix G of three trained networks: tr H and ‖H‖_F to 2 %, the mean and the
                 second moment of the spectrum, tr exp(H), and log det(G + δI) by each method and to a tolerance of 1 %
     spectra     the same for matrices drawn anew for each seed: outliers, bulks, signs, zeros and tolerances at random
+    isolated    log det of matrices drawn anew for each seed with one eigenvalue of 1e-8 below 199 in [1, 2]
     clusters    planted partitions drawn anew for each seed: clear ones up to 1,000 nodes, beyond, by probes; blurred
     regression  ``advise`` on linear regression with 14 to 17 parameters, or with τ² from a third of the samples, drawn
                 anew for each seed, against the exact limit of mean-square stability
@@ -174,6 +175,14 @@ def of_spectrum(reading: str, seed: int) -> tuple[lh.Estimate, float]:
     return estimate(seed), truth
 
 
+def of_isolated(method: str, seed: int) -> tuple[lh.Estimate, float]:
+    """One small eigenvalue far below a bulk, in a random basis."""
+    values = np.append(1e-8, np.linspace(1, 2, 199))
+    vectors, _ = np.linalg.qr(np.random.default_rng((seed, 25)).normal(size=(200, 200)))
+    matrix = torch.as_tensor((vectors * values) @ vectors.T)
+    return lh.logdet(Products((matrix + matrix.T) / 2, True), method, seed=seed), float(np.log(values).sum())
+
+
 def of_partition(least: int, most: int, probes: int | None, seed: int) -> tuple[lh.Estimate, float]:
     """A planted partition with a clear eigengap, its number of nodes in a range."""
     rng = np.random.default_rng((seed, least, most))
@@ -329,6 +338,7 @@ def of_training(seed: int) -> tuple[lh.Estimate, float, Row]:
 CASES: dict[str, Callable[[int], tuple[Any, ...]]] = {
     **{f"{name}: {reading}": functools.partial(of_network, name, reading) for name in NETWORKS for reading in READINGS},
     **{f"spectra: {reading}": functools.partial(of_spectrum, reading) for reading in READINGS},
+    **{f"isolated: log det, {method}": functools.partial(of_isolated, method) for method in METHODS},
     "clusters: clear, up to 1,000 nodes": functools.partial(of_partition, 60, 1000, None),
     "clusters: clear, 1,000 to 2,000 nodes": functools.partial(of_partition, 1001, 2000, None),
     "clusters: clear, by 30 probes": functools.partial(of_partition, 100, 1000, 30),

@@ -175,6 +175,7 @@ class Status(Enum):
     FEW_WEIGHTS = "A few draws carry nearly all the weight: sample at the temperature asked for instead."
     MISMATCH = "The density does not match its moments within their error: ask for fewer moments, or wider bounds."
     NO_GAP = "No gap parts the small eigenvalues from the rest: raise moments, or pass cut."
+    UNRESOLVED = "Gaps narrower than the moments resolve are not ruled out by the least eigenvalues: raise moments."
     RIVAL_GAPS = "Several gaps are about as wide, so that no count is likelier than the others together: see rivals."
     NO_OUTLIER = "No eigenvalue stands apart from the bulk for sure: raise depth to resolve its edge, or lower level."
     NO_EDGE = "The bulk thins out without an edge, and what is called outliers may be its tail: count only wide gaps."

@@ -417,6 +417,37 @@ def test_a_deflated_matrix_keeps_its_determinant_and_its_traces():
     assert float(torch.linalg.eigvalsh(inner)[0]) > 0.5
 
 
+@pytest.mark.parametrize("method", ["maxent", "chebyshev"])
+def test_the_last_deflation_has_its_own_ends(method, monkeypatch):
+    """A bulk at 0.015 and values near 1: once these are moved to the middle, the spectrum ends at 1.3, not at 1."""
+    monkeypatch.setattr("lambdahat.estimators.determinants.DEFLATIONS", 1)
+    values = torch.cat([torch.linspace(0.01, 0.02, 200, dtype=D), torch.linspace(0.7, 1.0, 4, dtype=D)])
+    A, exact = Products(with_eigenvalues(values)), float(values.log().sum())
+    runs = [logdet(A, method, depth=30, probes=6, seed=seed) for seed in range(20)]
+    assert sum(low <= exact <= high for low, high in (run.interval() for run in runs)) >= 17
+    assert all(run.status is Status.CONVERGED and float(run.stderr) < 3 for run in runs)
+
+
+@pytest.mark.parametrize("method", ["maxent", "chebyshev"])
+@pytest.mark.parametrize("outside", [[1.06], [1.02, 1.03, 1.031, 1.04], [3.0]])
+def test_own_bounds_that_prove_wrong_are_widened(method, outside, monkeypatch):
+    """Eigenvalues above the edge that the run for the bounds cannot see, for its start is orthogonal to theirs."""
+    monkeypatch.setattr("lambdahat.estimators.spectra.BOUNDS_DEPTH", 30 if outside[0] < 2 else 8)
+    values = torch.cat([torch.linspace(0.2, 1, 200, dtype=D), torch.tensor(outside, dtype=D)])
+    logs = values.log()
+    deviation = math.sqrt(2 * float((logs - logs.mean()).square().sum()) / 6)  # of six probes, exactly, but for P + 2
+    for seed in range(6):
+        start = random_vector(Diagonal(values), seed, "bounds")
+        turn = torch.linalg.qr(torch.cat([start[:, None], with_eigenvalues(values, seed)[:, 1:]], dim=1)).Q
+        mixed = turn[:, :200] @ torch.linalg.qr(with_eigenvalues(values[:200], seed)).Q
+        vectors = torch.cat([mixed, turn[:, 200:]], dim=1)
+        A = Products((vectors * values) @ vectors.T)
+        found = logdet(A, method, depth=40, probes=6, seed=seed)
+        assert found.cost == A.matvecs > 30 + 40 * 6 + 200
+        assert abs(float(found) - float(logs.sum())) <= 3.5 * deviation
+        assert 0.3 * deviation < float(found.stderr) < 2 * deviation
+
+
 FALSE_BOUNDS = {"above the least": (0.5, 12.0), "below the largest": (1e-3, 5.0), "elsewhere": (20.0, 30.0)}
 
 

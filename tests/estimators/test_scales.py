@@ -119,6 +119,37 @@ def test_log_determinants(wrap, method, dtype, c):
     assert found.status is truth.status
 
 
+@pytest.mark.parametrize("c", [2.0**-520, 2.0**-300, 1.0, 2.0**300, 2.0**520])
+@pytest.mark.parametrize("order", [0, 1, 2, 3])
+def test_moments_of_a_spectrum(order, c):
+    """c to the order times the moment, or an error where float64 does not hold that: never 0, infinity or NaN."""
+    truth = lh.spectrum(Products(INDEFINITE), depth=20, probes=2).moment(order)
+    spectrum = lh.spectrum(Products(INDEFINITE * c), depth=20, probes=2)
+    if -1000 < order * math.log2(c) < 1000:
+        found = spectrum.moment(order)
+        assert float(found) / c**order == pytest.approx(float(truth), rel=1e-9)
+        assert float(found.stderr) / c**order == pytest.approx(float(truth.stderr), rel=1e-6)
+    else:
+        with pytest.raises(ValueError, match=rf"order must .* got {order}, whose moment is about 1e[+-][34]"):
+            spectrum.moment(order)
+
+
+def test_a_moment_that_float64_holds_though_squares_leave_it():
+    """Two eigenvalues of 10^160 with a weight of 10^-30 each: the second moment is 2·10^290."""
+    nodes, weights = np.array([[1.0, 1e160]]), np.array([[1.0, 2e-30]])
+    found = lh.Spectrum(nodes, weights, np.zeros((1, 2)), dim=100).moment(2)
+    assert float(found) == pytest.approx(2e290, rel=1e-12)
+    # 2/(P + 2) times the variance of squares, E[λ⁴] − E[λ²]²: by integers, for no float holds the first
+    fourth, factor = 2 * 10**610, 2 / 102
+    assert float(found.stderr) == pytest.approx(math.isqrt(fourth) * math.sqrt(factor / (1 - factor)), rel=1e-9)
+
+
+@pytest.mark.parametrize("c", [1e-200, 1e200])
+def test_powers_that_float64_does_not_hold_are_refused(c):
+    with pytest.raises(ValueError, match=r"the moments must .* order 2"):
+        lh.moments(Products(INDEFINITE * c), 4, probes=5)
+
+
 @pytest.mark.parametrize(("dtype", "c"), SCALES)
 @pytest.mark.parametrize("basis", ["chebyshev", "legendre"])
 @pytest.mark.parametrize("bounds", [None, (-8.0, 10.0)])

@@ -14,7 +14,7 @@ from lambdahat.estimators.spectra import moments, spectral_bounds, spectrum, tra
 from lambdahat.krylov import random_vector
 from lambdahat.operators import operator
 from lambdahat.results import Result
-from tests.cases import with_eigenvalues
+from tests.cases import Products, with_eigenvalues
 
 D = torch.float64
 INDEFINITE = torch.cat([torch.linspace(-1, 1, 70, dtype=D), torch.tensor([4.0, 3.0], dtype=D)])
@@ -283,3 +283,76 @@ def test_too_little_memory_is_named_before_any_product(monkeypatch):
 def test_asymmetric_operators_are_refused(call):
     with pytest.raises(ValueError, match="must be symmetric"):
         call(operator(torch.triu(torch.ones(4, 4))))
+
+
+def unseen(values: torch.Tensor, extra: list[float], seed: int = 0) -> torch.Tensor:
+    """Eigenvalues ``values``, and ``extra`` ones with vectors orthogonal to the start of the run for the bounds."""
+    P = len(values) + len(extra)
+    start = random_vector(operator(torch.eye(P, dtype=D)), seed, "bounds")
+    draw = torch.randn(P, P, generator=torch.Generator().manual_seed(seed), dtype=D)
+    turn = torch.linalg.qr(torch.cat([start[:, None], draw[:, 1:]], dim=1)).Q  # the first column is the start
+    mixed = turn[:, : len(values)] @ torch.linalg.qr(draw[: len(values), : len(values)]).Q
+    vectors = torch.cat([mixed, turn[:, len(values) :]], dim=1)
+    matrix = (vectors * torch.cat([values, torch.tensor(extra, dtype=D)])) @ vectors.T
+    return (matrix + matrix.T) / 2
+
+
+UNSEEN = {  # and the steps of the run for the bounds, for rounding shows it what is far away in the end
+    "one just above": ([1.06], 30),
+    "one just below": ([-1.06], 30),
+    "one far above": ([40.0], 4),
+    "one far below": ([-7.0], 4),
+    "a cluster above the edge": ([1.03, 1.04, 1.041, 1.0415, 1.05], 30),
+    "one at each end": ([-1.1, 1.2], 30),
+    "so far above that the recurrence overflows": ([1e10], 2),
+}
+
+
+@pytest.mark.parametrize("basis", ["chebyshev", "legendre"])
+@pytest.mark.parametrize("name", UNSEEN)
+def test_own_bounds_that_prove_wrong_are_widened(name, basis, monkeypatch):
+    """Eigenvalues that the run for the bounds cannot see: the bounds hold them in the end, and each product counts."""
+    outside, steps = UNSEEN[name]
+    monkeypatch.setattr("lambdahat.estimators.spectra.BOUNDS_DEPTH", steps)
+    matrix = unseen(torch.linspace(-1, 1, 200, dtype=D), outside)
+    values = torch.linalg.eigvalsh(matrix).numpy()
+    low, high = spectral_bounds(operator(matrix))[0]
+    assert not low <= values[0] <= values[-1] <= high  # else this shows nothing
+    A = operator(matrix)
+    found = moments(A, 60, basis, probes=30)
+    low, high = found.bounds
+    assert low - 1e-6 <= values[0] <= values[-1] <= high + 1e-6
+    assert found.cost == A.matvecs > steps + 30 * 30
+    table = (chebyshev.chebvander if basis == "chebyshev" else legendre.legvander)(
+        (2 * values - low - high) / (high - low), 60
+    )
+    assert (np.abs(found.values - table.mean(axis=0)) <= 6 * found.stderr + 1e-9).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("outside", [[1.06], [-1.5]])
+def test_given_bounds_are_refused_with_the_value_outside(outside, seed):
+    matrix = with_eigenvalues(torch.cat([torch.linspace(-1, 1, 200, dtype=D), torch.tensor(outside, dtype=D)]))
+    with pytest.raises(ValueError, match=r"bounds must hold the whole spectrum, got .* Ritz value of") as error:
+        moments(operator(matrix), 60, "chebyshev", probes=10, seed=seed, bounds=(-1.01, 1.01))
+    assert float(str(error.value).split("Ritz value of ")[1].split(";")[0]) == pytest.approx(outside[0], rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+@pytest.mark.parametrize("count", [1, 2, 3, 40, 151])
+def test_bounds_at_the_very_ends_are_taken(dtype, count):
+    matrix = with_eigenvalues(torch.cat([torch.linspace(-1, 1, 60, dtype=D) ** 5, torch.ones(20, dtype=D)])).to(dtype)
+    found = moments(operator(matrix), count, "chebyshev", probes=5, bounds=(-1.0, 1.0))
+    assert found.bounds == (-1.0, 1.0)
+
+
+def test_an_operator_that_grows_is_no_matrix():
+    """Each product is half as large again as the last: no bounds would ever hold its spectrum."""
+
+    class Growing(Products):
+        def _apply(self, block):
+            self.matrix = 1.5 * self.matrix
+            return super()._apply(block)
+
+    with pytest.raises(ValueError, match="the operator of moments must be one symmetric matrix at every product"):
+        moments(Growing(with_eigenvalues(POSITIVE)), 40, "chebyshev", probes=2)

@@ -6,9 +6,10 @@ from pathlib import Path
 import networkx as nx
 import numpy as np
 import pytest
+from scipy.sparse.linalg import eigsh
 
 from lambdahat.graphs import Clusters, cluster_labels, clusters, graph, smoothed_lanczos_clusters
-from lambdahat.graphs.block_moments import eigenvalues
+from lambdahat.graphs.block_moments import components, degrees_of_freedom, eigenvalues
 from lambdahat.graphs.cluster_counts import Gap, weigh
 from lambdahat.graphs.walks import walk_partition
 from lambdahat.results import Result, Status
@@ -180,7 +181,9 @@ def test_degrees_of_freedom_are_those_of_the_probes_of_each_part():
     assert clusters(one, 40).dof == math.inf  # exact moments
     assert clusters(one, 40, probes=8).dof == 3  # 4 probes for the groups, 4 for the rest
     assert clusters(one, 40, probes=100).dof == 24
-    assert clusters(cliques([6, 7]), 40, probes=8).dof == 7  # the part of components is known
+    two = clusters(cliques([6, 7]), 40, probes=8)
+    assert degrees_of_freedom(two.spectrum.moments, components(cliques([6, 7]))) == 7  # the part of components is known
+    assert (float(two), two.dof) == (2.0, math.inf)  # and all eigenvalues confirm that there are no others
 
 
 @pytest.mark.parametrize("made", [nx.path_graph(600), nx.grid_2d_graph(25, 24)], ids=["a path", "a grid"])
@@ -255,3 +258,48 @@ def test_a_gap_that_moments_do_not_resolve_is_found_by_the_eigenvalues():
     made = nx.planted_partition_graph(38, 29, 0.45, 0.015, seed=3)
     found = clusters(graph(made), moments=20)
     assert (found.rounded, found.status) == (38, Status.CONVERGED)
+
+
+HIDDEN = {  # count, size, p inside, p outside, probes
+    "a few probes": (38, 26, 0.4, 0.02, 30),
+    "more than 2,500 nodes": (40, 70, 0.2, 0.01, None),
+    "60 clusters": (60, 62, 0.2, 0.008, None),
+}
+
+
+@pytest.mark.parametrize(("count", "size", "inside", "outside", "probes"), HIDDEN.values(), ids=HIDDEN.keys())
+def test_many_clusters_behind_an_unresolved_gap_are_never_one(count, size, inside, outside, probes):
+    """The gap is ten times wider than any other by ARPACK, but narrower than 100 moments resolve at its place."""
+    made = nx.planted_partition_graph(count, size, inside, outside, seed=1)
+    one = graph(made)
+    values = np.sort(1 - eigsh(one.normalized(), k=count + 10, which="LA", return_eigenvectors=False))
+    gaps = np.diff(values)
+    assert gaps[count - 1] > (10 if size > 30 else 3) * np.delete(gaps, [0, count - 1]).max()
+    assert nx.is_connected(made)
+    found = clusters(one, probes=probes)
+    assert (float(found), found.rivals, found.status) == (count, {count: 1.0}, Status.CONVERGED)
+    assert values[count - 1] < found.cut < values[count]
+    assert found.cost > (50 * probes if probes else 5000)
+
+
+def test_components_that_cannot_be_confirmed_are_a_lower_bound():
+    """A small world: hundreds of eigenvalues below the edge of a semicircle, more than are computed."""
+    found = clusters(graph(nx.watts_strogatz_graph(4000, 10, 0.1, seed=1)), moments=60)
+    assert (float(found), float(found.stderr), found.status) == (1.0, math.inf, Status.UNRESOLVED)
+    assert str(found).startswith("at least 1 [UNRESOLVED")
+
+
+@pytest.mark.parametrize(
+    ("made", "count"),
+    [
+        (nx.gnp_random_graph(3000, 0.01, seed=1), 1),
+        (nx.barabasi_albert_graph(3000, 5, seed=1), 1),
+        (nx.disjoint_union_all([nx.complete_graph(12)] * 300), 300),
+    ],
+    ids=["Erdős–Rényi", "Barabási–Albert", "cliques"],
+)
+def test_large_graphs_without_other_clusters_are_confirmed(made, count):
+    found = clusters(graph(made))
+    assert (found.rounded, found.components, found.status) == (count, count, Status.CONVERGED)
+    low, high = found.interval()
+    assert low <= count <= high < math.inf

@@ -26,7 +26,7 @@ from lambdahat.estimators.sequential import LARGEST_DEFAULT, LEVEL, SMALL
 from lambdahat.estimators.spectra import (
     DEFAULT_DEPTH,
     lanczos_runs,
-    moments,
+    moments_within,
     place_for,
     quadrature,
     rounding,
@@ -435,7 +435,7 @@ def _maxent(task: _Task) -> _Reading:
     if ends is None:
         return _slq(task)
     inner = task.inner
-    found = _measured(inner, ends.interval, task)
+    found, ends = _measured(task, ends)
     density = fit(found)
     slopes = density.sensitivity(np.log)
     change, stderr = _steadied(inner, found, slopes, density.moments(len(found) + 1, "chebyshev"))
@@ -458,7 +458,7 @@ def _chebyshev(task: _Task) -> _Reading:
     if ends is None:
         return _slq(task)
     inner = task.inner
-    found = _measured(inner, ends.interval, task)
+    found, ends = _measured(task, ends)
     orders = np.arange(1, len(found))
     a, b = math.sqrt(ends.guess), math.sqrt(ends.interval[1])
     rho = (b - a) / (b + a)
@@ -521,13 +521,24 @@ def _first_moments(inner: LinearOperator, bounds: tuple[float, float]) -> list[f
     return [first, 2 * second - 1]
 
 
-def _measured(inner: LinearOperator, bounds: tuple[float, float], task: _Task) -> Moments:
-    """2·depth Chebyshev moments, by ``depth`` products a probe; rounding, which no spread shows, is in their error."""
-    count = 2 * (MOMENT_DEPTH if task.depth is None else task.depth)
-    found = moments(inner, count, "chebyshev", task.count, task.seed, bounds)
-    size = float(torch.finfo(inner.dtype).eps) * max(map(abs, bounds)) / (bounds[1] - bounds[0])
+def _measured(task: _Task, ends: _Ends) -> tuple[Moments, _Ends]:
+    """2·depth Chebyshev moments, by ``depth`` products a probe; rounding, which no spread shows, is in their error.
+
+    An interval that they prove too narrow is widened, unless the caller gave it.
+    """
+    inner, count = task.inner, 2 * (MOMENT_DEPTH if task.depth is None else task.depth)
+
+    def refuse(value: float | None) -> None:
+        if task.bounds is not None and not task.ready.name:
+            task.require_bounds(False, ends.interval[1] if value is None else value)
+        _require_positive(math.inf if value is None else value, task.ready, task.scale)
+
+    found = moments_within(inner, count, "chebyshev", task.count, task.seed, ends.interval, refuse, least=0.0)
+    low, high = bounds = found.bounds
+    size = float(torch.finfo(inner.dtype).eps) * max(map(abs, bounds)) / (high - low)
     covariance = found.covariance + np.diag((4 * size * np.arange(len(found))) ** 2)
-    return dataclasses.replace(found, covariance=covariance, stderr=np.sqrt(np.diag(covariance)))
+    found = dataclasses.replace(found, covariance=covariance, stderr=np.sqrt(np.diag(covariance)))
+    return found, dataclasses.replace(ends, interval=bounds, guess=max(ends.guess, low))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -553,11 +564,11 @@ def _interval(task: _Task) -> tuple[_Task, _Ends | None]:
 
     None where the Krylov space ends first, so that the spectrum has but a few values.
     """
-    for _ in range(DEFLATIONS):
+    for deflations in range(DEFLATIONS + 1):
         ends = spectral_ends(task.inner, task.seed)
         task.look(ends.low, ends.high, rounding(task.inner, [ends.run]))
         apart = None if ends.whole else outliers(task.inner, ends.run)
-        if apart is None or not task.deflate:
+        if apart is None or not task.deflate or deflations == DEFLATIONS:  # these are the ends of what is left
             break
         task = dataclasses.replace(task, ready=deflated(task.ready, ends.run, apart))
     if ends.whole:

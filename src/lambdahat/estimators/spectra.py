@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lambdahat._check import require, require_choice, require_count, require_interval
@@ -38,6 +39,11 @@ RULES = 0.01  # of the largest eigenvalue, from which on its rounding is worth a
 BOUNDS_DEPTH = 30
 DEFAULT_PROBES = 50
 MOMENTS = 6  # vectors for each column of a block: three of the recurrence, and what they are made of
+MARGIN = 0.02  # by which bounds are widened first, of half their width
+WIDENINGS = 12  # of bounds that moments have shown to be too narrow
+MOST_EXPONENT = 1020  # of two, for a number that float64 holds with all its digits
+HUGE = 1e12  # a Chebyshev moment of a recurrence that runs away
+GROWTH = 0.05  # T_k(1 + δ) = cosh(k√(2δ)): what this argument adds to 1 nobody minds
 WORKING = 2  # vectors beside a basis: a product and room to work in
 
 
@@ -98,7 +104,8 @@ def moments(
     """tr φ_k(A)/P for k = 0 … ``count``, with φ_k = xᵏ, the Chebyshev polynomial T_k or the Legendre polynomial P_k.
 
     ``bounds`` is the interval that is mapped to [−1, 1] first; it must hold the spectrum. Without it the two polynomial
-    bases take it from a short Lanczos run, and powers are those of A itself. Products are made for blocks of probes,
+    bases take it from a short Lanczos run, widen it where the moments show eigenvalues outside, and measure again
+    (``cost`` counts both); powers are those of A itself. Products are made for blocks of probes,
     each gives two moments by (φ_i z)·(φ_j z), so that ``count`` moments cost ⌈count/2⌉ products a probe. Legendre
     moments are convex combinations of Chebyshev moments, so nothing is lost on the way.
 
@@ -115,25 +122,71 @@ def moments(
     require_choice(probe, "probe", tuple(FOURTH_MOMENTS))
     powers = count if basis == "power" and bounds is None else 0
     probes = _number_of_probes(operator, probes, probe, tol, powers)
-    cost = probes * ((count + 1) // 2)
-    unit = Normalised(operator)
     if bounds is not None:
         bounds = require_interval(bounds, "bounds")
-    elif basis == "power":
+
+    def refuse(value: float | None) -> None:
+        seen = "a Chebyshev moment above 1" if value is None else f"a Ritz value of {value:.6g}"
+        cure = "pass wider bounds, or leave them out"
+        require(own, "bounds", "hold the whole spectrum", f"{bounds} and {seen}", cure)
+
+    own = bounds is None
+    return moments_within(operator, count, basis, probes, seed, bounds, refuse, probe)
+
+
+def moments_within(
+    operator: LinearOperator,
+    count: int,
+    basis: str,
+    probes: int,
+    seed: int,
+    bounds: tuple[float, float] | None,
+    refuse: Callable[[float | None], None],
+    probe: str = "sphere",
+    least: float = -math.inf,
+) -> Moments:
+    """The moments on ``bounds``, or on those that a short Lanczos run finds.
+
+    Where the moments show eigenvalues outside, ``refuse`` is called with a Ritz value that lies there, or with None
+    where only their size shows it. If that raises nothing, the bounds are widened, but not below ``least``, and the
+    moments are measured again, which ``cost`` counts.
+    """
+    unit, used = Normalised(operator), 0
+    plain = basis == "power" and bounds is None  # of A itself
+    if plain:
         bounds = (-1.0, 1.0)
-    else:
+    elif bounds is None:
         (low, high), used = spectral_bounds(unit, seed)
         bounds = unit.restore(low), unit.restore(high)
-        cost += used
-    blocks = _starts(operator, probe, probes, seed)
-    plain = powers > 0  # of A itself
-    readings = _probe_moments(unit, count, basis == "power", blocks, probes, None if plain else bounds)
+    assert bounds is not None
+    for attempt in range(WIDENINGS + 1):
+        blocks = _starts(operator, probe, probes, seed)
+        readings = _probe_moments(unit, count, basis == "power", blocks, probes, None if plain else bounds)
+        used += probes * ((count + 1) // 2)
+        outside = None if basis == "power" else _outside(readings, operator)
+        if outside is None:
+            break
+        middle, half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
+        seen = [end for end in outside if abs(end) > 1]
+        if not seen:
+            refuse(None)
+        for end in seen:
+            refuse(middle + half * end)
+        require(attempt < WIDENINGS, "the operator of moments", "be one symmetric matrix at every product",
+                f"products whose spectrum outgrows {bounds}", "fix its batches and its random numbers")  # fmt: skip
+        # a Ritz value lies inside of its eigenvalue: go half as far again, and by a margin that doubles
+        margin = MARGIN * 2.0**attempt
+        low, high = (
+            math.copysign(margin + 1.5 * abs(end) - 0.5, end) if abs(end) > 1 or not seen else end for end in outside
+        )
+        bounds = max(middle + half * low, least), middle + half * high
+    cure = "lower count, or give bounds so that A is scaled to [-1, 1]"
+    require(bool(np.isfinite(readings).all()), "the moments", "be finite", "NaN or infinity", cure)
     if plain:
-        readings = np.ldexp(readings, unit.exponent * np.arange(count + 1))
-        cure = "lower count, or give bounds so that A is scaled to [-1, 1]"
-        require(bool(np.isfinite(readings).all()), "the moments", "be finite", "NaN or infinity", cure)
-    if basis != "power":
-        _require_bounds(readings, bounds, operator)
+        powers, sizes = unit.exponent * np.arange(count + 1), np.abs(readings).max(axis=0)
+        fits = (sizes == 0) | (np.abs(powers + np.log2(np.where(sizes > 0, sizes, 1.0))) <= MOST_EXPONENT)
+        require(bool(fits.all()), "the moments", "fit into float64", f"that of order {np.argmin(fits)} beyond it", cure)
+        readings = np.ldexp(readings, powers)
     if basis == "legendre":
         readings = readings @ legendre_in_chebyshev(count).T
     covariance = np.zeros((count + 1, count + 1))
@@ -149,7 +202,7 @@ def moments(
         covariance = covariance + np.diag(errors**2)
         status = Status.PRECISION_LIMIT if rules else status
     stderr = np.sqrt(np.diag(covariance).clip(0.0))
-    return Moments(values, stderr, covariance, basis, bounds, probes, cost + unit.repeated, status)
+    return Moments(values, stderr, covariance, basis, bounds, probes, used + unit.repeated, status)
 
 
 def _moment_errors(values: Array, model: Rounding, bounds: tuple[float, float] | None) -> Array:
@@ -373,10 +426,7 @@ def _probe_moments(
         done += products * block.shape[1]
         start = dot(block, block)
         readings.append((torch.stack([start, *values[:count]], dim=1) / start[:, None]).cpu())
-    whole = torch.cat(readings)
-    cure = "lower count, or give bounds so that A is scaled to [-1, 1]"
-    require(bool(torch.isfinite(whole).all()), "the moments", "be finite", "NaN or infinity", cure)
-    return np.asarray(whole.numpy())
+    return np.asarray(torch.cat(readings).numpy())
 
 
 def _paired_moments(
@@ -400,9 +450,42 @@ def _paired_moments(
         yield odd, even if power else 2 * even - zeroth
 
 
-def _require_bounds(readings: Array, bounds: tuple[float, float], operator: LinearOperator) -> None:
-    """|T_k| ≤ 1 on [−1, 1]: a larger moment means that an eigenvalue lies outside."""
-    slack = 1e3 * float(torch.finfo(operator.dtype).eps) * readings.shape[1] ** 2
-    largest = float(np.abs(readings).max())
-    require(largest <= 1 + slack, "bounds", "hold the whole spectrum",
-            f"{bounds}, and a Chebyshev moment of {largest:.3g}", "pass wider bounds")  # fmt: skip
+def _outside(readings: Array, operator: LinearOperator) -> tuple[float, float] | None:
+    """The ends of the spectrum, −1 and 1 at least, where Chebyshev moments (probes, count + 1) show values outside.
+
+    None where they do not. |T_k| ≤ 1 on [−1, 1], so that a larger moment of a probe shows it. So does a Ritz value: the
+    moments hold the Gram matrix of T_0(B)z, T_1(B)z, … and that of B between them. A few eigenvalues a little outside
+    make no moment larger than 1, and yet what is fitted to the moments wrong.
+    """
+    known = np.isfinite(readings).all(axis=0) & (np.abs(np.nan_to_num(readings)).max(axis=0) < HUGE)
+    finite = readings[:, : len(known) if known.all() else int(np.argmin(known))]  # before the recurrence ran away
+    rounding = float(torch.finfo(operator.dtype).eps) * len(known)
+    exceeded = not known.all() or float(np.abs(finite).max()) > 1 + 1e3 * len(known) * rounding
+    looked = [finite.mean(axis=0)]
+    if exceeded:
+        looked.append(finite[np.abs(finite).max(axis=1).argmax()])
+    ends = [_ritz_ends(values, math.sqrt(rounding)) for values in looked]
+    low, high = min(-1.0, *(end[0] for end in ends)), max(1.0, *(end[1] for end in ends))
+    slack = max(math.sqrt(rounding), 0.5 * (GROWTH / len(known)) ** 2)
+    return (low, high) if exceeded or low < -1 - slack or high > 1 + slack else None
+
+
+def _ritz_ends(moments: Array, least: float) -> tuple[float, float]:
+    """The least and largest Ritz value of B on the span of T_0(B)z … by the Chebyshev moments of z.
+
+    Directions in it that are shorter than ``least`` of the longest are left out: rounding rules them.
+    """
+    size = len(moments) // 2
+    if size == 0:
+        return -1.0, 1.0
+    row, column = np.indices((size, size))
+
+    def gram(i: NDArray[np.int64], j: NDArray[np.int64]) -> Array:
+        return np.asarray((moments[i + j] + moments[np.abs(i - j)]) / 2)  # T_iT_j = (T_{i+j} + T_{|i−j|})/2
+
+    inner, image = gram(row, column), (gram(row, column + 1) + gram(row, np.abs(column - 1))) / 2
+    lengths = np.maximum(np.sqrt(np.diag(inner).clip(0.0)), least)
+    squares, turn = np.linalg.eigh(inner / np.outer(lengths, lengths))
+    kept = turn[:, squares > least * squares[-1]] / np.sqrt(squares[squares > least * squares[-1]])
+    values = np.linalg.eigvalsh(kept.T @ ((image + image.T) / 2 / np.outer(lengths, lengths)) @ kept)
+    return float(values[0]), float(values[-1])

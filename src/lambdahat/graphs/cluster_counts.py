@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from lambdahat._check import describe, require, require_count
 from lambdahat._rng import generator
+from lambdahat.estimators.eigen import eigenpairs
 from lambdahat.graphs.block_moments import (
+    BOUNDS,
     EXACT_NODES,
     components,
     degrees_of_freedom,
@@ -44,7 +46,10 @@ EXTRA_COLUMNS = 8  # of the block that counts eigenvalues, beyond those expected
 GROWTH = 1e6  # of an eigenvector below the gap beside those above, in that block
 RESCALED = 16  # orders after which the block is scaled
 BLOCK_ELEMENTS = 1 << 25  # of the block: 256 MiB
-CONFIRMED_NODES = 2500  # up to which no clusters but the components is confirmed by all eigenvalues
+CONFIRMED_NODES = 2500  # up to which no clusters but the components is confirmed by all eigenvalues, not the least
+MOST_LEAST = 256  # of the least eigenvalues that are computed to confirm it
+BEYOND = 8  # eigenvalues to see behind the edge of the bulk
+LEAST_ACCURACY = 1e-6  # of these eigenvalues
 SHOWN = 4  # gaps that are named where none stands out
 
 
@@ -80,7 +85,8 @@ class Clusters(Estimate):
     ``cut`` is λ*. ``gaps`` are the gaps that stand out, the likeliest first, but for the one behind the eigenvalue 0 of
     a connected graph if its weight is below ½: the first gave the count, and the others tell of finer or coarser
     clusters. Those with a weight are ``rivals``, and the standard error covers the choice among them. ``components`` is
-    the exact number of connected components, isolated nodes included.
+    the exact number of connected components, isolated nodes included. They are a lower bound, with an infinite standard
+    error and the status UNRESOLVED, where moments show no other clusters and eigenvalues could not confirm that.
     ``labels`` (n,) are the nodes' clusters where they were asked for. A graph without edges has no ``spectrum``: its
     eigenvalues are all 0, and each node is a cluster.
     """
@@ -120,12 +126,16 @@ def clusters(
 ) -> Clusters:
     """Count the clusters of a graph: the eigenvalues of its normalised Laplacian below the widest gap.
 
-    Graphs of up to 1,000 nodes are counted by all their eigenvalues, exactly, unless ``probes`` is given, and so are
-    those of up to 2,500 in which no gap but that of the connected components is resolved. For others
+    Graphs of up to 1,000 nodes are counted by all their eigenvalues, exactly, unless ``probes`` is given. For others
     the count is n∫₀^{λ*} p(λ) dλ, with λ* in a gap of the entropic spectrum (Algorithm 5, spectral thesis). There a gap
     is where fewer than ¼ eigenvalue, or 0.1 % of those below, is found; one narrower than 2π/``moments`` in
     arccos(1 − λ) is not believed. Without ``probes`` the eigenvalues below λ* are then counted by a filtered block of
     vectors, if that takes no more products than the moments did.
+
+    Clusters with many links between them may have a narrower gap than that. Where no gap is resolved but the one behind
+    the connected components, eigenvalues decide: all of them up to 2,500 nodes, and beyond the least, as many as lie
+    below the edge 1 − R of the bulk, R = 2√(Σ(1 − λ)²/n) over the others, if the density shows more there than the
+    components. Where these are over 256, or take over 256 MiB, the components are a lower bound, ``UNRESOLVED``.
 
     Algorithm 5 takes the first minimum, which at the resolution of many moments is the one behind the eigenvalue 0 of
     the connected components. Every connected graph has that gap, so it gives the count only where no other gap exceeds
@@ -170,14 +180,20 @@ def clusters(
     if values is None:
         resolved = [gap for gap in find_gaps(density, len(graph), count) if gap.angle >= CELLS * math.pi / moments]
     else:
-        resolved = eigenvalue_gaps(values, count)
+        resolved = eigenvalue_gaps(values, count, len(graph))
     gaps = weigh(resolved, count, least, 0.0 if values is not None else math.pi / moments)
-    alone = all(abs(gap.count - count) < 0.5 for gap in gaps if gap.weight)
-    if values is None and probes is None and cut is None and alone and len(graph) <= CONFIRMED_NODES:
-        values = eigenvalues(graph)  # a gap behind many clusters may be narrower than the moments resolve
-        gaps = weigh(eigenvalue_gaps(values, count), count, least)
-    base = Clusters(math.nan, math.nan, found.cost, Status.NO_GAP, degrees_of_freedom(found, partition), gaps=gaps,
-                    components=count, spectrum=spectrum)  # fmt: skip
+    cost, confirmed = found.cost, True
+    if values is None and cut is None and _alone(gaps, count):
+        # a gap behind many clusters may be narrower than the moments resolve
+        if len(graph) <= CONFIRMED_NODES:
+            values, more = eigenvalues(graph), len(graph)
+        else:
+            values, more, confirmed = least_eigenvalues(graph, density, count, seed)
+        if values is not None:
+            gaps = weigh(eigenvalue_gaps(values, count, len(graph)), count, least)
+        confirmed, cost = confirmed or not _alone(gaps, count), cost + more
+    dof = degrees_of_freedom(found, partition) if values is None else math.inf
+    base = Clusters(math.nan, math.nan, cost, Status.NO_GAP, dof, gaps=gaps, components=count, spectrum=spectrum)
     if cut is None and not (gaps and gaps[0].weight):
         return base
     place = gaps[0].cut if cut is None else float(cut)
@@ -193,15 +209,48 @@ def clusters(
         if exact is not None:
             below, more = exact
             value, error = float(below), 0.0
-            base = replace(base, cost=found.cost + more, dof=math.inf)
+            gaps = (replace(gaps[0], count=value), *gaps[1:])
+            base = replace(base, cost=cost + more, dof=math.inf, gaps=gaps)
     else:
         value, error = float((values <= place).sum()), 0.0
     if cut is None:
         error = math.hypot(error, _choice_error(gaps))
+    if not confirmed:
+        value, error, status = float(count), math.inf, Status.UNRESOLVED
     result = replace(base, value=value, stderr=error, status=status, cut=place)
     if not labels:
         return result
     return replace(result, labels=cluster_labels(graph, max(1, result.rounded), seed))
+
+
+def _alone(gaps: Sequence[Gap], components: int) -> bool:
+    """Whether no gap has a weight but the one behind the connected components."""
+    return all(abs(gap.count - components) < 0.5 for gap in gaps if gap.weight)
+
+
+def least_eigenvalues(
+    graph: Graph, density: MaxentDensity, components: int, seed: int
+) -> tuple[Array | None, int, bool]:
+    """The least eigenvalues up to the edge of the bulk, the products they took, and whether none below it is left out.
+
+    The edge is 1 − R, R = 2√(Σ(1 − λ)²/n) over the eigenvalues beyond it, the radius of a semicircle with their mean
+    square. The density says about how many lie below, and the eigenvalues themselves whether these were enough. None
+    where the density shows the zeros of the components alone, or more than can be computed.
+    """
+    nodes, mass, squares = len(graph), density.weights * density.values, (1 - density.grid) ** 2
+    below, beyond = np.cumsum(mass), squares @ mass - np.cumsum(squares * mass)
+    radii = 2 * np.sqrt(beyond.clip(0.0) / (1 - below).clip(1e-12))
+    expected = nodes * float(below[np.argmax(1 - density.grid <= radii)])
+    if expected < components + 0.5:
+        return None, 0, True
+    wanted = math.ceil(1.1 * expected) + BEYOND
+    if wanted > min(MOST_LEAST, BLOCK_ELEMENTS // (4 * nodes)):
+        return None, 0, False
+    found = eigenpairs(graph.normalized_laplacian(), wanted, "smallest", LEAST_ACCURACY, seed=seed)
+    values = np.asarray(found.values.numpy().clip(*BOUNDS), dtype=np.float64)
+    rest = nodes * float(squares @ mass) - np.cumsum((1 - values) ** 2)
+    edges = 1 - 2 * np.sqrt(rest.clip(0.0) / (nodes - np.arange(1, wanted + 1)))
+    return values, found.cost, found.status.ok and int((values >= edges).sum()) >= BEYOND // 2
 
 
 def eigenvalues_below(graph: Graph, gap: Gap, most: float, seed: int, budget: int) -> tuple[int, int] | None:
@@ -293,9 +342,9 @@ def _choice_error(gaps: Sequence[Gap]) -> float:
     return max(math.sqrt(square), reach / NORMAL_95)
 
 
-def eigenvalue_gaps(values: Array, components: int) -> list[Gap]:
-    """The gaps between ascending eigenvalues that ``find_gaps`` would look for in a density."""
-    most = min(max(len(values) // 2, components), len(values) - 1)
+def eigenvalue_gaps(values: Array, components: int, nodes: int) -> list[Gap]:
+    """The gaps between the least eigenvalues, ascending, that ``find_gaps`` would look for in a density."""
+    most = min(max(nodes // 2, components), len(values) - 1)
     pairs = zip(range(1, most + 1), values[:most].tolist(), values[1 : most + 1].tolist(), strict=True)
     return [Gap((low + high) / 2, float(count), low, high) for count, low, high in pairs if low < min(high, 1.0)]
 

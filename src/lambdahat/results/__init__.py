@@ -154,9 +154,20 @@ class Spectrum(Result):
         return dataclasses.replace(found, stderr=total, dof=dof)
 
     def moment(self, order: int) -> Estimate:
-        """tr(Aᵏ)/P for k = ``order``."""
+        """tr(Aᵏ)/P for k = ``order``; an error where it is too large or too small for float64."""
         require_count(order, "order", least=0)
-        return self.rounded(lambda nodes: nodes**order)
+        if order < 2:
+            return self.rounded(lambda nodes: nodes**order)
+        exponent = int(np.frexp(np.abs(self.nodes).max())[1])  # powers of two change no digit
+        unit = self.rounded(lambda nodes: np.ldexp(nodes, -exponent) ** order)
+        size = max(abs(float(unit)), float(unit.stderr))
+        if size == 0:
+            return unit
+        power = order * exponent + math.log2(size)
+        require(-1022 <= power < 1024, "order", "be that of a moment that float64 holds", f"{order}, whose moment is "
+                f"about 1e{power * math.log10(2):+.0f}", "divide the operator by its size first")  # fmt: skip
+        value, stderr = (math.ldexp(float(part), order * exponent) for part in (unit.value, unit.stderr))
+        return dataclasses.replace(unit, value=value, stderr=stderr)
 
     @property
     def trace(self) -> Estimate:
