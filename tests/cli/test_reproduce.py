@@ -46,6 +46,18 @@ def test_the_smoke_scale_says_what_it_is_worth():
     assert "its verdicts say nothing about the paper" in call("reproduce", "toy", "--scale", "smoke").stdout
 
 
+def test_a_dry_run_forecasts_and_writes_nothing(tmp_path):
+    result = call("reproduce", "toy", "--scale", "cpu", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "8 cells are left: about 0 minutes on cpu, one at a time; 8 of them could not be forecast" in result.stdout
+    [found] = json.loads(call("reproduce", "toy", "--scale", "cpu", "--dry-run", "--json").stdout)
+    assert found["cells"] == 8
+    assert [row["cells"] for row in found["settings"]] == [4, 4]
+    assert not list(tmp_path.iterdir())
+    call("reproduce", "toy", "--scale", "cpu")
+    assert "no cells are left" in call("reproduce", "toy", "--scale", "cpu", "--dry-run").stdout
+
+
 def test_rows_tables_and_page_are_written(tmp_path):
     result = call("reproduce", "toy", "--scale", "smoke", "--out", "run")
     assert {path.name for path in (tmp_path / "run").iterdir()} == {

@@ -11,7 +11,9 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from lambdahat.experiments.clusters import BACKENDS
 from lambdahat.experiments.experiment import Experiment, Rows, key_of
 from lambdahat.experiments.registry import find
 from lambdahat.experiments.store import Store, stores_in
-from lambdahat.experiments.sweeps import matches, sweep
+from lambdahat.experiments.sweeps import forecast, matches, sweep
 from lambdahat.storage import Damaged
 from tests.experiments.toys import Config, toy, watched
 
@@ -507,3 +509,51 @@ def test_stores_of_early_versions_do_not_know_their_data(tmp_path, monkeypatch):
         connection.execute("DROP TABLE digests")
     write_images(tmp_path / "data" / "mnist", 9)
     assert {row["value"] - row["rate"] for row in sweep(on_images(), tmp_path / "out", scale="smoke").rows()} == {7.0}
+
+
+def paced(setup: float, pace: float) -> tuple[Experiment, SimpleNamespace]:
+    """Cells that take some seconds and some for each epoch, and the clock that they move."""
+
+    def cells(config):
+        return [{"rate": rate, "epochs": 40, "seed": seed} for rate in config.rates for seed in range(config.seeds)]
+
+    def run(cell, device):
+        clock.now += setup + cell["rate"] * pace * cell["epochs"]
+        return [{"value": cell["rate"]}]
+
+    clock = SimpleNamespace(now=0.0)
+    clock.perf_counter = lambda: clock.now
+    return replace(toy(), cells=cells, run=run), clock
+
+
+def test_a_forecast_extrapolates_from_few_epochs_and_stores_nothing(tmp_path, monkeypatch):
+    experiment, clock = paced(setup=5.0, pace=0.25)
+    monkeypatch.setattr(sweeps.time, "perf_counter", clock.perf_counter)
+    found = list(forecast(experiment, tmp_path, scale="cpu"))
+    assert [(row.setting["rate"], row.cells) for row in found] == [(0.5, 4), (2.0, 4)]
+    assert [row.seconds for row in found] == pytest.approx([5 + 0.5 * 0.25 * 40, 5 + 2 * 0.25 * 40])
+    assert [row.source for row in found] == ["from 1 and 3 of 40 epochs"] * 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_forecast_takes_the_time_of_finished_cells(tmp_path, monkeypatch):
+    experiment, clock = paced(setup=5.0, pace=0.25)
+    monkeypatch.setattr(sweeps.time, "perf_counter", clock.perf_counter)
+    sweep(experiment, tmp_path, scale="cpu", only="seed=1")
+    found = list(forecast(experiment, tmp_path, scale="cpu"))
+    assert [(row.cells, row.source) for row in found] == [(3, "1 finished")] * 2
+    assert [row.total for row in found] == pytest.approx([3 * 10, 3 * 25])
+    sweep(experiment, tmp_path, scale="cpu")
+    assert not list(forecast(experiment, tmp_path, scale="cpu"))
+
+
+def test_a_forecast_says_what_it_cannot_know(tmp_path):
+    found = list(forecast(toy(), tmp_path, scale="smoke"))
+    assert [np.isnan(row.seconds) for row in found] == [True, True]
+    assert found[0].source.startswith("not known: no epochs to cut")
+
+    def fail(cell, device):
+        raise RuntimeError("too short")
+
+    broken = replace(paced(1.0, 1.0)[0], run=fail)
+    assert "raises RuntimeError: too short" in next(forecast(broken, tmp_path, scale="smoke")).source

@@ -164,20 +164,26 @@ def reproduce(
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="Go on with the finished cells, or throw them away.")
     ] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Forecast the time of the cells that are left from a few epochs of some.")
+    ] = False,
     out: Annotated[Path, out_option("Folder for the rows, the tables and the page.")] = Path("reproductions"),
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Run published experiments, and say which of their claims hold here."""
-    from lambdahat.cli.reproduce import Choices, asked_for, list_experiments, run_reproduce
+    from lambdahat.cli.reproduce import Choices, asked_for, list_experiments, run_forecast, run_reproduce
 
     with exit_codes(f"finished cells are kept in {out}, and the same command goes on"):
         if listed:
             list_experiments()
             raise typer.Exit(OK)
-        require_writable(out)
         choices = Choices(out, scale, jobs, backend, address, only, device, resume)
-        code = run_reproduce(asked_for(experiments, everything), choices, as_json, quiet)
+        names = asked_for(experiments, everything)
+        if dry_run:
+            raise typer.Exit(run_forecast(names, choices, as_json, quiet))
+        require_writable(out)
+        code = run_reproduce(names, choices, as_json, quiet)
     raise typer.Exit(code)
 
 

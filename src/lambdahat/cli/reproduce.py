@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,7 +18,7 @@ from lambdahat.experiments.experiment import SCALES, Experiment, label_of
 from lambdahat.experiments.findings import Findings, findings
 from lambdahat.experiments.reproduction import Table
 from lambdahat.experiments.store import Store, stores_in
-from lambdahat.experiments.sweeps import sweep
+from lambdahat.experiments.sweeps import Forecast, forecast, sweep
 from lambdahat.report.page import page_of_folders, page_of_stores
 from lambdahat.results import write_atomically
 
@@ -96,6 +97,71 @@ def run_reproduce(names: list[str], choices: Choices, as_json: bool, quiet: bool
     if as_json:
         print_json(documents)
     return code
+
+
+def run_forecast(names: list[str], choices: Choices, as_json: bool, quiet: bool) -> int:
+    """What the cells that are left would take, measured by running a few of them for a few epochs; stores nothing."""
+    documents = []
+    for experiment in [_found(name) for name in names]:
+        with bars(quiet):
+            found = list(
+                forecast(experiment, choices.out, scale=choices.scale, only=choices.only, device=choices.device)
+            )
+        documents.append(_forecast_document(experiment, choices, found))
+        if not as_json:
+            _show_forecast(experiment, choices.device, found)
+    if as_json:
+        print_json(documents)
+    return OK
+
+
+def _forecast_document(experiment: Experiment, choices: Choices, found: list[Forecast]) -> dict[str, Any]:
+    settings = [
+        {
+            "setting": row.setting,
+            "cells": row.cells,
+            "seconds": None if math.isnan(row.seconds) else row.seconds,
+            "source": row.source,
+        }
+        for row in found
+    ]
+    return {
+        "experiment": experiment.name,
+        "scale": choices.scale,
+        "device": choices.device,
+        **_forecast_totals(found),
+        "settings": settings,
+    }
+
+
+def _forecast_totals(found: list[Forecast]) -> dict[str, Any]:
+    known = [row for row in found if not math.isnan(row.seconds)]
+    return {
+        "cells": sum(row.cells for row in found),
+        "minutes": math.fsum(row.total for row in known) / 60,
+        "cells not forecast": sum(row.cells for row in found if math.isnan(row.seconds)),
+    }
+
+
+def _show_forecast(experiment: Experiment, device: str, found: list[Forecast]) -> None:
+    """A line for each setting, named by what differs between them, and the sum."""
+    if not found:
+        print(f"{experiment.name}: no cells are left")
+        return
+    names = dict.fromkeys(name for row in found for name in row.setting)
+    varying = [name for name in names if len({str(row.setting.get(name)) for row in found}) > 1]
+    rows = []
+    for row in found:
+        label = label_of({name: row.setting[name] for name in varying if name in row.setting}) or "all"
+        one, every = (f"{row.seconds:.3g}", f"{row.total / 60:.3g}") if row.seconds == row.seconds else ("?", "?")
+        rows.append((label, f"{row.cells:,}", one, every, row.source))
+    print_table(("setting", "cells", "seconds of one", "minutes of all", "how it is known"), rows, experiment.title)
+    totals = _forecast_totals(found)
+    unknown = totals["cells not forecast"]
+    rest = f"; {unknown:,} of them could not be forecast" if unknown else ""
+    print(
+        f"{totals['cells']:,} cells are left: about {totals['minutes']:.3g} minutes on {device}, one at a time{rest}\n"
+    )
 
 
 def run_report(folders: list[Path], out: Path, quiet: bool) -> int:

@@ -140,6 +140,10 @@ class Store:
         """What the finished cells took, together."""
         return float(sum(time for (time,) in self._read("SELECT TOTAL(seconds) FROM cells WHERE position >= 0")))
 
+    def times(self) -> list[tuple[str, float]]:
+        """The key of each finished cell of the grid, and the seconds that it took."""
+        return self._read("SELECT key, seconds FROM cells WHERE finished IS NOT NULL AND position >= 0")
+
     def about(self) -> dict[str, str]:
         """Where and with what the rows were made: what each cell says, else what was written when the store was made.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 import traceback
@@ -20,6 +21,8 @@ from lambdahat.experiments.clusters import BACKENDS
 from lambdahat.experiments.experiment import Cell, Experiment, Row, key_of, label_of
 from lambdahat.experiments.provenance import changed_data, data_of, made_with
 from lambdahat.experiments.store import Store
+
+SHORT = 1, 3  # epochs of the runs by which cells are forecast
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,79 @@ def sweep(
         finished += 1
         report(task, finished, len(chosen), label_of(outcome.cell))
     return store
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the unfinished cells of one setting would take: how many there are, seconds of one, and how that is known.
+
+    The seconds are NaN where it is not known.
+    """
+
+    setting: Cell
+    cells: int
+    seconds: float
+    source: str
+
+    @property
+    def total(self) -> float:
+        """The seconds of all cells, one after the other."""
+        return self.cells * self.seconds
+
+
+def forecast(
+    experiment: Experiment, folder: str | Path, *, scale: str, only: str | None = None, device: str = "cpu"
+) -> Iterator[Forecast]:
+    """What the cells that are left would take, for each setting but for seeds; nothing is stored.
+
+    Taken from finished cells of the setting on the same kind of device, else from one cell cut to one and to three
+    epochs, from which its whole length is extrapolated. Cells that do not count epochs cannot be cut.
+    """
+    _require_device(device)
+    store = Store(folder, experiment.name, scale)
+    there = store.path.is_file()
+    done, times = (store.finished(), dict(store.times())) if there else (set(), {})
+    machines = {key_of(cell): made.get("gpu", "") for cell, made in store.made()} if there else {}
+    groups: dict[str, list[Cell]] = {}
+    for cell in experiment.grid(scale):
+        if matches(cell, only):
+            groups.setdefault(label_of(_without_seeds(cell)), []).append(cell)
+    wanted = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
+    warm = False
+    for cells in groups.values():
+        left = [cell for cell in cells if key_of(cell) not in done]
+        if not left:
+            continue
+        known = [times[key_of(cell)] for cell in cells if machines.get(key_of(cell)) == wanted]
+        if known:
+            seconds, source = math.fsum(known) / len(known), f"{len(known)} finished"
+        else:
+            seconds, source = _timed(experiment, left[0], device, warm)
+            warm = True
+        yield Forecast(_without_seeds(left[0]), len(left), seconds, source)
+
+
+def _without_seeds(cell: Cell) -> Cell:
+    return {name: value for name, value in cell.items() if name not in ("seed", "seeds")}
+
+
+def _timed(experiment: Experiment, cell: Cell, device: str, warm: bool) -> tuple[float, str]:
+    """Seconds of a cell from runs of few epochs, and how they are known.
+
+    The first run of a process, which also loads and sets up, is not counted.
+    """
+    epochs, (few, more) = cell.get("epochs"), SHORT
+    if not isinstance(epochs, int) or epochs <= more:
+        return math.nan, "not known: no epochs to cut; run one cell with --only"
+    seconds = []
+    for count in (few, more) if warm else (few, few, more):
+        outcome = run_cell({**cell, "epochs": count}, experiment, device, None)
+        if outcome.rows is None:
+            return math.nan, f"not known: cut to {count} epochs it raises {outcome.error.strip().splitlines()[-1]}"
+        seconds.append(outcome.seconds)
+    start, end = seconds[-2:]
+    pace = max((end - start) / (more - few), 0.0)
+    return start + (epochs - few) * pace, f"from {few} and {more} of {epochs} epochs"
 
 
 def _data_of(cell: Cell, made: Mapping[str, str]) -> list[tuple[tuple[str, Any], str]]:
