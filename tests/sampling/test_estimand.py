@@ -171,18 +171,21 @@ def rescaled(problem: Problem, factor: float) -> Problem:
     )
 
 
-def test_parameters_in_another_unit_have_the_same_coefficient():
+@pytest.mark.parametrize("kernel", ["kinetic", "sgld", "hmc"])
+@pytest.mark.parametrize("factor", [30.0, 1e9, 1e-9])
+def test_parameters_in_another_unit_have_the_same_coefficient(kernel, factor):
     x, y = normal(300, 6), normal(300)
     best = torch.linalg.lstsq(x, y).solution
 
-    def made(factor: float) -> Problem:
+    def made(unit: float) -> Problem:
         return Problem.from_function(
-            lambda p, b: 0.5 * (b[1] - b[0] @ p["w"] / factor).square().mean(), {"w": factor * best}, (x, y)
+            lambda p, b: 0.5 * (b[1] - b[0] @ p["w"] / unit).square().mean(), {"w": unit * best}, (x, y)
         )
 
-    plain, moved = (llc(made(factor), kernel="kinetic", max_gradients=6000) for factor in (1.0, 30.0))
-    assert moved.localization * 900 == pytest.approx(plain.localization)
-    assert moved.step_size == pytest.approx(30 * plain.step_size, rel=1e-3)
+    plain, moved = (llc(made(unit), kernel=kernel, max_gradients=2400) for unit in (1.0, factor))
+    assert moved.localization * factor**2 == pytest.approx(plain.localization)
+    length = factor if kernel == "kinetic" else factor**2
+    assert moved.step_size == pytest.approx(length * plain.step_size, rel=1e-3)
     assert moved.value == pytest.approx(plain.value, rel=1e-3), "the same random numbers in another unit"
 
 

@@ -70,7 +70,7 @@ def tune(runner: AnyRunner, problem: Problem, kernel: HMC, effort: Effort) -> Wa
         found = _warmed_up(runner, fitted, 0.5, effort)
         if _settled(runner, problem.num_parameters, effort):
             return WarmedUp(found, _reasons("(nβ|H| + γ)⁻¹ at the centre: P = E[(w − w*)·∇U] holds with it", effort))
-    width = 1.0 / math.sqrt(max(_mean(kernel.localization), 1e-12))
+    width = 1.0 / math.sqrt(_mean(kernel.localization) or 1e-12)
     found = _warmed_up(runner, kernel, 0.1 * width, effort)
     return WarmedUp(found, _reasons("none: the mass is the identity", effort))
 
@@ -144,7 +144,7 @@ def _for_gradients(runner: AnyRunner, gradients: int) -> Iterator[Record]:
 
 def _with_length(kernel: HMC, length: float, nbeta: float, most: int) -> HMC:
     """The kernel with steps of another length, and trajectories as long as the localization is wide, or ``most``."""
-    width = 1.0 if kernel.scale is not None else 1.0 / math.sqrt(max(_mean(kernel.localization), 1e-12))
+    width = 1.0 if kernel.scale is not None else 1.0 / math.sqrt(_mean(kernel.localization) or 1e-12)
     longest = int(min(max(TURN * width / length, FEWEST), most))
     return dataclasses.replace(kernel, step_size=length**2, nbeta=nbeta, leapfrog=longest)
 

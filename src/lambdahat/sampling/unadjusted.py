@@ -630,7 +630,7 @@ def _ran_away(record: Record, parameters: int, gamma: object) -> bool:
     """Whether a chain is not finite, or ten times as far out as the localization lets it be."""
     weakest = float(gamma.min()) if isinstance(gamma, Tensor) else float(gamma)  # type: ignore[arg-type]
     squares = record["distance"].square()
-    room = 10 * parameters / max(weakest, 1e-12) + 10 * squares[:, :1]
+    room = 10 * parameters / (weakest or 1e-12) + 10 * squares[:, :1]
     return not bool(torch.isfinite(record["loss"]).all()) or bool((squares > room).any())
 
 
