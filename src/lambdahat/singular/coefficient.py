@@ -13,9 +13,8 @@ from lambdahat._precision import default_context
 from lambdahat.problem import Problem, require_problem
 from lambdahat.results import Array, Chains, Estimate, LearningCoefficient, Sensitivity, Status
 from lambdahat.sampling.automatic import Drawn, drawn
-from lambdahat.sampling.diagnostics import standard_error
 from lambdahat.sampling.estimand import inverse_temperature
-from lambdahat.sampling.estimation import degrees_of_freedom
+from lambdahat.sampling.estimation import blocked_error, degrees_of_freedom
 from lambdahat.sampling.kernels import Kernel, Localization
 from lambdahat.sampling.minibatches import DEFAULT_BATCH, drawn_by_sample
 from lambdahat.sampling.running import Watch
@@ -161,14 +160,17 @@ def _sensitivity(found: Drawn) -> Sensitivity:
         return Sensitivity(unknown, unknown)
     centred, noise = energies - energies.mean(), chains.noise.get("energy", 0.0)
     spread = energies - centred**2 + noise
-    error = noise * math.sqrt(2 / chains.noise["dof"]) if noise else 0.0
-    temperature = Estimate(float(spread.mean()), math.hypot(standard_error(spread), error))
+    unsure = noise * math.sqrt(2 / chains.noise["dof"]) if noise else 0.0
+    mean, variance = float(energies.mean()), float((centred**2).mean()) - noise
+    # Steps that add a share δ to the temperature add δ·E[e] − 2δ·Var(e) to the difference of the two.
+    heated = abs((mean - 2 * variance) * found.reading.bias / mean) if mean > 0 else 0.0
+    temperature = Estimate(float(spread.mean()), math.hypot(blocked_error(spread), unsure, heated))
     shares, ties = None, _ties(found)
     if chains.work is not None and not noise:
         shares = -0.5 * (chains.work - centred * (chains.work - chains.work.mean()))
     elif ties is not None:
         shares = -0.5 * centred * (ties - ties.mean())
-    slope = unknown if shares is None else Estimate(float(shares.mean()), standard_error(shares))
+    slope = unknown if shares is None else Estimate(float(shares.mean()), blocked_error(shares))
     return Sensitivity(slope, temperature)
 
 
