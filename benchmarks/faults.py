@@ -187,60 +187,176 @@ def mutated(random_: random.Random, seeds: list[bytes]) -> bytes:
     return bytes(data)
 
 
-def try_pickles(count: int, seed: int, folder: Path, begin: int = 0) -> dict[str, Any]:
-    """Read crafted and mutated pickles as batches of CIFAR-10, in this process."""
-    from lambdahat.data.cifar import read_batch
+def crafted_graphs() -> dict[str, tuple[str, bytes]]:
+    """Files of graphs, with their names, that crash, stop or fill the memory of the libraries that read them."""
+    import numpy as np
 
-    path, random_ = folder / "data_batch_1", random.Random(seed)
-    crafted, seeds = crafted_pickles(), good_pickles()
-    before, outcomes, read = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, [], 0
+    def npz(kind: str, **arrays: Any) -> tuple[str, bytes]:
+        stream = io.BytesIO()
+        np.savez(stream, format=np.array(kind.encode()), **arrays)
+        return "graph.npz", stream.getvalue()
+
+    def compressed(kind: str, indices: list[int], starts: list[int]) -> tuple[str, bytes]:
+        return npz(kind, shape=np.array([5, 5]), data=np.ones(4), indices=np.array(indices, np.int32),
+                   indptr=np.array(starts, np.int32))  # fmt: skip
+
+    def npy(kind: str, shape: str) -> tuple[str, bytes]:
+        head = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+        return "graph.npy", b"\x93NUMPY\x01\x00\x76\x00" + head.ljust(117) + b"\n" + bytes(80)
+
+    market, starts = b"%%MatrixMarket matrix ", [0, 1, 2, 3, 4, 4]
+    entities = "".join(f'<!ENTITY {chr(98 + i)} "{f"&{chr(97 + i)};" * 10}">' for i in range(12))
+    laughs = f'<!DOCTYPE l [<!ENTITY a "aaaaaaaaaa">{entities}]><graphml><graph><node id="&m;"/></graph></graphml>'
+    outside = '<!DOCTYPE l [<!ENTITY x SYSTEM "file:///etc/passwd">]><graphml><graph><node id="&x;"/></graph></graphml>'
+    huge = np.array([10**11, 10**11])
+    return {
+        "columns beyond the matrix": compressed("csr", [0, 1, 10**8, 3], starts),
+        "columns below 0": compressed("csr", [0, 1, -(10**8), 3], starts),
+        "rows that begin anywhere": compressed("csr", [0, 1, 2, 3], [0, 10**8, 2, -(10**7), 4, 4]),
+        "rows of columns that begin anywhere": compressed("csc", [0, 1, 2, 3], [0, 10**8, 2, -(10**7), 4, 4]),
+        "blocks beyond the matrix": npz("bsr", shape=np.array([4, 4]), data=np.ones((2, 2, 2)),
+                                        indices=np.array([0, 10**8]), indptr=np.array([0, 1, 2])),
+        "coordinates beyond the matrix": npz("coo", shape=np.array([5, 5]), data=np.ones(2), row=np.array([0, 10**8]),
+                                             col=np.array([1, 2])),
+        "a hundred billion nodes": npz("coo", shape=huge, data=np.ones(1), row=np.array([0]), col=np.array([1])),
+        "a diagonal of them": npz("dia", shape=huge, data=np.ones((1, 5)), offsets=np.array([1])),
+        "a matrix of text": npz("csr", shape=np.array([1, 1]), data=np.array(["a"]), indices=np.array([0]),
+                                indptr=np.array([0, 1])),
+        "an array of petabytes": npy("<f8", "(100000000, 100000000)"),
+        "an array of objects": npy("|O", "(2, 2)"),
+        "an array of dates": npy("<M8[s]", "(2, 2)"),
+        "lists nested deeply": ("graph.json", b"[" * 100_000),
+        "a number of 400 digits": ("graph.json", b"[[0, " + b"9" * 400 + b"]]"),
+        "a trillion rows": ("graph.mtx", market + b"coordinate real general\n" + b"1000000000000 " * 2 + b"1\n1 2 1\n"),
+        "a hundred billion entries": ("graph.mtx", market + b"coordinate real general\n5 5 100000000000\n1 2 1\n"),
+        "a dense matrix of gigabytes": ("graph.mtx", market + b"array real general\n100000 100000\n1\n"),
+        "a hundred billion vertices": ("graph.net", b'*Vertices 100000000000\n1 "a"\n2 "b"\n*Edges\n1 2\n'),
+        "brackets nested deeply": ("graph.gml", b"graph [" * 20_000),
+        "a million empty lines": ("graph.gml", b"\n" * 1_000_000),
+        "a large exponent": ("graph.txt", b"0 1\n1 2\n3 1e99999999\n"),
+        "a small exponent": ("graph.txt", b"0 1\n1 2\n3 1.5e-99999999\n"),
+        "many digits and a letter": ("graph.txt", b"1" * 200_000 + b"x 2\n1 2\n"),
+        "a dict nested deeply": ("graph.txt", b'0 1 {"weight": ' + b"-" * 100_000 + b"1}\n1 2 {}\n"),
+        "a billion laughs": ("graph.graphml", laughs.encode()),
+        "another file": ("graph.graphml", outside.encode()),
+        "elements nested deeply": ("graph.gexf", b"<gexf>" + b"<graph>" * 100_000),
+    }  # fmt: skip
+
+
+def good_graphs() -> list[tuple[str, bytes]]:
+    """A small graph in every format that is read, with the name of its file."""
+    import networkx
+    import numpy as np
+    import scipy.io
+    import scipy.sparse
+
+    graph = networkx.karate_club_graph()
+    matrix = networkx.to_scipy_sparse_array(graph, dtype=float)
+    found = []
+    for name in ("graphml", "gexf", "pajek", "gml", "edgelist"):
+        stream = io.BytesIO()
+        getattr(networkx, f"write_{name}")(graph, stream)
+        found.append((f"graph.{ {'pajek': 'net', 'edgelist': 'txt'}.get(name, name) }", stream.getvalue()))
+    for kind in ("csr", "csc", "coo", "bsr", "dia"):
+        stream = io.BytesIO()
+        scipy.sparse.save_npz(stream, matrix.asformat(kind), compressed=False)
+        found.append(("graph.npz", stream.getvalue()))
+    stream = io.BytesIO()
+    scipy.io.mmwrite(stream, matrix)
+    found.append(("graph.mtx", stream.getvalue()))
+    stream = io.BytesIO()
+    np.save(stream, matrix.toarray())
+    found.append(("graph.npy", stream.getvalue()))
+    found.append(("graph.json", json.dumps(networkx.node_link_data(graph, edges="links")).encode()))
+    found.append(("graph.txt.gz", gzip.compress(b"\n".join(b"%d %d 0.5" % edge for edge in graph.edges()), mtime=0)))
+    return found
+
+
+def try_files(what: str, count: int, seed: int, folder: Path, begin: int = 0) -> dict[str, Any]:
+    """Read crafted and mutated files, pickles as batches of CIFAR-10 or graphs, in this process."""
+    random_, read = random.Random(seed), 0
+    crafted: dict[str, tuple[str, bytes]]
+    if what == "pickles":
+        from lambdahat.data.cifar import read_batch
+
+        crafted = {name: ("data_batch_1", data) for name, data in crafted_pickles().items()}
+        seeds = {"data_batch_1": good_pickles()}
+        reader: Callable[[Path], Any] = lambda path: read_batch(path, 10)  # noqa: E731
+    else:
+        from lambdahat.graphs import graph as reader
+
+        crafted, seeds = crafted_graphs(), {}
+        for file, data in good_graphs():
+            seeds.setdefault(file, []).append(data)
+            reader_path = folder / file
+            reader_path.write_bytes(data)
+            reader(reader_path)  # what is good is read, and what reading imports counts for nobody
+    before, outcomes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
     for number in range(count):
-        name, data = (
-            list(crafted.items())[number] if number < len(crafted) else (f"{seed}/{number}", mutated(random_, seeds))
-        )
+        if number < len(crafted):
+            name, (file, data) = list(crafted.items())[number]
+        else:
+            file = random_.choice(list(seeds))
+            name, data = f"{seed}/{number} ({file})", mutated(random_, seeds[file])
         if number < begin:
             continue
-        (folder / "now").write_text(str(number))
+        (folder / "now").write_text(f"{number} {name}")
+        path, fault = folder / file, ""
         path.write_bytes(data)
-        fault = ""
+        signal.alarm(60)  # whatever takes longer ends the process
         try:
-            read_batch(path, 10)
+            reader(path)
             read += 1
         except ValueError as error:
-            fault = "" if str(path) in str(error) else f"an error without the file: {error}"[:200]
+            fault = "" if path.name in str(error) else f"an error without the file: {error}"[:200]
         except BaseException as error:
             fault = f"{type(error).__name__}: {error}"[:200]
+        signal.alarm(0)
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         outcomes.append((name, fault or (f"{grown:.0f} MiB more" if grown > 200 else "")))
     return {"outcomes": [pair for pair in outcomes if pair[1]], "tried": len(outcomes), "read": read}
 
 
 CHILD = """
-import json, sys
+import json, sys, warnings
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import faults
-print(json.dumps(faults.try_pickles(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), int(sys.argv[5]))))
+warnings.simplefilter("ignore")
+found = faults.try_files(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]), int(sys.argv[6]))
+print(json.dumps(found))
 """
 
 
-@kind("pickles", sample=600, usual=100_000, long=3_000_000)
-def pickles(count: int, folder: Path) -> Tally:
-    """Pickled data files, crafted or mutated: data, or a ValueError that names the file."""
+def fuzz(what: str, count: int, folder: Path) -> Tally:
+    """Files of one kind, read in a process of their own, which begins anew after each case that ends it."""
     begin, read, lost = 0, 0, []
     tried = survived = 0
     while begin < count:
-        code, out, err = in_a_child(CHILD, Path(__file__).parent, count, 0, folder, begin, memory=6000)
+        code, out, err = in_a_child(CHILD, Path(__file__).parent, what, count, 0, folder, begin, memory=6000)
         if code == 0:
             found = json.loads(out.splitlines()[-1])
             tried, read = tried + found["tried"], read + found["read"]
             lost += [f"{case}: {fault}" for case, fault in found["outcomes"]]
             break
-        now = int((folder / "now").read_text() or 0) if (folder / "now").exists() else begin
-        lost.append(f"case {now}: the process ended with {code} ({err.strip().splitlines()[-1:]})")
+        number, _, name = ((folder / "now").read_text() if (folder / "now").exists() else f"{begin} ").partition(" ")
+        now = int(number or begin)
+        lost.append(f"case {now} {name}: the process ended with {code} ({err.strip().splitlines()[-1:]})")
         tried, begin = tried + now + 1 - begin, now + 1
     survived = tried - len(lost)
     return tried, survived, len(lost), [f"{read:,} were read, {survived - read:,} refused", *lost[:5]]
+
+
+@kind("pickles", sample=600, usual=100_000, long=3_000_000)
+def pickles(count: int, folder: Path) -> Tally:
+    """Pickled data files, crafted or mutated: data, or a ValueError that names the file."""
+    return fuzz("pickles", count, folder)
+
+
+@kind("graph files", sample=150, usual=5000, long=300_000)
+def graph_files(count: int, folder: Path) -> Tally:
+    """Graphs in every format, crafted or mutated: a graph, or a ValueError that names the file."""
+    return fuzz("graphs", count, folder)
 
 
 # Bombs, archives and links
@@ -827,11 +943,11 @@ def budgeted_model(subject: str, small: bool) -> tuple[Any, Any]:
         model = nn.Sequential(
             nn.Conv2d(3, 32, 3, padding=1),
             nn.ReLU(),
-            nn.Conv2d(32, 32, 3, padding=1),
+            nn.Conv2d(32, 8, 3, padding=1),
             nn.ReLU(),
             nn.AdaptiveAvgPool2d(4),
             nn.Flatten(),
-            nn.Linear(512, classes),
+            nn.Linear(128, classes),
         )
         return model, (torch.randn(samples, 3, 32, 32), torch.randint(classes, (samples,)))
     samples, classes = (8, 12) if small else (800, 2000)
@@ -839,10 +955,11 @@ def budgeted_model(subject: str, small: bool) -> tuple[Any, Any]:
     return model, (torch.randn(samples, 20), torch.randint(classes, (samples,)))
 
 
-def budgeted_work() -> dict[str, Callable[[Any], Any]]:
-    """Estimators, chains, KFAC and dense matrices, with few products each."""
+def budgeted_work(subject: str) -> dict[str, Callable[[Any], Any]]:
+    """Estimators, chains, KFAC and dense matrices; with many products only where it is vectors that take memory."""
     import lambdahat as lh
 
+    products, depth, pairs = (60, 100, 40) if subject == "vectors" else (8, 4, 3)
     few = {"draws": 8, "burn_in": 8, "step_size": 1e-6, "kernel": "sgld", "localization": 100.0}
 
     def shifted(p: Any) -> Any:
@@ -855,23 +972,23 @@ def budgeted_work() -> dict[str, Callable[[Any], Any]]:
         "Fisher": lambda p: lh.fisher(p, kind="monte_carlo") @ p.vector,
         "empirical Fisher": lambda p: lh.fisher(p, kind="empirical") @ p.vector,
         "covariance": lambda p: lh.gradient_covariance(p) @ p.vector,
-        "trace": lambda p: lh.trace(lh.hessian(p), tol=0.2, max_matvecs=20),
-        "trace of the GGN": lambda p: lh.trace(lh.ggn(p), tol=0.2, max_matvecs=20),
-        "Hutchinson": lambda p: lh.trace(lh.hessian(p), method="hutchinson", max_matvecs=20),
-        "Hutch++": lambda p: lh.trace(lh.hessian(p), method="hutch++", max_matvecs=30),
-        "XTrace": lambda p: lh.trace(lh.hessian(p), method="xtrace", max_matvecs=30),
-        "traces of layers": lambda p: lh.trace_per_layer(lh.hessian(p), tol=0.5, max_matvecs=20),
-        "diagonal": lambda p: lh.diagonal(lh.hessian(p), probes=10),
-        "diagonal of the GGN": lambda p: lh.diagonal(lh.ggn(p), probes=10),
-        "Frobenius norm": lambda p: lh.frobenius_norm(lh.hessian(p), tol=0.5, max_matvecs=20),
+        "trace": lambda p: lh.trace(lh.hessian(p), tol=0.2, max_matvecs=products),
+        "trace of the GGN": lambda p: lh.trace(lh.ggn(p), tol=0.2, max_matvecs=products),
+        "Hutchinson": lambda p: lh.trace(lh.hessian(p), method="hutchinson", max_matvecs=products),
+        "Hutch++": lambda p: lh.trace(lh.hessian(p), method="hutch++", max_matvecs=products),
+        "XTrace": lambda p: lh.trace(lh.hessian(p), method="xtrace", max_matvecs=products),
+        "traces of layers": lambda p: lh.trace_per_layer(lh.hessian(p), tol=0.5, max_matvecs=products),
+        "diagonal": lambda p: lh.diagonal(lh.hessian(p), probes=depth // 2),
+        "diagonal of the GGN": lambda p: lh.diagonal(lh.ggn(p), probes=depth // 2),
+        "Frobenius norm": lambda p: lh.frobenius_norm(lh.hessian(p), tol=0.5, max_matvecs=products),
         "spectral norm": lambda p: lh.spectral_norm(lh.hessian(p), tol=0.1, max_matvecs=15),
-        "eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 5, tol=0.1, max_matvecs=30),
-        "many eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 40, tol=0.1, max_matvecs=60),
+        "eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 5, tol=0.1, max_matvecs=max(products, 12)),
+        "many eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), pairs, tol=0.1, max_matvecs=max(products, 12)),
         "power iteration": lambda p: lh.power_iteration(lh.hessian(p), 3, tol=0.1, max_matvecs=12),
-        "long power iteration": lambda p: lh.power_iteration(lh.hessian(p), 40, tol=0.1, max_matvecs=80),
-        "spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=15),
-        "deep spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=100),
-        "moments": lambda p: lh.moments(lh.hessian(p), 4, basis="chebyshev", probes=20),
+        "long power iteration": lambda p: lh.power_iteration(lh.hessian(p), pairs, tol=0.1, max_matvecs=2 * pairs),
+        "spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=8),
+        "deep spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=depth),
+        "moments": lambda p: lh.moments(lh.hessian(p), 4, basis="chebyshev", probes=depth // 2),
         "logdet": lambda p: lh.logdet(shifted(p), depth=8, probes=2),
         "logdet by entropy": lambda p: lh.logdet(shifted(p), method="maxent", depth=5, probes=3),
         "logdet by Chebyshev": lambda p: lh.logdet(shifted(p), method="chebyshev", depth=5, probes=3),
@@ -888,19 +1005,19 @@ def budgeted_work() -> dict[str, Callable[[Any], Any]]:
         "eigenpairs of KFAC": lambda p: lh.eigenpairs(lh.kfac(p, kind="empirical"), 5, tol=0.1, max_matvecs=30),
         "variance": lambda p: lh.variance(p, probes=2, samples=32),
         "landscape": lambda p: lh.landscape(p, ("filter", "filter"), points=3),
-        "sharpness": lambda p: lh.sharpness(p, steps=2),
+        "sharpness": lambda p: lh.sharpness(p, steps=2, tol=0.1),
         "relative sharpness": lambda p: lh.relative_sharpness(p, tol=0.9),
         "Fisher-Rao norm": lambda p: lh.fisher_rao_norm(p),
         "rank bound": lambda p: lh.rank_bound(p),
         "llc": lambda p: lh.llc(p, chains=4, **few),
         "llc, batched": lambda p: lh.llc(p, chains=4, mode="batched", **few),
         "llc, many chains": lambda p: lh.llc(p, chains=16, **few),
-        "llc with a pilot": lambda p: lh.llc(p, chains=2, max_gradients=300),
-        "llc by HMC": lambda p: lh.llc(p, chains=2, kernel="hmc", localization=100.0, draws=8, burn_in=4),
-        "measurement": lambda p: lh.measure(p, ("trace", "eigenpairs"), top=3),
-        "volume scaling": lambda p: lh.singular.volume_scaling(p, samples=128),
-        "effective dimensions": lambda p: lh.singular.effective_dimensions(p),
-        "evidence": lambda p: lh.singular.laplace_evidence(p),
+        "llc with a pilot": lambda p: lh.llc(p, chains=2, max_gradients=300 if subject == "vectors" else 60),
+        "llc by HMC": lambda p: lh.llc(p, chains=2, kernel="hmc", localization=100.0, draws=8, burn_in=2),
+        "measurement": lambda p: lh.measure(p, ("trace", "spectrum"), depth=depth),
+        "volume scaling": lambda p: lh.singular.volume_scaling(p, samples=128, radius=1e-3),
+        "effective dimensions": lambda p: lh.singular.effective_dimensions(p, depth=depth, probes=2),
+        "evidence": lambda p: lh.singular.laplace_evidence(p, depth=depth, probes=2),
     }
 
 
@@ -914,7 +1031,7 @@ def try_budget(subject: str, name: str) -> str:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(entry)) / 1024
 
-    work, refused = budgeted_work()[name], ""
+    work, refused = budgeted_work(subject)[name], ""
     warnings.simplefilter("ignore")
     with contextlib.suppress(ValueError):
         work(
@@ -940,8 +1057,12 @@ def budgets_child(folder: str, count: str) -> None:
     """Work within budgets, each in a fork of this process, which has imported all that they need."""
     import torch
 
-    cases = [(subject, name) for subject in ("vectors", "activations", "outputs") for name in budgeted_work()]
+    import lambdahat as lh
+
+    cases = [(subject, name) for subject in ("vectors", "activations", "outputs") for name in budgeted_work(subject)]
     torch.set_num_threads(1)
+    for name in lh.__all__:
+        getattr(lh, name)  # which imports its module
     with Path(folder, "outcomes").open("a") as outcomes:
         for subject, name in random.Random(4).sample(cases, min(int(count), len(cases))):
             outcomes.flush()
@@ -959,7 +1080,7 @@ def budgets_child(folder: str, count: str) -> None:
                 outcomes.write(json.dumps([f"{name} ({subject})", f"ended by {status}"]) + "\n")
 
 
-@kind("memory budgets", sample=6, usual=24, long=153)
+@kind("memory budgets", sample=6, usual=51, long=153)
 def budgets(count: int, folder: Path) -> Tally:
     """Every estimator, chains, KFAC and dense matrices with ``memory="200MiB"``: within 10 %, or refused by name."""
     if not os.path.isfile("/proc/self/clear_refs"):

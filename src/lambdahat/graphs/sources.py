@@ -9,6 +9,7 @@ import re
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from lambdahat._check import describe, require, require_choice
 from lambdahat.graphs.edges import Chunk, Rules, adjacency_of
 from lambdahat.graphs.structure import Graph
 from lambdahat.graphs.text_files import PACKED, edge_list, gml, open_bytes, open_text
-from lambdahat.storage import require_modest
+from lambdahat.storage import require_modest, unpacked_size
 
 FORMATS = ("edges", "gml", "mtx", "npz", "npy", "graphml", "gexf", "pajek", "json")
 SUFFIXES = {".gml": "gml", ".mtx": "mtx", ".npz": "npz", ".npy": "npy", ".graphml": "graphml", ".gexf": "gexf",
@@ -37,6 +38,8 @@ UNREAD = {
 SIGNATURES = ((b"\x93NUMPY", "npy"), (b"PK\x03\x04", "npz"), (b"%%MatrixMarket", "mtx"), (b"<", "xml"),
               (b"{", "json"), (b"[", "json"), (b"*", "pajek"))  # fmt: skip
 HEAD_BYTES = 4096
+NODE_BYTES = 32  # what reading a sparse matrix takes at least for a node, be it isolated
+ENTRY_BYTES = 2  # what a text file takes at least for an entry: a digit and a space
 KNOWN = "be a file, a networkx graph, an adjacency matrix, or edges as tuples or an array (m, 2)"
 
 
@@ -109,8 +112,21 @@ def _again(source: Graph, rules: Rules, name: str) -> Graph:
 def _file(path: Path, format: str | None, rules: Rules, name: str | None) -> Graph:
     require(path.is_file(), "source", "name a file", f"{path} (no such file)", "", FileNotFoundError)
     plain = path.with_suffix("") if path.suffix in PACKED else path
-    kind = _kind(path, plain.suffix.lower()) if format is None else require_choice(format, "format", FORMATS)
-    name = name or plain.stem
+    if format is not None:
+        require_choice(format, "format", FORMATS)
+    try:
+        return _read(path, format or _kind(path, plain.suffix.lower()), rules, name or plain.stem)
+    except MemoryError:
+        raise
+    except Exception as error:  # libraries that read damaged and hostile files fail in a dozen ways
+        system = isinstance(error, OSError) and error.errno is not None
+        if system or (isinstance(error, ValueError) and path.name in str(error)):
+            raise
+        raise ValueError(f"{path.name} cannot be read: {' '.join(str(error).split())[:400]}") from error
+
+
+def _read(path: Path, kind: str, rules: Rules, name: str) -> Graph:
+    """A file of a known format."""
     if kind in ("graphml", "gexf", "pajek"):
         return _by_networkx(path, kind, rules, name)
     if kind == "json":
@@ -162,7 +178,7 @@ def _by_networkx(path: Path, kind: str, rules: Rules, name: str) -> Graph:
         made = nx.relabel_nodes(made, labels)
     if kind == "pajek":
         with open_text(path) as text:
-            declared = re.search(r"(?im)^\s*\*vertices\s+(\d+)", text.read())
+            declared = re.search(r"(?im)^[^\S\n]*\*vertices\s+(\d+)", text.read())
         count = int(declared.group(1)) if declared else len(made)
         require(
             count == len(made),
@@ -233,9 +249,13 @@ def _sparse(path: Path) -> Any:
         try:
             if path.suffix not in PACKED:  # of others the stream itself is bounded
                 require_modest(path)
-            return scipy.sparse.load_npz(stream)
+            matrix = scipy.sparse.load_npz(stream)
+            if hasattr(matrix, "check_format"):  # of CSR, CSC and BSR the conversion trusts where rows begin
+                matrix.check_format(full_check=True)
         except (ValueError, KeyError, OSError, MemoryError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path.name} must be a file of scipy.sparse.save_npz, got another: {error}") from error
+    _require_nodes(max(matrix.shape), path)
+    return matrix
 
 
 def _market(path: Path, rules: Rules, name: str) -> Graph:
@@ -244,14 +264,34 @@ def _market(path: Path, rules: Rules, name: str) -> Graph:
 
     with open_text(path) as stream:
         banner = stream.readline().lower()
+        sizes = next((line for line in stream if line.strip() and not line.lstrip().startswith("%")), "").split()
     require(banner.startswith("%%matrixmarket"), "the file", "begin with %%MatrixMarket", repr(banner[:40]))
     require("complex" not in banner, "the matrix", "be real", "a complex one")
+    dense = "array" in banner
+    whole = len(sizes) == 3 - dense and all(number.isascii() and number.isdecimal() for number in sizes)
+    require(whole, path.name, f"say its {'two' if dense else 'three'} sizes in whole numbers", describe(sizes))
+    rows, columns, entries = (int(number) for number in [*sizes, "0"][:3])
+    entries = rows * columns // 2 if dense else entries  # where it is symmetric
+    # the reader allocates what the header says, and where there is no room for it ends the process
+    size = unpacked_size(path.stat().st_size) if path.suffix in PACKED else path.stat().st_size
+    require(ENTRY_BYTES * entries <= size, path.name, "hold as many entries as its header says",
+            f"{entries:,} in {size:,} bytes")  # fmt: skip
+    if not dense:
+        _require_nodes(max(rows, columns), path)
     try:
         with open_bytes(path) as stream:
-            matrix = scipy.io.mmread(stream, spmatrix=False)
+            # with only ``read``: after an error SciPy seeks back in any other stream, which may end the process
+            matrix = scipy.io.mmread(SimpleNamespace(read=stream.read), spmatrix=False)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{path.name} must be a Matrix Market file, got one that cannot be read: {error}") from error
     return _matrix(matrix, rules, name)
+
+
+def _require_nodes(count: int, path: Path) -> None:
+    """Refuse a sparse matrix that says it has so many rows that isolated nodes alone would fill the memory."""
+    most = unpacked_size(path.stat().st_size) // NODE_BYTES
+    require(count <= most, path.name, f"have at most {most:,} nodes, for its size", f"{count:,}",
+            "take out the isolated nodes")  # fmt: skip
 
 
 def _matrix(matrix: Any, rules: Rules, name: str) -> Graph:

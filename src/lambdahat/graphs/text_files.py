@@ -12,27 +12,28 @@ import lzma
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lambdahat._check import require
+from lambdahat._check import describe, require
 from lambdahat._progress import report
 from lambdahat.graphs.edges import Chunk
 from lambdahat.graphs.name_table import NameTable
 from lambdahat.storage import bounded
 
 CHUNK_ROWS = 1 << 12
+MOST_DIGITS = 30  # of the number of a node; 64 bits hold 19
 COMMENTS = ("#", "%", "//")
 PACKED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 DATA = re.compile(r"\{.*\}$")
 QUOTED = re.compile(r'"([^"]*)"|(\S+)')
 WORDS = "from|to|source|target|src|dst|tgt|node|vertex|start|end|head|tail|user|person|id|name|label"
 HEADER = re.compile(rf"({WORDS})([ _-]?(node|vertex|id|name|label))*[ _-]?(\d*|[ab])", re.IGNORECASE)
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 GML_TOKEN = re.compile(r'"[^"]*"|\[|\]|[^\s\[\]"]+')
 
 
@@ -84,10 +85,10 @@ def _layout(path: Path, weighted: bool) -> _Layout:
     header = _is_header(cells[0], cells[-1])
     first = cells[1] if header else cells[0]
     wide = len(first)
-    require(wide >= 2, "a row of the file", "hold two nodes and perhaps a weight", repr(head[-1]),
+    require(wide >= 2, "a row of the file", "hold two nodes and perhaps a weight", describe(head[-1]),
             "a missing column, or another separator than spaces, tabs, commas, semicolons?")  # fmt: skip
     known = wide == 2 or (wide == 3 and (data or _number(first[2]))) or not weighted
-    require(known, "a row of the file", "hold two nodes and perhaps a weight", repr(head[-1]),
+    require(known, "a row of the file", "hold two nodes and perhaps a weight", describe(head[-1]),
             "write weights with a decimal point, or pass weighted=False to take the first two columns")  # fmt: skip
     return _Layout(separator, header, _numbers(first[:2]), weighted and wide == 3, wide, data)
 
@@ -144,9 +145,9 @@ def _numbers(cells: list[str]) -> bool:
 def _whole(text: str) -> int:
     """The number of a node in any notation, without rounding digits away."""
     text = text.strip().strip('"')
-    value = Fraction(text) if NUMBER.fullmatch(text) else None
-    if value is None or value.denominator != 1:
-        raise ValueError(f"the node {text!r}, which is no whole number as those before it are")
+    value = Decimal(text) if NUMBER.fullmatch(text) else Decimal("NaN")  # a Fraction writes 1e99999999 out in full
+    if not value.is_finite() or value.adjusted() > MOST_DIGITS or value != value.to_integral_value():
+        raise ValueError(f"the node {describe(text)}, which is no whole number as those before it are")
     return int(value)
 
 
@@ -200,7 +201,7 @@ def _names_of(rows: Iterator[str], kind: Any, layout: _Layout, table: NameTable)
             cells = _data_cells(row, layout.separator) if layout.data else _cells(row, layout.separator)
             fits = len(cells) == needed if layout.wide == needed else len(cells) >= needed
             if not fits or not cells[0] or not cells[1]:
-                raise ValueError(repr(row))
+                raise ValueError(describe(row))
             ends = local.setdefault(cells[0], len(local)), local.setdefault(cells[1], len(local))
             yield (*ends, _weight(cells[2]) if layout.data else float(cells[2])) if layout.heavy else ends
 
@@ -214,7 +215,7 @@ def _data_edge(row: str, layout: _Layout) -> tuple[float, ...]:
     """Two numbered nodes and the weight in their dict."""
     cells = _data_cells(row, layout.separator)
     if len(cells) != 3:
-        raise ValueError(repr(row))
+        raise ValueError(describe(row))
     ends = _whole(cells[0]), _whole(cells[1])
     return (*ends, _weight(cells[2])) if layout.heavy else ends
 
@@ -223,8 +224,8 @@ def _weight(data: str) -> float:
     """The weight in a dict as Python writes it."""
     try:
         return float(ast.literal_eval(data).get("weight", 1.0))
-    except (SyntaxError, TypeError, AttributeError) as error:
-        raise ValueError(f"{data} ({error})") from None
+    except (SyntaxError, TypeError, AttributeError, RecursionError, MemoryError) as error:  # the last two: nested deeply
+        raise ValueError(f"{describe(data)} ({error})") from None
 
 
 def gml(path: Path) -> tuple[list[str], Chunk, bool]:
@@ -233,7 +234,7 @@ def gml(path: Path) -> tuple[list[str], Chunk, bool]:
     An edge's "weight", or else "value", is its weight.
     """
     with open_text(path) as stream:
-        items = _gml_items(iter(GML_TOKEN.findall(re.sub(r"(?m)^\s*#.*$", "", stream.read()))))
+        items = _gml_items(iter(GML_TOKEN.findall(re.sub(r"(?m)^[^\S\n]*#.*$", "", stream.read()))))
     graphs = [value for key, value in items if key == "graph" and isinstance(value, list)]
     require(len(graphs) == 1, "the file", "hold one GML graph", f"{path.name} with {len(graphs)}")
     nodes, edges = _records(graphs[0], "node", ("id",)), _records(graphs[0], "edge", ("source", "target"))
