@@ -16,6 +16,7 @@ import contextlib
 import gzip
 import io
 import json
+import multiprocessing
 import os
 import pickle
 import random
@@ -79,6 +80,69 @@ def in_a_child(code: str, *arguments: Any, memory: int | None = None, seconds: f
         preexec_fn=bound, check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
+
+
+CALL = "import sys; sys.path.insert(0, sys.argv[1]); import faults; getattr(faults, sys.argv[2])(*sys.argv[3:])"
+PRELOADED = ["torch", "lambdahat.cli.app", "lambdahat.experiments.sweeps", "lambdahat.experiments.findings",
+             "lambdahat.measuring", "lambdahat.training", "lambdahat.graphs", "lambdahat.data", "typer.testing",
+             "torch._dynamo", "torch.func", "matplotlib", "networkx", "scipy.stats", "arviz_stats"]  # fmt: skip
+
+
+def child(function: str, *arguments: Any, apart: list[str] | None = None) -> subprocess.Popen[bytes]:
+    """A function of this file in a process of its own; ``apart`` is a command to start it by."""
+    command = [*(apart or []), sys.executable, "-c", CALL, str(Path(__file__).parent), function, *map(str, arguments)]
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=quiet, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def forked(function: str, *arguments: Any) -> Any:
+    """A function of this file in a fork of a process that has imported everything, as imports take seconds."""
+    here = str(Path(__file__).parent)
+    if here not in sys.path:
+        sys.path.insert(0, here)  # where the new process finds this file
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    process = context.Process(target=_quietly, args=(function, *map(str, arguments)))
+    process.start()
+    return process
+
+
+def _quietly(function: str, *arguments: str) -> None:
+    import faults
+
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    getattr(faults, function)(*arguments)
+
+
+def in_a_fork(work: Callable[[], str]) -> str:
+    """What work in a fork of this process comes to, as text: its own, or of its error or its end."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            told = work()
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}"[:300]
+        os.write(writing, told.encode()[:60_000])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        told = stream.read().decode()
+    _, status = os.waitpid(pid, 0)
+    return f"ended by {status}" if status else told
+
+
+def preload() -> None:
+    """Import what forks of this process need."""
+    from importlib import import_module
+
+    import torch
+
+    torch.set_num_threads(1)
+    for name in PRELOADED:
+        import_module(name)
 
 
 # Pickled data files
@@ -365,11 +429,8 @@ def graph_files(count: int, folder: Path) -> Tally:
 @kind("bombs", sample=6, usual=6, long=6)
 def bombs(count: int, folder: Path) -> Tally:
     """Packed files that unpack to gigabytes: an error that names the file, within 300 MiB of memory."""
-    outcomes = []
-    for name in list(BOMBS)[:count]:
-        code, out, err = in_a_child(BOMB, Path(__file__).parent, name, folder)
-        outcomes.append((name, "" if code == 0 else f"{code}: {(out + err).strip()[-200:]}"))
-    return tally(outcomes)
+    child("bombs_child", folder, count).wait()
+    return tally([tuple(outcome) for outcome in json.loads((folder / "outcomes").read_text())])
 
 
 def _gigabytes(path: Path, opener: Any) -> None:
@@ -447,23 +508,25 @@ def bomb_result(folder: Path) -> None:
 
 BOMBS = {"idx": bomb_idx, "published size": bomb_published, "batch": bomb_batch, "edges": bomb_edges,
          "matrix": bomb_matrix, "arrays of a result": bomb_result}  # fmt: skip
-BOMB = """
-import resource, sys, tempfile
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import torch, lambdahat.data, lambdahat.graphs
-import faults
-with tempfile.TemporaryDirectory(dir=sys.argv[3]) as folder:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    try:
-        faults.BOMBS[sys.argv[2]](Path(folder))
-    except ValueError as error:
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-        if "bomb" not in str(error) or grown > 300:
-            sys.exit(f"{grown:.0f} MiB, {error}")
-    else:
-        sys.exit("it was read")
-"""
+
+
+def bombs_child(folder: str, count: str) -> None:
+    """Bombs, each in a fork of this process; writes the outcomes."""
+    preload()
+    outcomes = [(name, in_a_fork(lambda: try_bomb(name, Path(folder)))) for name in list(BOMBS)[: int(count)]]  # noqa: B023
+    Path(folder, "outcomes").write_text(json.dumps(outcomes))
+
+
+def try_bomb(name: str, folder: Path) -> str:
+    """Read a bomb in this process: "" or what went wrong."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            BOMBS[name](Path(place))
+        except ValueError as error:
+            grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+            return f"{grown:.0f} MiB, {error}" if "bomb" not in str(error) or grown > 300 else ""
+    return "it was read"
 
 
 @kind("archives", sample=60, usual=3000, long=300_000)
@@ -553,54 +616,61 @@ def unwritable(count: int, folder: Path) -> Tally:
     return tally(outcomes)
 
 
-TRAIN = """
-import errno, json, os, sys
-import torch
-from lambdahat import Problem, storage
-from lambdahat.training import fit
-room, folder = int(sys.argv[1]), sys.argv[2]
-real = os.fsync
-def fsync(handle):
-    global room
-    room -= 1
-    if room == 0:
-        os.ftruncate(handle, os.fstat(handle).st_size // 2)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    real(handle)
-os.fsync = fsync
-torch.manual_seed(0)
-model = torch.nn.Linear(3, 2)
-data = torch.randn(24, 3), torch.randint(2, (24,))
-problem = Problem(model, "cross_entropy", data)
-try:
-    fit(problem, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), 4, batch_size=6, folder=folder, seed=0,
-        resume=os.path.isdir(folder), checkpoint_steps=1)
-except OSError as error:
-    sys.exit(f"{error.errno} {error}")
-print(json.dumps([p.flatten().tolist() for p in model.parameters()]))
-"""
+def train_with_room(room: int, folder: Path) -> str:
+    """The weights that a training ends in, as JSON, or the error; the disk is full at the write numbered ``room``."""
+    import errno
+
+    import torch
+
+    from lambdahat import Problem
+    from lambdahat.training import fit
+
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        nonlocal room
+        room -= 1
+        if room == 0:
+            os.ftruncate(handle, os.fstat(handle).st_size // 2)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    os.fsync = fsync
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    problem = Problem(model, "cross_entropy", (torch.randn(24, 3), torch.randint(2, (24,))))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    try:
+        fit(problem, optimizer, 4, batch_size=6, folder=folder, seed=0, resume=folder.is_dir(), checkpoint_steps=1)
+    except OSError as error:
+        return f"{error.errno} {error}"
+    return json.dumps([parameter.flatten().tolist() for parameter in model.parameters()])
 
 
-@kind("full disks", sample=3, usual=20, long=600)
+def full_disks_child(folder: str, count: str) -> None:
+    """Trainings on full disks, each in a fork of this process; writes the outcomes and how many were stopped."""
+    preload()
+    place = Path(folder)
+    whole = in_a_fork(lambda: train_with_room(-1, place / "whole"))
+    outcomes, refused = [], 0
+    for number in range(int(count)):
+        run = place / str(number)
+        found = in_a_fork(lambda: train_with_room(1 + number % 60, run))  # noqa: B023
+        stopped, fault = not found.startswith("["), ""
+        if stopped:
+            refused += 1
+            fault = "" if found.startswith("28 ") else f"ended in {found[:150]}"
+            found = in_a_fork(lambda: train_with_room(-1, run))  # noqa: B023
+        outcomes.append((str(number), fault or ("" if found == whole else f"resumed to {found[:150]}")))
+    (place / "outcomes").write_text(json.dumps([outcomes, refused]))
+
+
+@kind("full disks", sample=3, usual=60, long=600)
 def full_disks(count: int, folder: Path) -> Tally:
     """Training on a disk that is full at some write: one error, and resumed with room it ends in the same bits."""
-    code, whole, err = in_a_child(TRAIN, -1, folder / "whole")
-    if code:
-        raise RuntimeError(err)
-    outcomes, refused = [], 0
-    for number in range(count):
-        place = folder / str(number)
-        code, out, err = in_a_child(TRAIN, 1 + number % 60, place)
-        if code:
-            refused += 1
-            last = (err.strip().splitlines() or [""])[-1]
-            if not last.startswith("28 "):
-                outcomes.append((str(number), f"ended in {last[:150]}"))
-                continue
-            code, out, err = in_a_child(TRAIN, -1, place)
-        fault = "" if code == 0 else f"no resuming: {err[-150:]}"
-        outcomes.append((str(number), fault or ("" if out == whole else "other weights")))
-    tried, survived, lost, notes = tally(outcomes)
+    child("full_disks_child", folder, count).wait()
+    outcomes, refused = json.loads((folder / "outcomes").read_text())
+    tried, survived, lost, notes = tally([tuple(outcome) for outcome in outcomes])
     return tried, survived, lost, [f"{refused} were stopped by the disk and resumed", *notes]
 
 
@@ -656,9 +726,8 @@ def whole_files(folder: Path) -> dict[str, Any]:
     return found
 
 
-def full_disk_child(folder: str, command: str, kilobytes: str) -> None:
-    """A command on a disk of so many kilobytes; then, with room, once more. Prints what went wrong."""
-    place = Path(folder)
+def run_on_full_disk(place: Path, command: str, kilobytes: int, right: dict[str, Any]) -> str:
+    """A command on a disk of so many kilobytes, then, with room, once more: its exit code, and what went wrong."""
     os.chdir(place)
     (place / "disk").mkdir()
     disk = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", "disk"]
@@ -671,48 +740,49 @@ def full_disk_child(folder: str, command: str, kilobytes: str) -> None:
         fault = "" if why and len(lines) == 1 else f"said {told[-300:]}"
     elif code:
         fault = f"ended with {code}: {told[-300:]}"
-    try:
-        kept = whole_files(place / "disk" / "out")
-        left = [path.name for path in (place / "disk").rglob(".*.*") if path.name != ".lock"]
-        fault = fault or (f"{left} are left" if left else "")
-        subprocess.run(["mount", "-o", "remount,size=100m", "disk"], check=True)
-        again, told = invoke(command, place / "disk" / "out")
-        invoke(command, place / "right")
-        found, right = whole_files(place / "disk" / "out"), whole_files(place / "right")
-        if again or found != right:
-            fault = fault or f"with room: {again} {told[-200:]} {sorted(set(found) ^ set(right))}"
-        if not set(kept) <= set(right):
-            fault = fault or f"{sorted(set(kept) - set(right))} were kept"
-    except Exception as error:
-        fault = fault or f"{type(error).__name__}: {error}"[:300]
-    Path("outcome").write_text(json.dumps([code, fault]))
+    kept = whole_files(place / "disk" / "out")
+    left = [path.name for path in (place / "disk").rglob(".*.*") if path.name != ".lock"]
+    fault = fault or (f"{left} are left" if left else "")
+    subprocess.run(["mount", "-o", "remount,size=100m", "disk"], check=True)
+    again, told = invoke(command, place / "disk" / "out")
+    found = whole_files(place / "disk" / "out")
+    if again or found != right:
+        fault = fault or f"with room: {again} {told[-200:]} {sorted(set(found) ^ set(right))}"
+    if not set(kept) <= set(right):
+        fault = fault or f"{sorted(set(kept) - set(right))} were kept"
+    return json.dumps([code, fault])
 
 
-@kind("full disks under commands", sample=2, usual=10, long=600)
+def full_disks_commands_child(folder: str, count: str) -> None:
+    """Commands on full disks, each in a fork of this process; writes the outcomes and how many were stopped."""
+    preload()
+    dice, outcomes, refused, right = random.Random(0), [], 0, dict[str, Any]()
+    os.chdir(folder)
+    for number in range(int(count)):
+        command = ("reproduce", "measure", "train", "landscape", "graph spectrum")[number % 5]
+        if command not in right:
+            place = Path(folder) / f"right {command}"
+            in_a_fork(lambda: str(invoke(command, place)))  # noqa: B023
+            right[command] = whole_files(place)
+        kilobytes = int(68 * (ROOM[command] / 68) ** dice.random())  # --out is tried with 64 KiB
+        place = Path(folder) / str(number)
+        place.mkdir()
+        told = in_a_fork(lambda: run_on_full_disk(place, command, kilobytes, right[command]))  # noqa: B023
+        ended, fault = json.loads(told) if told.startswith("[") else (None, told)
+        refused += ended == 2
+        outcomes.append((f"{command}, {kilobytes} kB", fault))
+    (Path(folder) / "outcomes").write_text(json.dumps([outcomes, refused]))
+
+
+@kind("full disks under commands", sample=2, usual=20, long=600)
 def full_disks_under_commands(count: int, folder: Path) -> Tally:
     """Commands on a disk that is full at some write: one line and exit code 2, whole files, and with room the rest."""
     apart = ["unshare", "--mount", *(["--map-root-user"] if os.getuid() else [])]
     if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
         return 0, 0, 0, ["this machine lets nobody make a small disk"]
-    dice, outcomes, refused = random.Random(0), [], 0
-    for number in range(count):
-        command = ("reproduce", "measure", "train", "landscape", "graph spectrum")[number % 5]
-        kilobytes = int(68 * (ROOM[command] / 68) ** dice.random())  # --out is tried with 64 KiB
-        place = folder / str(number)
-        place.mkdir()
-        code = [sys.executable, "-c", CALL, str(Path(__file__).parent), "full_disk_child", str(place), command]
-        done = subprocess.run(
-            [*apart, *code, str(kilobytes)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        told = place / "outcome"
-        ended, fault = json.loads(told.read_text()) if told.is_file() else (None, f"{done.stderr[-300:]}")
-        refused += ended == 2
-        outcomes.append((f"{command}, {kilobytes} kB", fault))
-    tried, survived, lost, notes = tally(outcomes)
+    child("full_disks_commands_child", folder, count, apart=apart).wait()
+    outcomes, refused = json.loads((folder / "outcomes").read_text())
+    tried, survived, lost, notes = tally([tuple(outcome) for outcome in outcomes])
     return tried, survived, lost, [f"{refused} were stopped by the disk", *notes]
 
 
@@ -879,7 +949,6 @@ def several_numbers(seed: int, workers: int = 0) -> list[float]:
 def concurrency(count: int, folder: Path) -> Tally:
     """The same bits in forked and spawned workers, in eight threads at once, and from a ``DataLoader`` with workers;
     with eight threads in torch, the same to rounding."""
-    import multiprocessing
     from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 
     import torch
@@ -1055,29 +1124,17 @@ def try_budget(subject: str, name: str) -> str:
 
 def budgets_child(folder: str, count: str) -> None:
     """Work within budgets, each in a fork of this process, which has imported all that they need."""
-    import torch
-
     import lambdahat as lh
 
-    cases = [(subject, name) for subject in ("vectors", "activations", "outputs") for name in budgeted_work(subject)]
-    torch.set_num_threads(1)
+    preload()
     for name in lh.__all__:
         getattr(lh, name)  # which imports its module
+    cases = [(subject, name) for subject in ("vectors", "activations", "outputs") for name in budgeted_work(subject)]
     with Path(folder, "outcomes").open("a") as outcomes:
         for subject, name in random.Random(4).sample(cases, min(int(count), len(cases))):
+            fault = in_a_fork(lambda: try_budget(subject, name))  # noqa: B023
+            outcomes.write(json.dumps([f"{name} ({subject})", fault]) + "\n")
             outcomes.flush()
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    fault = try_budget(subject, name)
-                except BaseException as error:
-                    fault = f"{type(error).__name__}: {error}"[:200]
-                outcomes.write(json.dumps([f"{name} ({subject})", fault]) + "\n")
-                outcomes.flush()
-                os._exit(0)
-            _, status = os.waitpid(pid, 0)
-            if status:
-                outcomes.write(json.dumps([f"{name} ({subject})", f"ended by {status}"]) + "\n")
 
 
 @kind("memory budgets", sample=6, usual=51, long=153)
@@ -1351,16 +1408,6 @@ def other_problems(count: int, folder: Path) -> Tally:
 # Killed processes
 
 
-CALL = "import sys; sys.path.insert(0, sys.argv[1]); import faults; getattr(faults, sys.argv[2])(*sys.argv[3:])"
-
-
-def child(function: str, *arguments: Any) -> subprocess.Popen[bytes]:
-    """A function of this file in a process of its own."""
-    command = [sys.executable, "-c", CALL, str(Path(__file__).parent), function, *map(str, arguments)]
-    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=quiet, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
 def sweep_child(folder: str, cells: str, jobs: str, backend: str, pause: str) -> None:
     """Run the experiment, each cell with a line in a log."""
     from lambdahat.experiments.sweeps import sweep
@@ -1392,13 +1439,13 @@ def _killed_sweep(folder: Path, cells: int, kills: int, jobs: int, writers: int 
     before: list[tuple[set[str], int]] = []
     for number in range(kills):
         known = len(store.finished()) if store.path.is_file() else 0
-        started = [child("sweep_child", folder, cells, jobs, "loky", 0.05) for _ in range(writers)]
-        while not (store.path.is_file() and len(store.finished()) > known) and started[0].poll() is None:
+        started = [forked("sweep_child", folder, cells, jobs, "loky", 0.05) for _ in range(writers)]
+        while not (store.path.is_file() and len(store.finished()) > known) and started[0].is_alive():
             time.sleep(0.01)
         time.sleep(dice.uniform(0, 0.3))
         for process in started:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+            process.kill()
+            process.join()
         time.sleep(1.5 if jobs > 1 else 0)  # until its workers have gone
         done = store.finished()
         before.append((done, len(log.read_text().split())))
@@ -1436,18 +1483,18 @@ def two_writers(count: int, folder: Path) -> Tally:
     return tally([outcome for outcome in outcomes if outcome[0] != "finished cells"])  # both may begin the same cell
 
 
-@kind("killed measurements", sample=2, usual=10, long=200)
+@kind("killed measurements", sample=2, usual=20, long=400)
 def killed_measurements(count: int, folder: Path) -> Tally:
     """``measure`` killed at a random moment and resumed: the numbers of one that was not."""
     whole, dice, outcomes = measured(folder / "whole"), random.Random(0), []
     for number in range(count):
         place = folder / str(number)
-        process = child("measure_child", place, "numbers")
-        while not place.is_dir() and process.poll() is None:
-            time.sleep(0.005)
-        time.sleep(dice.uniform(0, 0.3))
+        process = forked("measure_child", place, "numbers")
+        while not place.is_dir() and process.is_alive():
+            time.sleep(0.002)
+        time.sleep(dice.uniform(0, 0.1))
         process.kill()
-        process.wait()
+        process.join()
         found = plain(measured(place).results)
         outcomes.append((f"kill {number}", "" if found == plain(whole.results) else "other numbers"))
     return tally(outcomes)
@@ -1507,6 +1554,60 @@ def orphans(count: int, folder: Path) -> Tally:
                 os.kill(pid, signal.SIGKILL)
     tried, survived, lost, notes = tally(outcomes)
     return tried, survived, lost, [f"{', '.join(backends)} and chains; at most {slowest:.1f} s", *notes]
+
+
+def rank_child(folder: str, rank: str, size: str) -> None:
+    """Products of one problem over several processes, until one of them fails; writes the error."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    import lambdahat as lh
+
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/ranks", int(size))
+    dist.init_process_group("gloo", store=store, rank=int(rank), world_size=int(size), timeout=timedelta(seconds=15))
+    problem = a_problem()
+    data = next(iter(problem.batches)).data
+    operator = lh.hessian(lh.Problem(problem.source, "cross_entropy", data, ranks=dist.group.WORLD))
+    block = torch.ones(operator.dim, 2)
+    right = operator @ block
+    Path(folder, f"begun-{rank}").touch()
+    try:
+        while torch.equal(operator @ block, right):
+            pass
+        told = "another product"
+    except Exception as error:
+        told = str(error)
+    Path(folder, f"told-{rank}").write_text(told)
+    os._exit(0)
+
+
+@kind("dead ranks", sample=1, usual=10, long=200)
+def dead_ranks(count: int, folder: Path) -> Tally:
+    """One of three processes of a problem killed or stopped at a random moment: the others end in an error with its
+    number."""
+    dice, outcomes = random.Random(0), []
+    for number in range(count):
+        place, dead, how = folder / str(number), dice.randrange(3), ("killed", "stopped")[number % 2]
+        place.mkdir()
+        ranks = [forked("rank_child", place, rank, 3) for rank in range(3)]
+        while len(list(place.glob("begun-*"))) < 3 and all(process.is_alive() for process in ranks):
+            time.sleep(0.02)
+        time.sleep(dice.uniform(0, 1))
+        os.kill(ranks[dead].pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        faults = []
+        for rank in {0, 1, 2} - {dead}:
+            ranks[rank].join(90)
+            file = place / f"told-{rank}"
+            told = file.read_text() if file.is_file() else "nothing after 90 s"
+            faults += [] if f"rank {dead} does not answer" in told else [f"rank {rank} said {told[:150]}"]
+        for process in ranks:
+            process.kill()
+            process.join()
+        outcomes.append((f"rank {dead} {how}, case {number}", "; ".join(faults)))
+    return tally(outcomes)
 
 
 def main() -> None:
