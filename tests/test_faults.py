@@ -29,6 +29,7 @@ SLOW = (
     "leaks",
     "workers and threads",
     "memory budgets",
+    "dead ranks",
 )  # many processes, or many results
 
 

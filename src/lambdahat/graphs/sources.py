@@ -9,7 +9,6 @@ import re
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 from lambdahat._check import describe, require, require_choice
 from lambdahat.graphs.edges import Chunk, Rules, adjacency_of
 from lambdahat.graphs.structure import Graph
-from lambdahat.graphs.text_files import PACKED, edge_list, gml, open_bytes, open_text
+from lambdahat.graphs.text_files import PACKED, edge_list, gml, market_entries, market_header, open_bytes, open_text
 from lambdahat.storage import require_modest, unpacked_size
 
 FORMATS = ("edges", "gml", "mtx", "npz", "npy", "graphml", "gexf", "pajek", "json")
@@ -260,31 +259,16 @@ def _sparse(path: Path) -> Any:
 
 def _market(path: Path, rules: Rules, name: str) -> Graph:
     """A Matrix Market file; its own header says whether it is symmetric."""
-    import scipy.io
-
-    with open_text(path) as stream:
-        banner = stream.readline().lower()
-        sizes = next((line for line in stream if line.strip() and not line.lstrip().startswith("%")), "").split()
-    require(banner.startswith("%%matrixmarket"), "the file", "begin with %%MatrixMarket", repr(banner[:40]))
-    require("complex" not in banner, "the matrix", "be real", "a complex one")
-    dense = "array" in banner
-    whole = len(sizes) == 3 - dense and all(number.isascii() and number.isdecimal() for number in sizes)
-    require(whole, path.name, f"say its {'two' if dense else 'three'} sizes in whole numbers", describe(sizes))
-    rows, columns, entries = (int(number) for number in [*sizes, "0"][:3])
-    entries = rows * columns // 2 if dense else entries  # where it is symmetric
-    # the reader allocates what the header says, and where there is no room for it ends the process
+    header = market_header(path)
     size = unpacked_size(path.stat().st_size) if path.suffix in PACKED else path.stat().st_size
-    require(ENTRY_BYTES * entries <= size, path.name, "hold as many entries as its header says",
-            f"{entries:,} in {size:,} bytes")  # fmt: skip
-    if not dense:
-        _require_nodes(max(rows, columns), path)
-    try:
-        with open_bytes(path) as stream:
-            # with only ``read``: after an error SciPy seeks back in any other stream, which may end the process
-            matrix = scipy.io.mmread(SimpleNamespace(read=stream.read), spmatrix=False)
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"{path.name} must be a Matrix Market file, got one that cannot be read: {error}") from error
-    return _matrix(matrix, rules, name)
+    require(ENTRY_BYTES * header.entries <= size, path.name, "hold as many entries as its header says",
+            f"{header.entries:,} in {size:,} bytes")  # fmt: skip
+    require(header.rows == header.columns, "an adjacency matrix", "be square", f"shape {header.rows, header.columns}",
+            "for edges pass tuples, or an array (m, 2)")  # fmt: skip
+    if not header.dense:
+        _require_nodes(header.rows, path)
+    matrix, _ = adjacency_of(market_entries(path, header), rules, header.rows)
+    return Graph(matrix, None, name)
 
 
 def _require_nodes(count: int, path: Path) -> None:
