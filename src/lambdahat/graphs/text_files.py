@@ -269,11 +269,10 @@ def market_header(path: Path) -> MarketHeader:
     require(
         whole, path.name, f"say its {'two' if dense else 'three'} sizes in whole numbers", describe(" ".join(sizes))
     )
-    numbers, sign = [int(size) for size in sizes], MARKET_SIGNS[symmetry]
+    (height, width, *given), sign = [int(size) for size in sizes], MARKET_SIGNS[symmetry]
     if dense:
-        height, width = numbers
-        numbers.append(height * width if sign == 0 else height * (height + sign) // 2)
-    return MarketHeader(*numbers, dense, field == "pattern", sign)
+        given = [height * width if sign == 0 else height * (height + sign) // 2]
+    return MarketHeader(height, width, given[0], dense, field == "pattern", sign)
 
 
 def market_entries(path: Path, header: MarketHeader) -> Iterator[Chunk]:
