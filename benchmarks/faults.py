@@ -16,6 +16,7 @@ import contextlib
 import gzip
 import io
 import json
+import multiprocessing
 import os
 import pickle
 import random
@@ -79,6 +80,69 @@ def in_a_child(code: str, *arguments: Any, memory: int | None = None, seconds: f
         preexec_fn=bound, check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
+
+
+CALL = "import sys; sys.path.insert(0, sys.argv[1]); import faults; getattr(faults, sys.argv[2])(*sys.argv[3:])"
+PRELOADED = ["torch", "lambdahat.cli.app", "lambdahat.experiments.sweeps", "lambdahat.experiments.findings",
+             "lambdahat.measuring", "lambdahat.training", "lambdahat.graphs", "lambdahat.data", "typer.testing",
+             "torch._dynamo", "torch.func", "matplotlib", "networkx", "scipy.stats", "arviz_stats"]  # fmt: skip
+
+
+def child(function: str, *arguments: Any, apart: list[str] | None = None) -> subprocess.Popen[bytes]:
+    """A function of this file in a process of its own; ``apart`` is a command to start it by."""
+    command = [*(apart or []), sys.executable, "-c", CALL, str(Path(__file__).parent), function, *map(str, arguments)]
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=quiet, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def forked(function: str, *arguments: Any) -> Any:
+    """A function of this file in a fork of a process that has imported everything, as imports take seconds."""
+    here = str(Path(__file__).parent)
+    if here not in sys.path:
+        sys.path.insert(0, here)  # where the new process finds this file
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    process = context.Process(target=_quietly, args=(function, *map(str, arguments)))
+    process.start()
+    return process
+
+
+def _quietly(function: str, *arguments: str) -> None:
+    import faults
+
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    getattr(faults, function)(*arguments)
+
+
+def in_a_fork(work: Callable[[], str]) -> str:
+    """What work in a fork of this process comes to, as text: its own, or of its error or its end."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            told = work()
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}"[:300]
+        os.write(writing, told.encode()[:60_000])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        told = stream.read().decode()
+    _, status = os.waitpid(pid, 0)
+    return f"ended by {status}" if status else told
+
+
+def preload() -> None:
+    """Import what forks of this process need."""
+    from importlib import import_module
+
+    import torch
+
+    torch.set_num_threads(1)
+    for name in PRELOADED:
+        import_module(name)
 
 
 # Pickled data files
@@ -187,60 +251,176 @@ def mutated(random_: random.Random, seeds: list[bytes]) -> bytes:
     return bytes(data)
 
 
-def try_pickles(count: int, seed: int, folder: Path, begin: int = 0) -> dict[str, Any]:
-    """Read crafted and mutated pickles as batches of CIFAR-10, in this process."""
-    from lambdahat.data.cifar import read_batch
+def crafted_graphs() -> dict[str, tuple[str, bytes]]:
+    """Files of graphs, with their names, that crash, stop or fill the memory of the libraries that read them."""
+    import numpy as np
 
-    path, random_ = folder / "data_batch_1", random.Random(seed)
-    crafted, seeds = crafted_pickles(), good_pickles()
-    before, outcomes, read = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, [], 0
+    def npz(kind: str, **arrays: Any) -> tuple[str, bytes]:
+        stream = io.BytesIO()
+        np.savez(stream, format=np.array(kind.encode()), **arrays)
+        return "graph.npz", stream.getvalue()
+
+    def compressed(kind: str, indices: list[int], starts: list[int]) -> tuple[str, bytes]:
+        return npz(kind, shape=np.array([5, 5]), data=np.ones(4), indices=np.array(indices, np.int32),
+                   indptr=np.array(starts, np.int32))  # fmt: skip
+
+    def npy(kind: str, shape: str) -> tuple[str, bytes]:
+        head = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+        return "graph.npy", b"\x93NUMPY\x01\x00\x76\x00" + head.ljust(117) + b"\n" + bytes(80)
+
+    market, starts = b"%%MatrixMarket matrix ", [0, 1, 2, 3, 4, 4]
+    entities = "".join(f'<!ENTITY {chr(98 + i)} "{f"&{chr(97 + i)};" * 10}">' for i in range(12))
+    laughs = f'<!DOCTYPE l [<!ENTITY a "aaaaaaaaaa">{entities}]><graphml><graph><node id="&m;"/></graph></graphml>'
+    outside = '<!DOCTYPE l [<!ENTITY x SYSTEM "file:///etc/passwd">]><graphml><graph><node id="&x;"/></graph></graphml>'
+    huge = np.array([10**11, 10**11])
+    return {
+        "columns beyond the matrix": compressed("csr", [0, 1, 10**8, 3], starts),
+        "columns below 0": compressed("csr", [0, 1, -(10**8), 3], starts),
+        "rows that begin anywhere": compressed("csr", [0, 1, 2, 3], [0, 10**8, 2, -(10**7), 4, 4]),
+        "rows of columns that begin anywhere": compressed("csc", [0, 1, 2, 3], [0, 10**8, 2, -(10**7), 4, 4]),
+        "blocks beyond the matrix": npz("bsr", shape=np.array([4, 4]), data=np.ones((2, 2, 2)),
+                                        indices=np.array([0, 10**8]), indptr=np.array([0, 1, 2])),
+        "coordinates beyond the matrix": npz("coo", shape=np.array([5, 5]), data=np.ones(2), row=np.array([0, 10**8]),
+                                             col=np.array([1, 2])),
+        "a hundred billion nodes": npz("coo", shape=huge, data=np.ones(1), row=np.array([0]), col=np.array([1])),
+        "a diagonal of them": npz("dia", shape=huge, data=np.ones((1, 5)), offsets=np.array([1])),
+        "a matrix of text": npz("csr", shape=np.array([1, 1]), data=np.array(["a"]), indices=np.array([0]),
+                                indptr=np.array([0, 1])),
+        "an array of petabytes": npy("<f8", "(100000000, 100000000)"),
+        "an array of objects": npy("|O", "(2, 2)"),
+        "an array of dates": npy("<M8[s]", "(2, 2)"),
+        "lists nested deeply": ("graph.json", b"[" * 100_000),
+        "a number of 400 digits": ("graph.json", b"[[0, " + b"9" * 400 + b"]]"),
+        "a trillion rows": ("graph.mtx", market + b"coordinate real general\n" + b"1000000000000 " * 2 + b"1\n1 2 1\n"),
+        "a hundred billion entries": ("graph.mtx", market + b"coordinate real general\n5 5 100000000000\n1 2 1\n"),
+        "a dense matrix of gigabytes": ("graph.mtx", market + b"array real general\n100000 100000\n1\n"),
+        "a hundred billion vertices": ("graph.net", b'*Vertices 100000000000\n1 "a"\n2 "b"\n*Edges\n1 2\n'),
+        "brackets nested deeply": ("graph.gml", b"graph [" * 20_000),
+        "a million empty lines": ("graph.gml", b"\n" * 1_000_000),
+        "a large exponent": ("graph.txt", b"0 1\n1 2\n3 1e99999999\n"),
+        "a small exponent": ("graph.txt", b"0 1\n1 2\n3 1.5e-99999999\n"),
+        "many digits and a letter": ("graph.txt", b"1" * 200_000 + b"x 2\n1 2\n"),
+        "a dict nested deeply": ("graph.txt", b'0 1 {"weight": ' + b"-" * 100_000 + b"1}\n1 2 {}\n"),
+        "a billion laughs": ("graph.graphml", laughs.encode()),
+        "another file": ("graph.graphml", outside.encode()),
+        "elements nested deeply": ("graph.gexf", b"<gexf>" + b"<graph>" * 100_000),
+    }  # fmt: skip
+
+
+def good_graphs() -> list[tuple[str, bytes]]:
+    """A small graph in every format that is read, with the name of its file."""
+    import networkx
+    import numpy as np
+    import scipy.io
+    import scipy.sparse
+
+    graph = networkx.karate_club_graph()
+    matrix = networkx.to_scipy_sparse_array(graph, dtype=float)
+    found = []
+    for name in ("graphml", "gexf", "pajek", "gml", "edgelist"):
+        stream = io.BytesIO()
+        getattr(networkx, f"write_{name}")(graph, stream)
+        found.append((f"graph.{ {'pajek': 'net', 'edgelist': 'txt'}.get(name, name) }", stream.getvalue()))
+    for kind in ("csr", "csc", "coo", "bsr", "dia"):
+        stream = io.BytesIO()
+        scipy.sparse.save_npz(stream, matrix.asformat(kind), compressed=False)
+        found.append(("graph.npz", stream.getvalue()))
+    stream = io.BytesIO()
+    scipy.io.mmwrite(stream, matrix)
+    found.append(("graph.mtx", stream.getvalue()))
+    stream = io.BytesIO()
+    np.save(stream, matrix.toarray())
+    found.append(("graph.npy", stream.getvalue()))
+    found.append(("graph.json", json.dumps(networkx.node_link_data(graph, edges="links")).encode()))
+    found.append(("graph.txt.gz", gzip.compress(b"\n".join(b"%d %d 0.5" % edge for edge in graph.edges()), mtime=0)))
+    return found
+
+
+def try_files(what: str, count: int, seed: int, folder: Path, begin: int = 0) -> dict[str, Any]:
+    """Read crafted and mutated files, pickles as batches of CIFAR-10 or graphs, in this process."""
+    random_, read = random.Random(seed), 0
+    crafted: dict[str, tuple[str, bytes]]
+    if what == "pickles":
+        from lambdahat.data.cifar import read_batch
+
+        crafted = {name: ("data_batch_1", data) for name, data in crafted_pickles().items()}
+        seeds = {"data_batch_1": good_pickles()}
+        reader: Callable[[Path], Any] = lambda path: read_batch(path, 10)  # noqa: E731
+    else:
+        from lambdahat.graphs import graph as reader
+
+        crafted, seeds = crafted_graphs(), {}
+        for file, data in good_graphs():
+            seeds.setdefault(file, []).append(data)
+            reader_path = folder / file
+            reader_path.write_bytes(data)
+            reader(reader_path)  # what is good is read, and what reading imports counts for nobody
+    before, outcomes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
     for number in range(count):
-        name, data = (
-            list(crafted.items())[number] if number < len(crafted) else (f"{seed}/{number}", mutated(random_, seeds))
-        )
+        if number < len(crafted):
+            name, (file, data) = list(crafted.items())[number]
+        else:
+            file = random_.choice(list(seeds))
+            name, data = f"{seed}/{number} ({file})", mutated(random_, seeds[file])
         if number < begin:
             continue
-        (folder / "now").write_text(str(number))
+        (folder / "now").write_text(f"{number} {name}")
+        path, fault = folder / file, ""
         path.write_bytes(data)
-        fault = ""
+        signal.alarm(60)  # whatever takes longer ends the process
         try:
-            read_batch(path, 10)
+            reader(path)
             read += 1
         except ValueError as error:
-            fault = "" if str(path) in str(error) else f"an error without the file: {error}"[:200]
+            fault = "" if path.name in str(error) else f"an error without the file: {error}"[:200]
         except BaseException as error:
             fault = f"{type(error).__name__}: {error}"[:200]
+        signal.alarm(0)
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         outcomes.append((name, fault or (f"{grown:.0f} MiB more" if grown > 200 else "")))
     return {"outcomes": [pair for pair in outcomes if pair[1]], "tried": len(outcomes), "read": read}
 
 
 CHILD = """
-import json, sys
+import json, sys, warnings
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import faults
-print(json.dumps(faults.try_pickles(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), int(sys.argv[5]))))
+warnings.simplefilter("ignore")
+found = faults.try_files(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]), int(sys.argv[6]))
+print(json.dumps(found))
 """
 
 
-@kind("pickles", sample=600, usual=100_000, long=3_000_000)
-def pickles(count: int, folder: Path) -> Tally:
-    """Pickled data files, crafted or mutated: data, or a ValueError that names the file."""
+def fuzz(what: str, count: int, folder: Path) -> Tally:
+    """Files of one kind, read in a process of their own, which begins anew after each case that ends it."""
     begin, read, lost = 0, 0, []
     tried = survived = 0
     while begin < count:
-        code, out, err = in_a_child(CHILD, Path(__file__).parent, count, 0, folder, begin, memory=6000)
+        code, out, err = in_a_child(CHILD, Path(__file__).parent, what, count, 0, folder, begin, memory=6000)
         if code == 0:
             found = json.loads(out.splitlines()[-1])
             tried, read = tried + found["tried"], read + found["read"]
             lost += [f"{case}: {fault}" for case, fault in found["outcomes"]]
             break
-        now = int((folder / "now").read_text() or 0) if (folder / "now").exists() else begin
-        lost.append(f"case {now}: the process ended with {code} ({err.strip().splitlines()[-1:]})")
+        number, _, name = ((folder / "now").read_text() if (folder / "now").exists() else f"{begin} ").partition(" ")
+        now = int(number or begin)
+        lost.append(f"case {now} {name}: the process ended with {code} ({err.strip().splitlines()[-1:]})")
         tried, begin = tried + now + 1 - begin, now + 1
     survived = tried - len(lost)
     return tried, survived, len(lost), [f"{read:,} were read, {survived - read:,} refused", *lost[:5]]
+
+
+@kind("pickles", sample=600, usual=100_000, long=3_000_000)
+def pickles(count: int, folder: Path) -> Tally:
+    """Pickled data files, crafted or mutated: data, or a ValueError that names the file."""
+    return fuzz("pickles", count, folder)
+
+
+@kind("graph files", sample=150, usual=5000, long=300_000)
+def graph_files(count: int, folder: Path) -> Tally:
+    """Graphs in every format, crafted or mutated: a graph, or a ValueError that names the file."""
+    return fuzz("graphs", count, folder)
 
 
 # Bombs, archives and links
@@ -249,11 +429,8 @@ def pickles(count: int, folder: Path) -> Tally:
 @kind("bombs", sample=6, usual=6, long=6)
 def bombs(count: int, folder: Path) -> Tally:
     """Packed files that unpack to gigabytes: an error that names the file, within 300 MiB of memory."""
-    outcomes = []
-    for name in list(BOMBS)[:count]:
-        code, out, err = in_a_child(BOMB, Path(__file__).parent, name, folder)
-        outcomes.append((name, "" if code == 0 else f"{code}: {(out + err).strip()[-200:]}"))
-    return tally(outcomes)
+    child("bombs_child", folder, count).wait()
+    return tally([tuple(outcome) for outcome in json.loads((folder / "outcomes").read_text())])
 
 
 def _gigabytes(path: Path, opener: Any) -> None:
@@ -331,23 +508,25 @@ def bomb_result(folder: Path) -> None:
 
 BOMBS = {"idx": bomb_idx, "published size": bomb_published, "batch": bomb_batch, "edges": bomb_edges,
          "matrix": bomb_matrix, "arrays of a result": bomb_result}  # fmt: skip
-BOMB = """
-import resource, sys, tempfile
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import torch, lambdahat.data, lambdahat.graphs
-import faults
-with tempfile.TemporaryDirectory(dir=sys.argv[3]) as folder:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    try:
-        faults.BOMBS[sys.argv[2]](Path(folder))
-    except ValueError as error:
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-        if "bomb" not in str(error) or grown > 300:
-            sys.exit(f"{grown:.0f} MiB, {error}")
-    else:
-        sys.exit("it was read")
-"""
+
+
+def bombs_child(folder: str, count: str) -> None:
+    """Bombs, each in a fork of this process; writes the outcomes."""
+    preload()
+    outcomes = [(name, in_a_fork(lambda: try_bomb(name, Path(folder)))) for name in list(BOMBS)[: int(count)]]  # noqa: B023
+    Path(folder, "outcomes").write_text(json.dumps(outcomes))
+
+
+def try_bomb(name: str, folder: Path) -> str:
+    """Read a bomb in this process: "" or what went wrong."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            BOMBS[name](Path(place))
+        except ValueError as error:
+            grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+            return f"{grown:.0f} MiB, {error}" if "bomb" not in str(error) or grown > 300 else ""
+    return "it was read"
 
 
 @kind("archives", sample=60, usual=3000, long=300_000)
@@ -407,10 +586,10 @@ def archives(count: int, folder: Path) -> Tally:
 
 # Disks
 
-UNWRITABLE = ("taken", "taken/inside", "x" * 300, "/proc/lambdahat/out", "")
+UNWRITABLE = ("taken", "taken/inside", "x" * 300, "/proc/lambdahat/out", "", "\udcff", "loop", "fifo")
 
 
-@kind("unwritable outputs", sample=5, usual=65, long=65)
+@kind("unwritable outputs", sample=8, usual=112, long=112)
 def unwritable(count: int, folder: Path) -> Tally:
     """Every command with an --out that cannot be written: exit code 2, one line, and nothing else is touched."""
     from typer.testing import CliRunner
@@ -419,72 +598,85 @@ def unwritable(count: int, folder: Path) -> Tally:
 
     commands = [["measure", "a:b"], ["landscape", "a:b"], ["advise", "a:b"], ["train", "--model", "a", "--data", "b"],
                 ["verify", "--case", "a"], ["reproduce", "a"], ["bench", "--device", "a"], ["demo"], ["report", "a"],
+                ["data", "fetch", "mnist"],
                 *(["graph", what, "a.txt"] for what in ("spectrum", "clusters", "compare", "fit"))]  # fmt: skip
     before, outcomes = os.getcwd(), []
     os.chdir(folder)
     try:
         Path("taken").write_text("precious")
+        os.mkfifo("fifo")
+        Path("loop").symlink_to("loop")
+        there = sorted(os.listdir())
         cases = [(command, place) for place in UNWRITABLE for command in commands]
         for command, place in random.Random(0).sample(cases, min(count, len(cases))):
-            if command[0] == "report" and place == "taken":
-                place = "taken/inside"
-            found = CliRunner().invoke(app, [*command, "--out", place])
-            whole = found.exit_code == 2 and len(found.stderr.splitlines()) == 1 and "--out" in found.stderr
-            whole &= os.listdir() == ["taken"] and Path("taken").read_text() == "precious"
+            if command[0] == "report" and place in ("taken", "fifo", "loop"):
+                place = "taken/inside"  # its --out is a file, which replaces another
+            option = "--folder" if command[0] == "data" else "--out"
+            found = CliRunner().invoke(app, [*command, option, place])
+            whole = found.exit_code == 2 and len(found.stderr.splitlines()) == 1 and option in found.stderr
+            whole &= sorted(os.listdir()) == there and Path("taken").read_text() == "precious"
             outcomes.append((f"{command[0]} {place[:20]}", "" if whole else f"{found.exit_code} {found.output[-200:]}"))
     finally:
         os.chdir(before)
     return tally(outcomes)
 
 
-TRAIN = """
-import errno, json, os, sys
-import torch
-from lambdahat import Problem, storage
-from lambdahat.training import fit
-room, folder = int(sys.argv[1]), sys.argv[2]
-real = os.fsync
-def fsync(handle):
-    global room
-    room -= 1
-    if room == 0:
-        os.ftruncate(handle, os.fstat(handle).st_size // 2)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    real(handle)
-os.fsync = fsync
-torch.manual_seed(0)
-model = torch.nn.Linear(3, 2)
-data = torch.randn(24, 3), torch.randint(2, (24,))
-problem = Problem(model, "cross_entropy", data)
-try:
-    fit(problem, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), 4, batch_size=6, folder=folder, seed=0,
-        resume=os.path.isdir(folder), checkpoint_steps=1)
-except OSError as error:
-    sys.exit(f"{error.errno} {error}")
-print(json.dumps([p.flatten().tolist() for p in model.parameters()]))
-"""
+def train_with_room(room: int, folder: Path) -> str:
+    """The weights that a training ends in, as JSON, or the error; the disk is full at the write numbered ``room``."""
+    import errno
+
+    import torch
+
+    from lambdahat import Problem
+    from lambdahat.training import fit
+
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        nonlocal room
+        room -= 1
+        if room == 0:
+            with contextlib.suppress(OSError):  # a folder, or a file that is open for reading
+                os.ftruncate(handle, os.fstat(handle).st_size // 2)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    os.fsync = fsync
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    problem = Problem(model, "cross_entropy", (torch.randn(24, 3), torch.randint(2, (24,))))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    try:
+        fit(problem, optimizer, 4, batch_size=6, folder=folder, seed=0, resume=folder.is_dir(), checkpoint_steps=1)
+    except OSError as error:
+        return f"{error.errno} {error}"
+    return json.dumps([parameter.flatten().tolist() for parameter in model.parameters()])
 
 
-@kind("full disks", sample=3, usual=20, long=600)
+def full_disks_child(folder: str, count: str) -> None:
+    """Trainings on full disks, each in a fork of this process; writes the outcomes and how many were stopped."""
+    preload()
+    place = Path(folder)
+    whole = in_a_fork(lambda: train_with_room(-1, place / "whole"))
+    outcomes, refused = [], 0
+    for number in range(int(count)):
+        run = place / str(number)
+        found = in_a_fork(lambda: train_with_room(1 + number % 60, run))  # noqa: B023
+        stopped, fault = not found.startswith("["), ""
+        if stopped:
+            refused += 1
+            fault = "" if found.startswith("28 ") and str(run) in found else f"ended in {found[:150]}"
+            found = in_a_fork(lambda: train_with_room(-1, run))  # noqa: B023
+        outcomes.append((str(number), fault or ("" if found == whole else f"resumed to {found[:150]}")))
+    (place / "outcomes").write_text(json.dumps([outcomes, refused]))
+
+
+@kind("full disks", sample=3, usual=60, long=600)
 def full_disks(count: int, folder: Path) -> Tally:
     """Training on a disk that is full at some write: one error, and resumed with room it ends in the same bits."""
-    code, whole, err = in_a_child(TRAIN, -1, folder / "whole")
-    if code:
-        raise RuntimeError(err)
-    outcomes, refused = [], 0
-    for number in range(count):
-        place = folder / str(number)
-        code, out, err = in_a_child(TRAIN, 1 + number % 60, place)
-        if code:
-            refused += 1
-            last = (err.strip().splitlines() or [""])[-1]
-            if not last.startswith("28 "):
-                outcomes.append((str(number), f"ended in {last[:150]}"))
-                continue
-            code, out, err = in_a_child(TRAIN, -1, place)
-        fault = "" if code == 0 else f"no resuming: {err[-150:]}"
-        outcomes.append((str(number), fault or ("" if out == whole else "other weights")))
-    tried, survived, lost, notes = tally(outcomes)
+    child("full_disks_child", folder, count).wait()
+    outcomes, refused = json.loads((folder / "outcomes").read_text())
+    tried, survived, lost, notes = tally([tuple(outcome) for outcome in outcomes])
     return tried, survived, lost, [f"{refused} were stopped by the disk and resumed", *notes]
 
 
@@ -540,9 +732,8 @@ def whole_files(folder: Path) -> dict[str, Any]:
     return found
 
 
-def full_disk_child(folder: str, command: str, kilobytes: str) -> None:
-    """A command on a disk of so many kilobytes; then, with room, once more. Prints what went wrong."""
-    place = Path(folder)
+def run_on_full_disk(place: Path, command: str, kilobytes: int, right: dict[str, Any]) -> str:
+    """A command on a disk of so many kilobytes, then, with room, once more: its exit code, and what went wrong."""
     os.chdir(place)
     (place / "disk").mkdir()
     disk = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", "disk"]
@@ -555,48 +746,49 @@ def full_disk_child(folder: str, command: str, kilobytes: str) -> None:
         fault = "" if why and len(lines) == 1 else f"said {told[-300:]}"
     elif code:
         fault = f"ended with {code}: {told[-300:]}"
-    try:
-        kept = whole_files(place / "disk" / "out")
-        left = [path.name for path in (place / "disk").rglob(".*.*") if path.name != ".lock"]
-        fault = fault or (f"{left} are left" if left else "")
-        subprocess.run(["mount", "-o", "remount,size=100m", "disk"], check=True)
-        again, told = invoke(command, place / "disk" / "out")
-        invoke(command, place / "right")
-        found, right = whole_files(place / "disk" / "out"), whole_files(place / "right")
-        if again or found != right:
-            fault = fault or f"with room: {again} {told[-200:]} {sorted(set(found) ^ set(right))}"
-        if not set(kept) <= set(right):
-            fault = fault or f"{sorted(set(kept) - set(right))} were kept"
-    except Exception as error:
-        fault = fault or f"{type(error).__name__}: {error}"[:300]
-    Path("outcome").write_text(json.dumps([code, fault]))
+    kept = whole_files(place / "disk" / "out")
+    left = [path.name for path in (place / "disk").rglob(".*.*") if path.name != ".lock"]
+    fault = fault or (f"{left} are left" if left else "")
+    subprocess.run(["mount", "-o", "remount,size=100m", "disk"], check=True)
+    again, told = invoke(command, place / "disk" / "out")
+    found = whole_files(place / "disk" / "out")
+    if again or found != right:
+        fault = fault or f"with room: {again} {told[-200:]} {sorted(set(found) ^ set(right))}"
+    if not set(kept) <= set(right):
+        fault = fault or f"{sorted(set(kept) - set(right))} were kept"
+    return json.dumps([code, fault])
 
 
-@kind("full disks under commands", sample=2, usual=10, long=600)
+def full_disks_commands_child(folder: str, count: str) -> None:
+    """Commands on full disks, each in a fork of this process; writes the outcomes and how many were stopped."""
+    preload()
+    dice, outcomes, refused, right = random.Random(0), [], 0, dict[str, Any]()
+    os.chdir(folder)
+    for number in range(int(count)):
+        command = ("reproduce", "measure", "train", "landscape", "graph spectrum")[number % 5]
+        if command not in right:
+            place = Path(folder) / f"right {command}"
+            in_a_fork(lambda: str(invoke(command, place)))  # noqa: B023
+            right[command] = whole_files(place)
+        kilobytes = int(68 * (ROOM[command] / 68) ** dice.random())  # --out is tried with 64 KiB
+        place = Path(folder) / str(number)
+        place.mkdir()
+        told = in_a_fork(lambda: run_on_full_disk(place, command, kilobytes, right[command]))  # noqa: B023
+        ended, fault = json.loads(told) if told.startswith("[") else (None, told)
+        refused += ended == 2
+        outcomes.append((f"{command}, {kilobytes} kB", fault))
+    (Path(folder) / "outcomes").write_text(json.dumps([outcomes, refused]))
+
+
+@kind("full disks under commands", sample=2, usual=20, long=600)
 def full_disks_under_commands(count: int, folder: Path) -> Tally:
     """Commands on a disk that is full at some write: one line and exit code 2, whole files, and with room the rest."""
     apart = ["unshare", "--mount", *(["--map-root-user"] if os.getuid() else [])]
     if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
         return 0, 0, 0, ["this machine lets nobody make a small disk"]
-    dice, outcomes, refused = random.Random(0), [], 0
-    for number in range(count):
-        command = ("reproduce", "measure", "train", "landscape", "graph spectrum")[number % 5]
-        kilobytes = int(68 * (ROOM[command] / 68) ** dice.random())  # --out is tried with 64 KiB
-        place = folder / str(number)
-        place.mkdir()
-        code = [sys.executable, "-c", CALL, str(Path(__file__).parent), "full_disk_child", str(place), command]
-        done = subprocess.run(
-            [*apart, *code, str(kilobytes)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        told = place / "outcome"
-        ended, fault = json.loads(told.read_text()) if told.is_file() else (None, f"{done.stderr[-300:]}")
-        refused += ended == 2
-        outcomes.append((f"{command}, {kilobytes} kB", fault))
-    tried, survived, lost, notes = tally(outcomes)
+    child("full_disks_commands_child", folder, count, apart=apart).wait()
+    outcomes, refused = json.loads((folder / "outcomes").read_text())
+    tried, survived, lost, notes = tally([tuple(outcome) for outcome in outcomes])
     return tried, survived, lost, [f"{refused} were stopped by the disk", *notes]
 
 
@@ -763,7 +955,6 @@ def several_numbers(seed: int, workers: int = 0) -> list[float]:
 def concurrency(count: int, folder: Path) -> Tally:
     """The same bits in forked and spawned workers, in eight threads at once, and from a ``DataLoader`` with workers;
     with eight threads in torch, the same to rounding."""
-    import multiprocessing
     from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 
     import torch
@@ -827,11 +1018,11 @@ def budgeted_model(subject: str, small: bool) -> tuple[Any, Any]:
         model = nn.Sequential(
             nn.Conv2d(3, 32, 3, padding=1),
             nn.ReLU(),
-            nn.Conv2d(32, 32, 3, padding=1),
+            nn.Conv2d(32, 8, 3, padding=1),
             nn.ReLU(),
             nn.AdaptiveAvgPool2d(4),
             nn.Flatten(),
-            nn.Linear(512, classes),
+            nn.Linear(128, classes),
         )
         return model, (torch.randn(samples, 3, 32, 32), torch.randint(classes, (samples,)))
     samples, classes = (8, 12) if small else (800, 2000)
@@ -839,10 +1030,11 @@ def budgeted_model(subject: str, small: bool) -> tuple[Any, Any]:
     return model, (torch.randn(samples, 20), torch.randint(classes, (samples,)))
 
 
-def budgeted_work() -> dict[str, Callable[[Any], Any]]:
-    """Estimators, chains, KFAC and dense matrices, with few products each."""
+def budgeted_work(subject: str) -> dict[str, Callable[[Any], Any]]:
+    """Estimators, chains, KFAC and dense matrices; with many products only where it is vectors that take memory."""
     import lambdahat as lh
 
+    products, depth, pairs = (60, 100, 40) if subject == "vectors" else (8, 4, 3)
     few = {"draws": 8, "burn_in": 8, "step_size": 1e-6, "kernel": "sgld", "localization": 100.0}
 
     def shifted(p: Any) -> Any:
@@ -855,28 +1047,28 @@ def budgeted_work() -> dict[str, Callable[[Any], Any]]:
         "Fisher": lambda p: lh.fisher(p, kind="monte_carlo") @ p.vector,
         "empirical Fisher": lambda p: lh.fisher(p, kind="empirical") @ p.vector,
         "covariance": lambda p: lh.gradient_covariance(p) @ p.vector,
-        "trace": lambda p: lh.trace(lh.hessian(p), tol=0.2, max_matvecs=20),
-        "trace of the GGN": lambda p: lh.trace(lh.ggn(p), tol=0.2, max_matvecs=20),
-        "Hutchinson": lambda p: lh.trace(lh.hessian(p), method="hutchinson", max_matvecs=20),
-        "Hutch++": lambda p: lh.trace(lh.hessian(p), method="hutch++", max_matvecs=30),
-        "XTrace": lambda p: lh.trace(lh.hessian(p), method="xtrace", max_matvecs=30),
-        "traces of layers": lambda p: lh.trace_per_layer(lh.hessian(p), tol=0.5, max_matvecs=20),
-        "diagonal": lambda p: lh.diagonal(lh.hessian(p), probes=10),
-        "diagonal of the GGN": lambda p: lh.diagonal(lh.ggn(p), probes=10),
-        "Frobenius norm": lambda p: lh.frobenius_norm(lh.hessian(p), tol=0.5, max_matvecs=20),
+        "trace": lambda p: lh.trace(lh.hessian(p), tol=0.2, max_matvecs=products),
+        "trace of the GGN": lambda p: lh.trace(lh.ggn(p), tol=0.2, max_matvecs=products),
+        "Hutchinson": lambda p: lh.trace(lh.hessian(p), method="hutchinson", max_matvecs=products),
+        "Hutch++": lambda p: lh.trace(lh.hessian(p), method="hutch++", max_matvecs=products),
+        "XTrace": lambda p: lh.trace(lh.hessian(p), method="xtrace", max_matvecs=products),
+        "traces of layers": lambda p: lh.trace_per_layer(lh.hessian(p), tol=0.5, max_matvecs=products),
+        "diagonal": lambda p: lh.diagonal(lh.hessian(p), probes=depth // 2),
+        "diagonal of the GGN": lambda p: lh.diagonal(lh.ggn(p), probes=depth // 2),
+        "Frobenius norm": lambda p: lh.frobenius_norm(lh.hessian(p), tol=0.5, max_matvecs=products),
         "spectral norm": lambda p: lh.spectral_norm(lh.hessian(p), tol=0.1, max_matvecs=15),
-        "eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 5, tol=0.1, max_matvecs=30),
-        "many eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 40, tol=0.1, max_matvecs=60),
+        "eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), 5, tol=0.1, max_matvecs=max(products, 12)),
+        "many eigenpairs": lambda p: lh.eigenpairs(lh.hessian(p), pairs, tol=0.1, max_matvecs=max(products, 12)),
         "power iteration": lambda p: lh.power_iteration(lh.hessian(p), 3, tol=0.1, max_matvecs=12),
-        "long power iteration": lambda p: lh.power_iteration(lh.hessian(p), 40, tol=0.1, max_matvecs=80),
-        "spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=15),
-        "deep spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=100),
-        "moments": lambda p: lh.moments(lh.hessian(p), 4, basis="chebyshev", probes=20),
-        "logdet": lambda p: lh.logdet(shifted(p), depth=8, probes=2),
-        "logdet by entropy": lambda p: lh.logdet(shifted(p), method="maxent", depth=5, probes=3),
-        "logdet by Chebyshev": lambda p: lh.logdet(shifted(p), method="chebyshev", depth=5, probes=3),
+        "long power iteration": lambda p: lh.power_iteration(lh.hessian(p), pairs, tol=0.1, max_matvecs=2 * pairs),
+        "spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=8),
+        "deep spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=depth),
+        "moments": lambda p: lh.moments(lh.hessian(p), 4, basis="chebyshev", probes=depth // 2),
+        "logdet": lambda p: lh.logdet(shifted(p), depth=4, probes=2),
+        "logdet by entropy": lambda p: lh.logdet(shifted(p), method="maxent", depth=3, probes=2),
+        "logdet by Chebyshev": lambda p: lh.logdet(shifted(p), method="chebyshev", depth=3, probes=2),
         "exact logdet": lambda p: lh.logdet(shifted(p), method="exact"),
-        "function": lambda p: lh.trace_function(lh.ggn(p), lambda x: abs(x) ** 0.5, depth=6, probes=2),
+        "function": lambda p: lh.trace_function(lh.ggn(p), lambda x: abs(x) ** 0.5, depth=3, probes=2),
         "dense": lambda p: lh.hessian(p).dense(),
         "dense GGN": lambda p: lh.ggn(p).dense(),
         "dense part": lambda p: lh.hessian(p).restrict("*bias").dense(),
@@ -888,19 +1080,19 @@ def budgeted_work() -> dict[str, Callable[[Any], Any]]:
         "eigenpairs of KFAC": lambda p: lh.eigenpairs(lh.kfac(p, kind="empirical"), 5, tol=0.1, max_matvecs=30),
         "variance": lambda p: lh.variance(p, probes=2, samples=32),
         "landscape": lambda p: lh.landscape(p, ("filter", "filter"), points=3),
-        "sharpness": lambda p: lh.sharpness(p, steps=2),
+        "sharpness": lambda p: lh.sharpness(p, steps=2, tol=0.1),
         "relative sharpness": lambda p: lh.relative_sharpness(p, tol=0.9),
         "Fisher-Rao norm": lambda p: lh.fisher_rao_norm(p),
         "rank bound": lambda p: lh.rank_bound(p),
         "llc": lambda p: lh.llc(p, chains=4, **few),
         "llc, batched": lambda p: lh.llc(p, chains=4, mode="batched", **few),
         "llc, many chains": lambda p: lh.llc(p, chains=16, **few),
-        "llc with a pilot": lambda p: lh.llc(p, chains=2, max_gradients=300),
-        "llc by HMC": lambda p: lh.llc(p, chains=2, kernel="hmc", localization=100.0, draws=8, burn_in=4),
-        "measurement": lambda p: lh.measure(p, ("trace", "eigenpairs"), top=3),
-        "volume scaling": lambda p: lh.singular.volume_scaling(p, samples=128),
-        "effective dimensions": lambda p: lh.singular.effective_dimensions(p),
-        "evidence": lambda p: lh.singular.laplace_evidence(p),
+        "llc with a pilot": lambda p: lh.llc(p, chains=2, max_gradients=300 if subject == "vectors" else 100),
+        "llc by HMC": lambda p: lh.llc(p, chains=2, kernel="hmc", localization=100.0, draws=8, burn_in=2),
+        "measurement": lambda p: lh.measure(p, ("trace", "spectrum"), depth=depth),
+        "volume scaling": lambda p: lh.singular.volume_scaling(p, samples=128, radius=1e-3),
+        "effective dimensions": lambda p: lh.singular.effective_dimensions(p, depth=depth, probes=2),
+        "evidence": lambda p: lh.singular.laplace_evidence(p, depth=depth, probes=2),
     }
 
 
@@ -914,7 +1106,7 @@ def try_budget(subject: str, name: str) -> str:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(entry)) / 1024
 
-    work, refused = budgeted_work()[name], ""
+    work, refused = budgeted_work(subject)[name], ""
     warnings.simplefilter("ignore")
     with contextlib.suppress(ValueError):
         work(
@@ -938,28 +1130,20 @@ def try_budget(subject: str, name: str) -> str:
 
 def budgets_child(folder: str, count: str) -> None:
     """Work within budgets, each in a fork of this process, which has imported all that they need."""
-    import torch
+    import lambdahat as lh
 
-    cases = [(subject, name) for subject in ("vectors", "activations", "outputs") for name in budgeted_work()]
-    torch.set_num_threads(1)
+    preload()
+    for name in lh.__all__:
+        getattr(lh, name)  # which imports its module
+    cases = [(subject, name) for subject in ("vectors", "activations", "outputs") for name in budgeted_work(subject)]
     with Path(folder, "outcomes").open("a") as outcomes:
         for subject, name in random.Random(4).sample(cases, min(int(count), len(cases))):
+            fault = in_a_fork(lambda: try_budget(subject, name))  # noqa: B023
+            outcomes.write(json.dumps([f"{name} ({subject})", fault]) + "\n")
             outcomes.flush()
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    fault = try_budget(subject, name)
-                except BaseException as error:
-                    fault = f"{type(error).__name__}: {error}"[:200]
-                outcomes.write(json.dumps([f"{name} ({subject})", fault]) + "\n")
-                outcomes.flush()
-                os._exit(0)
-            _, status = os.waitpid(pid, 0)
-            if status:
-                outcomes.write(json.dumps([f"{name} ({subject})", f"ended by {status}"]) + "\n")
 
 
-@kind("memory budgets", sample=6, usual=24, long=153)
+@kind("memory budgets", sample=6, usual=51, long=153)
 def budgets(count: int, folder: Path) -> Tally:
     """Every estimator, chains, KFAC and dense matrices with ``memory="200MiB"``: within 10 %, or refused by name."""
     if not os.path.isfile("/proc/self/clear_refs"):
@@ -1230,16 +1414,6 @@ def other_problems(count: int, folder: Path) -> Tally:
 # Killed processes
 
 
-CALL = "import sys; sys.path.insert(0, sys.argv[1]); import faults; getattr(faults, sys.argv[2])(*sys.argv[3:])"
-
-
-def child(function: str, *arguments: Any) -> subprocess.Popen[bytes]:
-    """A function of this file in a process of its own."""
-    command = [sys.executable, "-c", CALL, str(Path(__file__).parent), function, *map(str, arguments)]
-    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=quiet, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
 def sweep_child(folder: str, cells: str, jobs: str, backend: str, pause: str) -> None:
     """Run the experiment, each cell with a line in a log."""
     from lambdahat.experiments.sweeps import sweep
@@ -1271,13 +1445,13 @@ def _killed_sweep(folder: Path, cells: int, kills: int, jobs: int, writers: int 
     before: list[tuple[set[str], int]] = []
     for number in range(kills):
         known = len(store.finished()) if store.path.is_file() else 0
-        started = [child("sweep_child", folder, cells, jobs, "loky", 0.05) for _ in range(writers)]
-        while not (store.path.is_file() and len(store.finished()) > known) and started[0].poll() is None:
+        started = [forked("sweep_child", folder, cells, jobs, "loky", 0.05) for _ in range(writers)]
+        while not (store.path.is_file() and len(store.finished()) > known) and started[0].is_alive():
             time.sleep(0.01)
         time.sleep(dice.uniform(0, 0.3))
         for process in started:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+            process.kill()
+            process.join()
         time.sleep(1.5 if jobs > 1 else 0)  # until its workers have gone
         done = store.finished()
         before.append((done, len(log.read_text().split())))
@@ -1315,18 +1489,18 @@ def two_writers(count: int, folder: Path) -> Tally:
     return tally([outcome for outcome in outcomes if outcome[0] != "finished cells"])  # both may begin the same cell
 
 
-@kind("killed measurements", sample=2, usual=10, long=200)
+@kind("killed measurements", sample=2, usual=20, long=400)
 def killed_measurements(count: int, folder: Path) -> Tally:
     """``measure`` killed at a random moment and resumed: the numbers of one that was not."""
     whole, dice, outcomes = measured(folder / "whole"), random.Random(0), []
     for number in range(count):
         place = folder / str(number)
-        process = child("measure_child", place, "numbers")
-        while not place.is_dir() and process.poll() is None:
-            time.sleep(0.005)
-        time.sleep(dice.uniform(0, 0.3))
+        process = forked("measure_child", place, "numbers")
+        while not place.is_dir() and process.is_alive():
+            time.sleep(0.002)
+        time.sleep(dice.uniform(0, 0.1))
         process.kill()
-        process.wait()
+        process.join()
         found = plain(measured(place).results)
         outcomes.append((f"kill {number}", "" if found == plain(whole.results) else "other numbers"))
     return tally(outcomes)
@@ -1386,6 +1560,60 @@ def orphans(count: int, folder: Path) -> Tally:
                 os.kill(pid, signal.SIGKILL)
     tried, survived, lost, notes = tally(outcomes)
     return tried, survived, lost, [f"{', '.join(backends)} and chains; at most {slowest:.1f} s", *notes]
+
+
+def rank_child(folder: str, rank: str, size: str) -> None:
+    """Products of one problem over several processes, until one of them fails; writes the error."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    import lambdahat as lh
+
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/ranks", int(size))
+    dist.init_process_group("gloo", store=store, rank=int(rank), world_size=int(size), timeout=timedelta(seconds=15))
+    problem = a_problem()
+    data = next(iter(problem.batches)).data
+    operator = lh.hessian(lh.Problem(problem.source, "cross_entropy", data, ranks=dist.group.WORLD))
+    block = torch.ones(operator.dim, 2)
+    right = operator @ block
+    Path(folder, f"begun-{rank}").touch()
+    try:
+        while torch.equal(operator @ block, right):
+            pass
+        told = "another product"
+    except Exception as error:
+        told = str(error)
+    Path(folder, f"told-{rank}").write_text(told)
+    os._exit(0)
+
+
+@kind("dead ranks", sample=1, usual=10, long=200)
+def dead_ranks(count: int, folder: Path) -> Tally:
+    """One of three processes of a problem killed or stopped at a random moment: the others end in an error with its
+    number."""
+    dice, outcomes = random.Random(0), []
+    for number in range(count):
+        place, dead, how = folder / str(number), dice.randrange(3), ("killed", "stopped")[number % 2]
+        place.mkdir()
+        ranks = [forked("rank_child", place, rank, 3) for rank in range(3)]
+        while len(list(place.glob("begun-*"))) < 3 and all(process.is_alive() for process in ranks):
+            time.sleep(0.02)
+        time.sleep(dice.uniform(0, 1))
+        os.kill(ranks[dead].pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        faults = []
+        for rank in {0, 1, 2} - {dead}:
+            ranks[rank].join(90)
+            file = place / f"told-{rank}"
+            told = file.read_text() if file.is_file() else "nothing after 90 s"
+            faults += [] if f"rank {dead} does not answer" in told else [f"rank {rank} said {told[:150]}"]
+        for process in ranks:
+            process.kill()
+            process.join()
+        outcomes.append((f"rank {dead} {how}, case {number}", "; ".join(faults)))
+    return tally(outcomes)
 
 
 def main() -> None:

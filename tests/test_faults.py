@@ -29,6 +29,7 @@ SLOW = (
     "leaks",
     "workers and threads",
     "memory budgets",
+    "dead ranks",
 )  # many processes, or many results
 
 
@@ -63,7 +64,7 @@ def test_good_pickles_are_read_as_python_reads_them(tmp_path, number):
 
 
 def test_a_process_that_dies_is_counted_as_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr(faults, "CHILD", "import os, sys; open(sys.argv[4] + '/now', 'w').write('4'); os.abort()")
+    monkeypatch.setattr(faults, "CHILD", "import os, sys; open(sys.argv[5] + '/now', 'w').write('4 four'); os.abort()")
     tried, survived, lost, notes = faults.pickles(5, tmp_path)
     assert (tried, survived, lost) == (5, 4, 1)
     assert "ended with -6" in notes[1]

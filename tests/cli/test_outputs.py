@@ -33,6 +33,8 @@ PLACES = {
     "a file": "taken",
     "below a file": "taken/inside",
     "too long": "x" * 300,
+    "no text": "\udcff",
+    "a null byte": "a\0b",
     "no folder of ours": "/proc/lambdahat/out",
     "empty": "",
 }
@@ -66,7 +68,7 @@ PAIRS = [(command, place) for command in COMMANDS for place in PLACES if (comman
 def test_a_place_that_cannot_be_written_is_refused_first(here, command, place):
     option = "--folder" if command == "data fetch" else "--out"
     found = run(*COMMANDS[command], option, PLACES[place])
-    require_one_line(found, "the folder of the data" if command == "data fetch" else "--out")
+    require_one_line(found, option)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
@@ -78,7 +80,7 @@ def test_a_full_or_read_only_disk_is_refused_first(here, monkeypatch, command, n
     monkeypatch.setattr(os, "fsync", fail)
     option = "--folder" if command == "data fetch" else "--out"
     found = run(*COMMANDS[command], option, "new/folder")
-    require_one_line(found, "the folder of the data" if command == "data fetch" else "--out")
+    require_one_line(found, option)
     assert os.strerror(number) in found.stderr
 
 

@@ -238,6 +238,7 @@ def test_options_as_text():
         ),
         (["--schedule", "cosine:ratio=abc"], "--schedule with ratio='abc': ratio must be a number, got 'abc'"),
         (["--regularizer", "l2:rate=abc"], "--regularizer with rate='abc': rate must be a number"),
+        (["--averaging", "nan"], "--averaging must be one of 'average', 'ema', got 'nan'"),
         (["--averaging", "average:start=abc"], "--averaging with start='abc': start must be an integer of at least 1"),
         (["--model-option", "widths=(1000000000000,)"], "--model with widths=(1000000000000,): "),
         (["--model-option", f"widths={'(' * 9999}"], "--model with widths=str '((((("),

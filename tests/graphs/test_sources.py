@@ -256,6 +256,25 @@ def test_a_matrix_market_file_says_itself_what_is_symmetric(tmp_path):
     assert np.array_equal(dense(tmp_path / "g.mtx", directed="refuse"), 2.5 * PLAIN)
 
 
+@pytest.mark.parametrize("symmetry", ["general", "symmetric"])
+@pytest.mark.parametrize("field", ["real", "integer", "pattern"])
+@pytest.mark.parametrize("layout", ["coordinate", "array"])
+def test_matrix_market_is_read_as_scipy_reads_it(tmp_path, layout, field, symmetry):
+    if (layout, field) == ("array", "pattern"):
+        return  # there is no such kind
+    matrix = np.random.default_rng(0).integers(0, 4, (7, 7))
+    matrix = matrix + matrix.T if symmetry == "symmetric" else matrix
+    written = matrix.astype(float if field == "real" else int)
+    path = tmp_path / "g.mtx"
+    scipy.io.mmwrite(
+        path, written if layout == "array" else scipy.sparse.coo_array(written), field=field, symmetry=symmetry
+    )
+    expected = scipy.io.mmread(path)
+    expected = scipy.sparse.coo_array(expected).toarray()
+    found = graph(path, directed="mean", loops="keep").adjacency.toarray()
+    assert np.array_equal(found, (expected + expected.T) / 2)
+
+
 def test_weights_of_gml_and_networkx(tmp_path):
     mixed = "edge [ source 0 target 1 ] edge [ source 1 target 2 weight 9 ]"
     nodes = "node [ id 0 ] node [ id 1 ] node [ id 2 ]"

@@ -368,6 +368,7 @@ MISUSES = {
                             "max_gradients must be at least 1600 for 4 chains of HMC, got 400.*name another kernel"),
     "no room for draws": (lambda: make_tracker("llc", max_gradients=400, settings={"kernel": "sgld", "draws": 300}),
                           ValueError, "max_gradients must be at least .* for 4 chains, got 400"),
+    "settings that are no dict": (lambda: make_tracker("llc", settings=3), TypeError, "settings must be a dict"),
     "no setting of llc": (lambda: make_tracker("llc", settings={"drawz": 300}), TypeError, "options must be those"),
     "a setting out of range": (lambda: make_tracker("llc", settings={"draws": 1}), ValueError, "draws must be"),
     "no temperature": (lambda: make_tracker("llc", settings={"nbeta": "hot"}), ValueError, "nbeta must be"),

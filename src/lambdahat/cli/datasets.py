@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lambdahat._check import require_choice
-from lambdahat.cli.exits import NOT_CONVERGED, OK, InputError, one_line, require_writable, say
+from lambdahat.cli.exits import NAMELESS, NOT_CONVERGED, OK, InputError, one_line, require_writable, say
 from lambdahat.cli.measurements import bars
 from lambdahat.cli.tables import print_json, print_table
 from lambdahat.data.catalogue import CATALOGUE
@@ -39,7 +39,10 @@ def run_fetch(names: Sequence[str], folder: Path | None, mirror: str | None, qui
     """Bring data sets; where nothing works, one line that says what was tried."""
     for name in names:
         require_choice(name, "data set", CATALOGUE)
-    require_writable(roots()[0] if folder is None else folder.expanduser(), "the folder of the data")
+    if folder is None:
+        require_writable(roots()[0], "the folder of the data")
+    else:
+        require_writable(folder if folder == NAMELESS else folder.expanduser(), "--folder")
     for name in names:
         with bars(quiet):
             try:

@@ -58,6 +58,8 @@ def require_writable(out: Path | None, option: str = "--out", file: bool = False
     try:
         if out == NAMELESS:
             raise OSError(errno.EINVAL, "the name is empty")
+        if not _is_text(str(out)):
+            raise OSError(errno.EILSEQ, "the name is not text")
         if file and out.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         folder = out.parent if file else out
@@ -76,6 +78,11 @@ def require_writable(out: Path | None, option: str = "--out", file: bool = False
         for path in made:  # the innermost first
             with suppress(OSError):
                 path.rmdir()
+
+
+def _is_text(name: str) -> bool:
+    """Whether results, which say what command made them, can hold a name: bytes that are no UTF-8 cannot be written."""
+    return "\0" not in name and name == name.encode(errors="replace").decode()
 
 
 @contextmanager

@@ -154,8 +154,9 @@ def _naming(option: str, function: Any, *arguments: Any, given: Mapping[str, Any
         return function(*arguments, **named)
     except (ValueError, TypeError, RuntimeError, MemoryError, OverflowError) as error:
         text = one_line(error)
-        if text.startswith("name must"):
-            raise InputError(option + text.removeprefix("name")) from error
+        word, _, rest = text.partition(" must ")
+        if word in ("name", "kind") and rest:  # what an optimizer, a schedule, an average is asked for by
+            raise InputError(f"{option} must {rest}") from error
         if not given or isinstance(error, InputError):
             raise
         plain = [f"{key}={describe(value)}" for key, value in given.items()]

@@ -18,8 +18,8 @@ import torch
 from lambdahat._check import describe, require, require_choice
 from lambdahat.graphs.edges import Chunk, Rules, adjacency_of
 from lambdahat.graphs.structure import Graph
-from lambdahat.graphs.text_files import PACKED, edge_list, gml, open_bytes, open_text
-from lambdahat.storage import require_modest
+from lambdahat.graphs.text_files import PACKED, edge_list, gml, market_entries, market_header, open_bytes, open_text
+from lambdahat.storage import require_modest, unpacked_size
 
 FORMATS = ("edges", "gml", "mtx", "npz", "npy", "graphml", "gexf", "pajek", "json")
 SUFFIXES = {".gml": "gml", ".mtx": "mtx", ".npz": "npz", ".npy": "npy", ".graphml": "graphml", ".gexf": "gexf",
@@ -37,6 +37,8 @@ UNREAD = {
 SIGNATURES = ((b"\x93NUMPY", "npy"), (b"PK\x03\x04", "npz"), (b"%%MatrixMarket", "mtx"), (b"<", "xml"),
               (b"{", "json"), (b"[", "json"), (b"*", "pajek"))  # fmt: skip
 HEAD_BYTES = 4096
+NODE_BYTES = 32  # what reading a sparse matrix takes at least for a node, be it isolated
+ENTRY_BYTES = 2  # what a text file takes at least for an entry: a digit and a space
 KNOWN = "be a file, a networkx graph, an adjacency matrix, or edges as tuples or an array (m, 2)"
 
 
@@ -109,8 +111,21 @@ def _again(source: Graph, rules: Rules, name: str) -> Graph:
 def _file(path: Path, format: str | None, rules: Rules, name: str | None) -> Graph:
     require(path.is_file(), "source", "name a file", f"{path} (no such file)", "", FileNotFoundError)
     plain = path.with_suffix("") if path.suffix in PACKED else path
-    kind = _kind(path, plain.suffix.lower()) if format is None else require_choice(format, "format", FORMATS)
-    name = name or plain.stem
+    if format is not None:
+        require_choice(format, "format", FORMATS)
+    try:
+        return _read(path, format or _kind(path, plain.suffix.lower()), rules, name or plain.stem)
+    except MemoryError:
+        raise
+    except Exception as error:  # libraries that read damaged and hostile files fail in a dozen ways
+        system = isinstance(error, OSError) and error.errno is not None
+        if system or (isinstance(error, ValueError) and path.name in str(error)):
+            raise
+        raise ValueError(f"{path.name} cannot be read: {' '.join(str(error).split())[:400]}") from error
+
+
+def _read(path: Path, kind: str, rules: Rules, name: str) -> Graph:
+    """A file of a known format."""
     if kind in ("graphml", "gexf", "pajek"):
         return _by_networkx(path, kind, rules, name)
     if kind == "json":
@@ -162,7 +177,7 @@ def _by_networkx(path: Path, kind: str, rules: Rules, name: str) -> Graph:
         made = nx.relabel_nodes(made, labels)
     if kind == "pajek":
         with open_text(path) as text:
-            declared = re.search(r"(?im)^\s*\*vertices\s+(\d+)", text.read())
+            declared = re.search(r"(?im)^[^\S\n]*\*vertices\s+(\d+)", text.read())
         count = int(declared.group(1)) if declared else len(made)
         require(
             count == len(made),
@@ -233,25 +248,34 @@ def _sparse(path: Path) -> Any:
         try:
             if path.suffix not in PACKED:  # of others the stream itself is bounded
                 require_modest(path)
-            return scipy.sparse.load_npz(stream)
+            matrix = scipy.sparse.load_npz(stream)
+            if hasattr(matrix, "check_format"):  # of CSR, CSC and BSR the conversion trusts where rows begin
+                matrix.check_format(full_check=True)
         except (ValueError, KeyError, OSError, MemoryError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path.name} must be a file of scipy.sparse.save_npz, got another: {error}") from error
+    _require_nodes(max(matrix.shape), path)
+    return matrix
 
 
 def _market(path: Path, rules: Rules, name: str) -> Graph:
     """A Matrix Market file; its own header says whether it is symmetric."""
-    import scipy.io
+    header = market_header(path)
+    size = unpacked_size(path.stat().st_size) if path.suffix in PACKED else path.stat().st_size
+    require(ENTRY_BYTES * header.entries <= size, path.name, "hold as many entries as its header says",
+            f"{header.entries:,} in {size:,} bytes")  # fmt: skip
+    require(header.rows == header.columns, "an adjacency matrix", "be square", f"shape {header.rows, header.columns}",
+            "for edges pass tuples, or an array (m, 2)")  # fmt: skip
+    if not header.dense:
+        _require_nodes(header.rows, path)
+    matrix, _ = adjacency_of(market_entries(path, header), rules, header.rows)
+    return Graph(matrix, None, name)
 
-    with open_text(path) as stream:
-        banner = stream.readline().lower()
-    require(banner.startswith("%%matrixmarket"), "the file", "begin with %%MatrixMarket", repr(banner[:40]))
-    require("complex" not in banner, "the matrix", "be real", "a complex one")
-    try:
-        with open_bytes(path) as stream:
-            matrix = scipy.io.mmread(stream, spmatrix=False)
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"{path.name} must be a Matrix Market file, got one that cannot be read: {error}") from error
-    return _matrix(matrix, rules, name)
+
+def _require_nodes(count: int, path: Path) -> None:
+    """Refuse a sparse matrix that says it has so many rows that isolated nodes alone would fill the memory."""
+    most = unpacked_size(path.stat().st_size) // NODE_BYTES
+    require(count <= most, path.name, f"have at most {most:,} nodes, for its size", f"{count:,}",
+            "take out the isolated nodes")  # fmt: skip
 
 
 def _matrix(matrix: Any, rules: Rules, name: str) -> Graph:

@@ -12,27 +12,31 @@ import lzma
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lambdahat._check import require
+from lambdahat._check import describe, require
 from lambdahat._progress import report
 from lambdahat.graphs.edges import Chunk
 from lambdahat.graphs.name_table import NameTable
 from lambdahat.storage import bounded
 
 CHUNK_ROWS = 1 << 12
+MOST_DIGITS = 30  # of the number of a node; 64 bits hold 19
 COMMENTS = ("#", "%", "//")
 PACKED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 DATA = re.compile(r"\{.*\}$")
 QUOTED = re.compile(r'"([^"]*)"|(\S+)')
 WORDS = "from|to|source|target|src|dst|tgt|node|vertex|start|end|head|tail|user|person|id|name|label"
 HEADER = re.compile(rf"({WORDS})([ _-]?(node|vertex|id|name|label))*[ _-]?(\d*|[ab])", re.IGNORECASE)
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+MARKET_FIELDS = ("real", "double", "integer", "unsigned-integer", "pattern")
+MARKET_SIGNS = {"general": 0, "symmetric": 1, "skew-symmetric": -1}
+LONG_LINE = 1 << 12
 GML_TOKEN = re.compile(r'"[^"]*"|\[|\]|[^\s\[\]"]+')
 
 
@@ -84,10 +88,10 @@ def _layout(path: Path, weighted: bool) -> _Layout:
     header = _is_header(cells[0], cells[-1])
     first = cells[1] if header else cells[0]
     wide = len(first)
-    require(wide >= 2, "a row of the file", "hold two nodes and perhaps a weight", repr(head[-1]),
+    require(wide >= 2, "a row of the file", "hold two nodes and perhaps a weight", describe(head[-1]),
             "a missing column, or another separator than spaces, tabs, commas, semicolons?")  # fmt: skip
     known = wide == 2 or (wide == 3 and (data or _number(first[2]))) or not weighted
-    require(known, "a row of the file", "hold two nodes and perhaps a weight", repr(head[-1]),
+    require(known, "a row of the file", "hold two nodes and perhaps a weight", describe(head[-1]),
             "write weights with a decimal point, or pass weighted=False to take the first two columns")  # fmt: skip
     return _Layout(separator, header, _numbers(first[:2]), weighted and wide == 3, wide, data)
 
@@ -144,9 +148,9 @@ def _numbers(cells: list[str]) -> bool:
 def _whole(text: str) -> int:
     """The number of a node in any notation, without rounding digits away."""
     text = text.strip().strip('"')
-    value = Fraction(text) if NUMBER.fullmatch(text) else None
-    if value is None or value.denominator != 1:
-        raise ValueError(f"the node {text!r}, which is no whole number as those before it are")
+    value = Decimal(text) if NUMBER.fullmatch(text) else Decimal("NaN")  # a Fraction writes 1e99999999 out in full
+    if not value.is_finite() or value.adjusted() > MOST_DIGITS or value != value.to_integral_value():
+        raise ValueError(f"the node {describe(text)}, which is no whole number as those before it are")
     return int(value)
 
 
@@ -200,7 +204,7 @@ def _names_of(rows: Iterator[str], kind: Any, layout: _Layout, table: NameTable)
             cells = _data_cells(row, layout.separator) if layout.data else _cells(row, layout.separator)
             fits = len(cells) == needed if layout.wide == needed else len(cells) >= needed
             if not fits or not cells[0] or not cells[1]:
-                raise ValueError(repr(row))
+                raise ValueError(describe(row))
             ends = local.setdefault(cells[0], len(local)), local.setdefault(cells[1], len(local))
             yield (*ends, _weight(cells[2]) if layout.data else float(cells[2])) if layout.heavy else ends
 
@@ -214,7 +218,7 @@ def _data_edge(row: str, layout: _Layout) -> tuple[float, ...]:
     """Two numbered nodes and the weight in their dict."""
     cells = _data_cells(row, layout.separator)
     if len(cells) != 3:
-        raise ValueError(repr(row))
+        raise ValueError(describe(row))
     ends = _whole(cells[0]), _whole(cells[1])
     return (*ends, _weight(cells[2])) if layout.heavy else ends
 
@@ -223,8 +227,96 @@ def _weight(data: str) -> float:
     """The weight in a dict as Python writes it."""
     try:
         return float(ast.literal_eval(data).get("weight", 1.0))
-    except (SyntaxError, TypeError, AttributeError) as error:
-        raise ValueError(f"{data} ({error})") from None
+    except (
+        SyntaxError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        MemoryError,
+    ) as error:  # the last two: nested deeply
+        raise ValueError(f"{describe(data)} ({error})") from None
+
+
+@dataclass(frozen=True)
+class MarketHeader:
+    """What a Matrix Market file says of itself; ``entries`` are those in the file."""
+
+    rows: int
+    columns: int
+    entries: int
+    dense: bool
+    pattern: bool
+    sign: int  # of the entries on the other side of the diagonal, 0 where they are in the file
+
+
+def market_header(path: Path) -> MarketHeader:
+    """The first lines of a Matrix Market file.
+
+    SciPy's reader is not used: it allocates what the header says, and damaged files can end the process.
+    """
+    with open_text(path) as stream:
+        banner, rows = stream.readline(LONG_LINE).lower().split(), _rows(stream)
+        sizes = next(rows, "").split()
+    begins = banner[:2] == ["%%matrixmarket", "matrix"] and len(banner) == 5
+    require(begins, path.name, "begin with %%MatrixMarket matrix and three words", describe(" ".join(banner)))
+    layout, field, symmetry = banner[2:]
+    known = layout in ("coordinate", "array") and field in MARKET_FIELDS and symmetry in MARKET_SIGNS
+    require("complex" not in banner and "hermitian" not in banner, "the matrix", "be real", "a complex one")
+    dense = layout == "array"
+    require(known and not (dense and field == "pattern"), path.name, "be a Matrix Market file of a known kind",
+            describe(" ".join(banner)))  # fmt: skip
+    whole = len(sizes) == 3 - dense and all(re.fullmatch("[0-9]{1,18}", size) for size in sizes)
+    require(
+        whole, path.name, f"say its {'two' if dense else 'three'} sizes in whole numbers", describe(" ".join(sizes))
+    )
+    (height, width, *given), sign = [int(size) for size in sizes], MARKET_SIGNS[symmetry]
+    if dense:
+        given = [height * width if sign == 0 else height * (height + sign) // 2]
+    return MarketHeader(height, width, given[0], dense, field == "pattern", sign)
+
+
+def market_entries(path: Path, header: MarketHeader) -> Iterator[Chunk]:
+    """Chunks (row, column, weight or None) of the entries, on both sides of the diagonal, that are in the file."""
+    if header.dense:
+        values = [chunk["w"] for chunk in _market_rows(path, header, [("w", np.float64)])]
+        lower = np.triu_indices(header.rows, (1 - header.sign) // 2)  # row by row above is column by column below
+        places = np.indices((header.columns, header.rows)).reshape(2, -1) if header.sign == 0 else lower
+        w = np.concatenate([np.empty(0), *values])
+        yield from _both_sides(places[1][w != 0], places[0][w != 0], w[w != 0], header.sign)
+        return
+    kind: list[tuple[str, Any]] = [("u", np.int64), ("v", np.int64), ("w", np.float64)]
+    for chunk in _market_rows(path, header, kind[: 3 - header.pattern]):
+        u, v = chunk["u"] - 1, chunk["v"] - 1
+        inside = min(u.min(), v.min()) >= 0 and u.max() < header.rows and v.max() < header.columns
+        require(bool(inside), path.name, f"have rows and columns 1 to {header.rows:,}", "another")
+        yield from _both_sides(u, v, None if header.pattern else chunk["w"].copy(), header.sign)
+
+
+def _market_rows(path: Path, header: MarketHeader, kind: list[tuple[str, Any]]) -> Iterator[Any]:
+    """The rows below the header as structured arrays: as many as it says."""
+    done = 0
+    with open_text(path) as stream:
+        stream.readline()
+        rows = _rows(stream)
+        next(rows)
+        for part in _batches(rows):
+            try:
+                chunk = np.loadtxt(part, dtype=kind, comments=None, ndmin=1)
+            except ValueError as error:
+                raise ValueError(f"{path.name} must hold {len(kind)} numbers in every row, got another row after "
+                                 f"{done:,} rows: {error}") from None  # fmt: skip
+            done += len(chunk)
+            report("entries read", done)
+            yield chunk
+    require(done == header.entries, path.name, f"hold {header.entries:,} entries, as its header says", f"{done:,}")
+
+
+def _both_sides(u: Any, v: Any, w: Any, sign: int) -> Iterator[Chunk]:
+    """Entries, and where the matrix is symmetric (``sign`` 1) or skew-symmetric (−1) their mirror images."""
+    yield u, v, w
+    other = u != v
+    if sign and other.any():
+        yield v[other], u[other], None if w is None else sign * w[other]
 
 
 def gml(path: Path) -> tuple[list[str], Chunk, bool]:
@@ -233,7 +325,7 @@ def gml(path: Path) -> tuple[list[str], Chunk, bool]:
     An edge's "weight", or else "value", is its weight.
     """
     with open_text(path) as stream:
-        items = _gml_items(iter(GML_TOKEN.findall(re.sub(r"(?m)^\s*#.*$", "", stream.read()))))
+        items = _gml_items(iter(GML_TOKEN.findall(re.sub(r"(?m)^[^\S\n]*#.*$", "", stream.read()))))
     graphs = [value for key, value in items if key == "graph" and isinstance(value, list)]
     require(len(graphs) == 1, "the file", "hold one GML graph", f"{path.name} with {len(graphs)}")
     nodes, edges = _records(graphs[0], "node", ("id",)), _records(graphs[0], "edge", ("source", "target"))

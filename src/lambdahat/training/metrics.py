@@ -55,7 +55,10 @@ class Metrics:
         """Wait until the disk has all rows, as a checkpoint that counts on them must; ``length``."""
         if self.length:
             with open(self._jsonl, "rb") as stream:
-                os.fsync(stream.fileno())
+                try:
+                    os.fsync(stream.fileno())
+                except OSError as error:
+                    raise OSError(error.errno, error.strerror, str(self._jsonl)) from error
         return self.length
 
     @property

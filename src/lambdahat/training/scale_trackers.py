@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lambdahat._check import require, require_count
+from lambdahat._check import describe, require, require_count
 from lambdahat.estimators.variances import variance
 from lambdahat.problem import Problem
 from lambdahat.results import Estimate, LearningCoefficient
@@ -36,6 +36,8 @@ class LearningCoefficientTracker(SampledTracker):
         super().__init__(**common)
         self.chains = require_count(chains, "chains")
         self.max_gradients = require_count(max_gradients, "max_gradients", least=100)
+        mapped = settings is None or isinstance(settings, Mapping)
+        require(mapped, "settings", "be a dict of settings of llc", describe(settings), "", TypeError)
         self.settings = dict(settings or {})
         own = sorted({"chains", "max_gradients", "seed"} & set(self.settings))
         require(not own, "settings", "hold none of the tracker's own", ", ".join(own), "give them to the tracker")
