@@ -125,15 +125,30 @@ def main() -> None:
                     low, high = rate.interval()
                     try:
                         edge = largest_stable_rate(
-                            problem, lambda p, lr, m=momentum: torch.optim.SGD(p, lr, momentum=m), size, steps=STEPS,
-                            start=float(rate), runs=RUNS, tol=TOL, factor=None,
-                        )  # fmt: skip
+                            problem,
+                            lambda p, lr, m=momentum: torch.optim.SGD(p, lr, momentum=m),
+                            size,
+                            steps=STEPS,
+                            start=float(rate),
+                            runs=RUNS,
+                            tol=TOL,
+                            factor=None,
+                        )
                         value, error = float(edge), float(edge.stderr)
                     except NoLimitError:
                         value, error = math.nan, math.nan
-                    row = {"network": name, "point": "end" if trained else "start", "batch": size, "momentum": momentum,
-                           "rate": float(rate), "low": low, "high": high, "edge": value, "edge error": error,
-                           "loss": problem.loss()}  # fmt: skip
+                    row = {
+                        "network": name,
+                        "point": "end" if trained else "start",
+                        "batch": size,
+                        "momentum": momentum,
+                        "rate": float(rate),
+                        "low": low,
+                        "high": high,
+                        "edge": value,
+                        "edge error": error,
+                        "loss": problem.loss(),
+                    }
                     rows.append(row)
                     print(json.dumps(row), flush=True)
     known = [row for row in rows if math.isfinite(row["edge"])]

@@ -102,8 +102,10 @@ def main() -> None:
         right, held, ok = (int(sum(column)) for column in zip(*results, strict=True))
         sure = sum(right for right, _, fine in results if fine)
         record[name] = {"graphs": len(results), "right": right, "held": held, "converged": ok, "converged right": sure}
-        print(f"{name}: right {right} of {len(results)}, held by the 95 % interval {held}; "
-              f"CONVERGED {ok}, of which right {sure}")  # fmt: skip
+        print(
+            f"{name}: right {right} of {len(results)}, held by the 95 % interval {held}; "
+            f"CONVERGED {ok}, of which right {sure}"
+        )
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

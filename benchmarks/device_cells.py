@@ -64,8 +64,9 @@ def _seed(cell: Cell) -> int:
     return int(min(cell["seeds"]) if "seeds" in cell else cell.get("seed", 0))
 
 
-def run(out: Path, specs: list[str], seconds: float, gpu: int, cpu: int, changes: dict[str, Any], mps: bool,
-        every: float) -> None:  # fmt: skip
+def run(
+    out: Path, specs: list[str], seconds: float, gpu: int, cpu: int, changes: dict[str, Any], mps: bool, every: float
+) -> None:
     """Run until all cells are done or the time is over."""
     end = time.monotonic() + seconds
     given = [work for spec in specs for work in works(spec, changes)]

@@ -76,16 +76,35 @@ def in_a_child(code: str, *arguments: Any, memory: int | None = None, seconds: f
             resource.setrlimit(resource.RLIMIT_AS, (memory * MIB, memory * MIB))
 
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=seconds,
-        preexec_fn=bound, check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        preexec_fn=bound,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
     return done.returncode, done.stdout, done.stderr
 
 
 CALL = "import sys; sys.path.insert(0, sys.argv[1]); import faults; getattr(faults, sys.argv[2])(*sys.argv[3:])"
-PRELOADED = ["torch", "lambdahat.cli.app", "lambdahat.experiments.sweeps", "lambdahat.experiments.findings",
-             "lambdahat.measuring", "lambdahat.training", "lambdahat.graphs", "lambdahat.data", "typer.testing",
-             "torch._dynamo", "torch.func", "matplotlib", "networkx", "scipy.stats", "arviz_stats"]  # fmt: skip
+PRELOADED = [
+    "torch",
+    "lambdahat.cli.app",
+    "lambdahat.experiments.sweeps",
+    "lambdahat.experiments.findings",
+    "lambdahat.measuring",
+    "lambdahat.training",
+    "lambdahat.graphs",
+    "lambdahat.data",
+    "typer.testing",
+    "torch._dynamo",
+    "torch.func",
+    "matplotlib",
+    "networkx",
+    "scipy.stats",
+    "arviz_stats",
+]
 
 
 def child(function: str, *arguments: Any, apart: list[str] | None = None) -> subprocess.Popen[bytes]:
@@ -202,16 +221,14 @@ def crafted_pickles() -> dict[str, bytes]:
         "lists nested deeply": batch(b"K\x01", b"]" * 50_000 + b"a" * 49_999),
         "a list that holds itself": batch(built(rows, plain, raw), b"]q\x00h\x00a"),
         "labels that double": batch(built(rows, plain, raw), nested),
-        "labels of long texts": batch(
-            built(rows, plain, raw), b"](" + long_text + b"h\x01" * 20_000 + b"e"
-        ),
+        "labels of long texts": batch(built(rows, plain, raw), b"](" + long_text + b"h\x01" * 20_000 + b"e"),
         "bytes encoded again and again": b"\x80\x02" + long_text + b"0}(" + thousands + b"u.",
         "a hundred thousand lists": b"\x80\x02" + b"]" * 100_000 + b".",
         "items of a number": b"\x80\x02K\x01K\x02a.",
         "marks without end": b"(" * 50_000 + b".",
         "odd escapes": b"S'\\q\\xzz'\n.",
         "a decimal number of many digits": b"L" + b"9" * 100_000 + b"L\n.",
-    }  # fmt: skip
+    }
 
 
 def good_pickles() -> list[bytes]:
@@ -261,8 +278,13 @@ def crafted_graphs() -> dict[str, tuple[str, bytes]]:
         return "graph.npz", stream.getvalue()
 
     def compressed(kind: str, indices: list[int], starts: list[int]) -> tuple[str, bytes]:
-        return npz(kind, shape=np.array([5, 5]), data=np.ones(4), indices=np.array(indices, np.int32),
-                   indptr=np.array(starts, np.int32))  # fmt: skip
+        return npz(
+            kind,
+            shape=np.array([5, 5]),
+            data=np.ones(4),
+            indices=np.array(indices, np.int32),
+            indptr=np.array(starts, np.int32),
+        )
 
     def npy(kind: str, shape: str) -> tuple[str, bytes]:
         head = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".encode()
@@ -278,14 +300,21 @@ def crafted_graphs() -> dict[str, tuple[str, bytes]]:
         "columns below 0": compressed("csr", [0, 1, -(10**8), 3], starts),
         "rows that begin anywhere": compressed("csr", [0, 1, 2, 3], [0, 10**8, 2, -(10**7), 4, 4]),
         "rows of columns that begin anywhere": compressed("csc", [0, 1, 2, 3], [0, 10**8, 2, -(10**7), 4, 4]),
-        "blocks beyond the matrix": npz("bsr", shape=np.array([4, 4]), data=np.ones((2, 2, 2)),
-                                        indices=np.array([0, 10**8]), indptr=np.array([0, 1, 2])),
-        "coordinates beyond the matrix": npz("coo", shape=np.array([5, 5]), data=np.ones(2), row=np.array([0, 10**8]),
-                                             col=np.array([1, 2])),
+        "blocks beyond the matrix": npz(
+            "bsr",
+            shape=np.array([4, 4]),
+            data=np.ones((2, 2, 2)),
+            indices=np.array([0, 10**8]),
+            indptr=np.array([0, 1, 2]),
+        ),
+        "coordinates beyond the matrix": npz(
+            "coo", shape=np.array([5, 5]), data=np.ones(2), row=np.array([0, 10**8]), col=np.array([1, 2])
+        ),
         "a hundred billion nodes": npz("coo", shape=huge, data=np.ones(1), row=np.array([0]), col=np.array([1])),
         "a diagonal of them": npz("dia", shape=huge, data=np.ones((1, 5)), offsets=np.array([1])),
-        "a matrix of text": npz("csr", shape=np.array([1, 1]), data=np.array(["a"]), indices=np.array([0]),
-                                indptr=np.array([0, 1])),
+        "a matrix of text": npz(
+            "csr", shape=np.array([1, 1]), data=np.array(["a"]), indices=np.array([0]), indptr=np.array([0, 1])
+        ),
         "an array of petabytes": npy("<f8", "(100000000, 100000000)"),
         "an array of objects": npy("|O", "(2, 2)"),
         "an array of dates": npy("<M8[s]", "(2, 2)"),
@@ -304,7 +333,7 @@ def crafted_graphs() -> dict[str, tuple[str, bytes]]:
         "a billion laughs": ("graph.graphml", laughs.encode()),
         "another file": ("graph.graphml", outside.encode()),
         "elements nested deeply": ("graph.gexf", b"<gexf>" + b"<graph>" * 100_000),
-    }  # fmt: skip
+    }
 
 
 def good_graphs() -> list[tuple[str, bytes]]:
@@ -506,8 +535,14 @@ def bomb_result(folder: Path) -> None:
     read_arrays(folder / "bomb.npz")
 
 
-BOMBS = {"idx": bomb_idx, "published size": bomb_published, "batch": bomb_batch, "edges": bomb_edges,
-         "matrix": bomb_matrix, "arrays of a result": bomb_result}  # fmt: skip
+BOMBS = {
+    "idx": bomb_idx,
+    "published size": bomb_published,
+    "batch": bomb_batch,
+    "edges": bomb_edges,
+    "matrix": bomb_matrix,
+    "arrays of a result": bomb_result,
+}
 
 
 def bombs_child(folder: str, count: str) -> None:
@@ -596,10 +631,19 @@ def unwritable(count: int, folder: Path) -> Tally:
 
     from lambdahat.cli.app import app
 
-    commands = [["measure", "a:b"], ["landscape", "a:b"], ["advise", "a:b"], ["train", "--model", "a", "--data", "b"],
-                ["verify", "--case", "a"], ["reproduce", "a"], ["bench", "--device", "a"], ["demo"], ["report", "a"],
-                ["data", "fetch", "mnist"],
-                *(["graph", what, "a.txt"] for what in ("spectrum", "clusters", "compare", "fit"))]  # fmt: skip
+    commands = [
+        ["measure", "a:b"],
+        ["landscape", "a:b"],
+        ["advise", "a:b"],
+        ["train", "--model", "a", "--data", "b"],
+        ["verify", "--case", "a"],
+        ["reproduce", "a"],
+        ["bench", "--device", "a"],
+        ["demo"],
+        ["report", "a"],
+        ["data", "fetch", "mnist"],
+        *(["graph", what, "a.txt"] for what in ("spectrum", "clusters", "compare", "fit")),
+    ]
     before, outcomes = os.getcwd(), []
     os.chdir(folder)
     try:
@@ -811,11 +855,28 @@ def hostile_pages(count: int, folder: Path) -> Tally:
         def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
             self.seen += [tag] if tag in ("img", "iframe", "object", "b") else []
             self.seen += [f"{tag} {name}" for name, _ in attributes if name.startswith("on")]
-            self.seen += [f"{tag} {value}" for name, value in attributes if name == "href" and "evil" in (value or "")
-                          and not (value or "").startswith("#")]  # fmt: skip
+            self.seen += [
+                f"{tag} {value}"
+                for name, value in attributes
+                if name == "href" and "evil" in (value or "") and not (value or "").startswith("#")
+            ]
 
-    pieces = ["<script>evil()</script>", "</script>", "<img src=x onerror=evil()>", '" onclick="evil()', "'", "<!--",
-              "-->", "]]>", "&lt;b&gt;", "<b>", "javascript:evil()", "\u2028", "</style>", "</title>"]  # fmt: skip
+    pieces = [
+        "<script>evil()</script>",
+        "</script>",
+        "<img src=x onerror=evil()>",
+        '" onclick="evil()',
+        "'",
+        "<!--",
+        "-->",
+        "]]>",
+        "&lt;b&gt;",
+        "<b>",
+        "javascript:evil()",
+        "\u2028",
+        "</style>",
+        "</title>",
+    ]
     random_, outcomes = random.Random(0), []
     plain = Reader()
     plain.feed(page({"one": Estimate(1.0)}, folder / "plain.html").read_text())
@@ -1207,8 +1268,18 @@ def an_experiment(cells: int, pause: float = 0.0, log: str = "") -> Any:
         return [Table("Values", ("mean",), ((str(mean_of(rows.values("value"))),),))]
 
     scales = dict.fromkeys(("smoke", "cpu", "paper"), cells)
-    return Experiment("faults", "Faults", "none", "none", scales, lambda count: [{"seed": i} for i in range(count)],
-                      run, claims, tables, lambda rows: [])  # fmt: skip
+    return Experiment(
+        "faults",
+        "Faults",
+        "none",
+        "none",
+        scales,
+        lambda count: [{"seed": i} for i in range(count)],
+        run,
+        claims,
+        tables,
+        lambda rows: [],
+    )
 
 
 def plain(value: Any) -> Any:
@@ -1418,8 +1489,9 @@ def sweep_child(folder: str, cells: str, jobs: str, backend: str, pause: str) ->
     """Run the experiment, each cell with a line in a log."""
     from lambdahat.experiments.sweeps import sweep
 
-    sweep(an_experiment(int(cells), float(pause), f"{folder}/log"), folder, scale="cpu", jobs=int(jobs),
-          backend=backend)  # fmt: skip
+    sweep(
+        an_experiment(int(cells), float(pause), f"{folder}/log"), folder, scale="cpu", jobs=int(jobs), backend=backend
+    )
 
 
 def measure_child(folder: str, quantity: str) -> None:
@@ -1464,8 +1536,11 @@ def _killed_sweep(folder: Path, cells: int, kills: int, jobs: int, writers: int 
     again = any(not done.isdisjoint(begun[count:]) for done, count in before)
     same = plain(list(found.rows())) == plain(list(whole.rows()))
     verdicts = findings(experiment, found).verdicts == findings(experiment, whole).verdicts
-    outcomes += [("finished cells", "run again" if again else ""), ("rows", "" if same else "others"),
-                 ("verdicts", "" if verdicts else "others")]  # fmt: skip
+    outcomes += [
+        ("finished cells", "run again" if again else ""),
+        ("rows", "" if same else "others"),
+        ("verdicts", "" if verdicts else "others"),
+    ]
     return outcomes
 
 

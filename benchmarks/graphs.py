@@ -52,9 +52,17 @@ def large(args: argparse.Namespace) -> Iterator[Row]:
         for moments in (40, 80, 120):
             start = time.process_time()
             found = graphs.clusters(one, moments, probes=100, seed=args.seed)
-            yield {"nodes": len(one), "edges": one.num_edges, "clusters": count, "moments": moments,
-                   "found": float(found), "stderr": float(found.stderr), "off": float(found) / count - 1,
-                   "CPU seconds": time.process_time() - start, "CPU seconds to make": made}  # fmt: skip
+            yield {
+                "nodes": len(one),
+                "edges": one.num_edges,
+                "clusters": count,
+                "moments": moments,
+                "found": float(found),
+                "stderr": float(found.stderr),
+                "off": float(found) / count - 1,
+                "CPU seconds": time.process_time() - start,
+                "CPU seconds to make": made,
+            }
 
 
 def speed(args: argparse.Namespace) -> Iterator[Row]:
@@ -68,16 +76,25 @@ def speed(args: argparse.Namespace) -> Iterator[Row]:
     matrix = one.normalized()
     start = np.random.default_rng(0).standard_normal(len(one))
     yield _timed(work, one, "ours", lambda: float(graphs.clusters(one, 80)))
-    yield _timed(work, one, f"eigsh, {count + 10} largest of I − L",
-                 lambda: _gap_count(1 - eigsh(matrix, count + 10, which="LA", v0=start)[0]))  # fmt: skip
+    yield _timed(
+        work,
+        one,
+        f"eigsh, {count + 10} largest of I − L",
+        lambda: _gap_count(1 - eigsh(matrix, count + 10, which="LA", v0=start)[0]),
+    )
     yield _timed(
         work, one, "eigh, all (numpy)", lambda: _gap_count(np.linalg.eigvalsh(np.eye(len(one)) - matrix.toarray()))
     )
     made = nx.from_scipy_sparse_array(one.adjacency)
-    yield _timed(work, one, "networkx.normalized_laplacian_spectrum",
-                 lambda: _gap_count(np.sort(nx.normalized_laplacian_spectrum(made).real)))  # fmt: skip
-    yield _timed(work, one, "smoothed Lanczos, 100 probes × 80",
-                 lambda: float(graphs.smoothed_lanczos_clusters(one, 80, 100)))  # fmt: skip
+    yield _timed(
+        work,
+        one,
+        "networkx.normalized_laplacian_spectrum",
+        lambda: _gap_count(np.sort(nx.normalized_laplacian_spectrum(made).real)),
+    )
+    yield _timed(
+        work, one, "smoothed Lanczos, 100 probes × 80", lambda: float(graphs.smoothed_lanczos_clusters(one, 80, 100))
+    )
 
 
 def _gap_count(values: np.ndarray) -> float:
@@ -116,9 +133,16 @@ def scaling(args: argparse.Namespace) -> Iterator[Row]:
             edges.append(one.num_edges)
             seconds.append(min(times))
             block = 16 * (4 if nodes >= SINGLE_NODES else 8) * len(one)
-            yield {"neighbours": kind, "nodes": len(one), "edges": one.num_edges, "CPU seconds": seconds[-1],
-                   "graph, MiB": _size(one), "peak of moments, MiB": moments, "peak of the walk, MiB": walk,
-                   "a block of 16 vectors, MiB": block / 2**20}  # fmt: skip
+            yield {
+                "neighbours": kind,
+                "nodes": len(one),
+                "edges": one.num_edges,
+                "CPU seconds": seconds[-1],
+                "graph, MiB": _size(one),
+                "peak of moments, MiB": moments,
+                "peak of the walk, MiB": walk,
+                "a block of 16 vectors, MiB": block / 2**20,
+            }
         slope = float(np.polyfit(np.log(edges), np.log(seconds), 1)[0])
         yield {"neighbours": kind, "nodes": "exponent", "CPU seconds": slope}
 
@@ -167,10 +191,18 @@ def reading(args: argparse.Namespace) -> Iterator[Row]:
             seconds = time.process_time() - start
             names = 0.0 if one.names is None else one.names.nbytes / 2**20
             size = _size(one) + names
-            yield {"edges listed": count, "kind": kind, "edges": one.num_edges, "CPU seconds": seconds,
-                   "graph, MiB": size, "names in it, MiB": names, "peak grew by, MiB": peak,
-                   "times the graph": peak / size, "times its matrix": peak / _size(one),
-                   "file, MiB": path.stat().st_size / 2**20}  # fmt: skip
+            yield {
+                "edges listed": count,
+                "kind": kind,
+                "edges": one.num_edges,
+                "CPU seconds": seconds,
+                "graph, MiB": size,
+                "names in it, MiB": names,
+                "peak grew by, MiB": peak,
+                "times the graph": peak / size,
+                "times its matrix": peak / _size(one),
+                "file, MiB": path.stat().st_size / 2**20,
+            }
 
 
 def _write_edges(path: Path, kind: str, count: int) -> None:
@@ -183,8 +215,11 @@ def _write_edges(path: Path, kind: str, count: int) -> None:
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
-    "speed": speed, "scaling": scaling, "reading": reading, "large": large,
-}  # fmt: skip
+    "speed": speed,
+    "scaling": scaling,
+    "reading": reading,
+    "large": large,
+}
 
 
 def show(title: str, table: list[Row], path: Path | None) -> None:

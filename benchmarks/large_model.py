@@ -181,13 +181,22 @@ def main() -> None:
     table = Table(args)
     model = language_model(args)
     device = torch.cuda.get_device_name() if args.device.startswith("cuda") else "cpu"
-    table.part("setting", lambda: {
-        "device": device, "torch": torch.__version__, "precision": "TF32" if args.tf32 else "strict float32",
-        "memory": args.memory,
-        "sequences": args.sequences, "length": args.length, "batch_size": args.batch_size,
-        "parameters": sum(p.numel() for p in model.parameters()), "vocabulary": model.config.vocab_size,
-        "train_steps": args.train_steps, "train_loss": train(model, args),
-    })  # fmt: skip
+    table.part(
+        "setting",
+        lambda: {
+            "device": device,
+            "torch": torch.__version__,
+            "precision": "TF32" if args.tf32 else "strict float32",
+            "memory": args.memory,
+            "sequences": args.sequences,
+            "length": args.length,
+            "batch_size": args.batch_size,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "vocabulary": model.config.vocab_size,
+            "train_steps": args.train_steps,
+            "train_loss": train(model, args),
+        },
+    )
     ids = tokens(args, args.sequences).to(args.device)
     columns = {"input_ids": ids, "labels": ids}
     problem = lh.Problem(
@@ -210,8 +219,13 @@ def ours(problem: lh.Problem, table: Table) -> None:
         def run() -> Facts:
             operator = make(problem)
             taken = median_s(lambda: operator @ v)
-            return {"ms": 1e3 * taken, "gradients": taken / table.gradient_s, "mode": operator.mode,
-                    "kept_batches": operator.kept_batches, "graph_GiB": operator.graph_bytes / 2**30}  # fmt: skip
+            return {
+                "ms": 1e3 * taken,
+                "gradients": taken / table.gradient_s,
+                "mode": operator.mode,
+                "kept_batches": operator.kept_batches,
+                "graph_GiB": operator.graph_bytes / 2**30,
+            }
 
         return run
 
@@ -226,13 +240,20 @@ def ours(problem: lh.Problem, table: Table) -> None:
 
     def top() -> Facts:
         found = lh.eigenpairs(lh.hessian(problem), k=5, tol=1e-3, max_matvecs=most(table.args.limit))
-        return {"values": found.values.tolist(), "residuals": found.residuals.tolist(), "products": found.cost,
-                "status": found.status.name}  # fmt: skip
+        return {
+            "values": found.values.tolist(),
+            "residuals": found.residuals.tolist(),
+            "products": found.cost,
+            "status": found.status.name,
+        }
 
     def density() -> Facts:
         found = lh.spectrum(lh.hessian(problem), depth=min(60, problem.num_parameters))
-        return {"extremes": [float(found.nodes.min()), float(found.nodes.max())], "products": found.cost,
-                "trace_of_rule": float(found.trace)}  # fmt: skip
+        return {
+            "extremes": [float(found.nodes.min()), float(found.nodes.max())],
+            "products": found.cost,
+            "trace_of_rule": float(found.trace),
+        }
 
     table.part("gradient", gradient)
     table.part("hessian product", product(lh.hessian))
@@ -248,10 +269,19 @@ def learning_coefficient(problem: lh.Problem, args: argparse.Namespace) -> Facts
     found = lh.llc(problem, chains=4, batch_size=args.batch_size, max_gradients=args.llc_gradients, kernel="sgld")
     chains = found.chains
     taken = time.perf_counter() - start
-    return {"value": found.value, "stderr": found.stderr, "gradients": found.cost, "mode": chains.mode,
-            "ms_per_gradient": 1e3 * taken / found.cost, "draws": chains.losses.shape[1], "rhat": found.rhat,
-            "step_size": found.step_size, "localization": found.localization, "nbeta": found.nbeta,
-            "status": found.status.name}  # fmt: skip
+    return {
+        "value": found.value,
+        "stderr": found.stderr,
+        "gradients": found.cost,
+        "mode": chains.mode,
+        "ms_per_gradient": 1e3 * taken / found.cost,
+        "draws": chains.losses.shape[1],
+        "rhat": found.rhat,
+        "step_size": found.step_size,
+        "localization": found.localization,
+        "nbeta": found.nbeta,
+        "status": found.status.name,
+    }
 
 
 class Logits(nn.Module):
@@ -314,8 +344,11 @@ def devinterp_parts(model: nn.Module, ids: Tensor, table: Table) -> None:
         print(f"devinterp: skipped, {type(error).__name__}: {error}")
         return
     known = table.facts.get("llc", {})
-    settings = {"lr": known.get("step_size", 1e-8), "nbeta": known.get("nbeta", 1000.0),
-                "localization": known.get("localization", 1e4)}  # fmt: skip
+    settings = {
+        "lr": known.get("step_size", 1e-8),
+        "nbeta": known.get("nbeta", 1000.0),
+        "localization": known.get("localization", 1e4),
+    }
     steps = min(known.get("draws", 20), 40)
     rows = [{"input_ids": row} for row in ids.cpu()]
 
@@ -331,12 +364,21 @@ def devinterp_parts(model: nn.Module, ids: Tensor, table: Table) -> None:
         for chain in range(4):
             with contextlib.redirect_stderr(io.StringIO()):  # its progress bars
                 sample_single_chain(
-                    model, rows, evaluate, {name: None for name, _ in model.named_parameters()}, num_draws=steps,
-                    batch_size=table.args.batch_size, sampling_method=SGMCMC.sgld, sampling_method_kwargs=settings,
-                    chain=chain, seed=chain, dataloader_seed=0, device=str(ids.device),
+                    model,
+                    rows,
+                    evaluate,
+                    {name: None for name, _ in model.named_parameters()},
+                    num_draws=steps,
+                    batch_size=table.args.batch_size,
+                    sampling_method=SGMCMC.sgld,
+                    sampling_method_kwargs=settings,
+                    chain=chain,
+                    seed=chain,
+                    dataloader_seed=0,
+                    device=str(ids.device),
                     micro_callback=lambda *, loss, **_: losses.append(float(loss.mean())),
                     step_callback=lambda *_: clock.append(time.perf_counter()),
-                )  # fmt: skip
+                )
         gaps = [after - before for before, after in pairwise(clock)]
         return {"chain_step_ms": 1e3 * statistics.median(gaps), "steps": steps, "mean_loss": statistics.fmean(losses)}
 

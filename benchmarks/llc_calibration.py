@@ -73,14 +73,28 @@ def single(task: tuple[str, int, int | None]) -> Row:
     factor = np.append(np.full(count, float(found) / found.raw), 1.0)
     direction = rng.standard_normal(PARAMETERS)
     seen = losses, losses * factor, np.linalg.norm(kept, axis=1), kept @ direction
-    truth = 0.5 * float(np.trace(found.nbeta * hessian @ np.linalg.inv(
-        found.nbeta * hessian + float(found.localization) * np.eye(PARAMETERS))))  # fmt: skip
+    truth = 0.5 * float(
+        np.trace(
+            found.nbeta
+            * hessian
+            @ np.linalg.inv(found.nbeta * hessian + float(found.localization) * np.eye(PARAMETERS))
+        )
+    )
     return row | {
         "ranks": [float(((stat[:-1] < stat[-1]).sum() + rng.uniform()) / (count + 1)) for stat in seen],
-        "value": float(found), "stderr": float(found.stderr), "dof": found.dof, "raw": found.raw, "truth": truth,
-        "status": found.status.name, "gradients": found.cost, "ess": found.ess, "step_size": found.step_size,
-        "batch": found.chains.batch_size, "localization": float(found.localization), "seconds": seconds,
-    }  # fmt: skip
+        "value": float(found),
+        "stderr": float(found.stderr),
+        "dof": found.dof,
+        "raw": found.raw,
+        "truth": truth,
+        "status": found.status.name,
+        "gradients": found.cost,
+        "ess": found.ess,
+        "step_size": found.step_size,
+        "batch": found.chains.batch_size,
+        "localization": float(found.localization),
+        "seconds": seconds,
+    }
 
 
 def summary(name: str, rows: list[Row]) -> Row:
@@ -89,17 +103,21 @@ def summary(name: str, rows: list[Row]) -> Row:
     ranks = zip(*(row["ranks"] for row in rows), strict=True)
     statuses = [row["status"] for row in rows]
     return {
-        "kernel": name, "runs": len(rows),
-        **{f"p, {label}": scipy.stats.kstest(list(values), "uniform").pvalue
-           for label, values in zip(COLUMNS, ranks, strict=True)},
+        "kernel": name,
+        "runs": len(rows),
+        **{
+            f"p, {label}": scipy.stats.kstest(list(values), "uniform").pvalue
+            for label, values in zip(COLUMNS, ranks, strict=True)
+        },
         "raw error %": 100 * statistics.fmean(row["raw"] / row["truth"] - 1 for row in rows),
         "error %": 100 * statistics.fmean(row["value"] / row["truth"] - 1 for row in rows),
         "± %": 100 * statistics.stdev(row["value"] / row["truth"] for row in rows) / math.sqrt(len(rows)),
-        "coverage %": 100 * statistics.fmean(held), "rms z": math.sqrt(statistics.fmean(z**2 for z in scores)),
+        "coverage %": 100 * statistics.fmean(held),
+        "rms z": math.sqrt(statistics.fmean(z**2 for z in scores)),
         "gradients": round(statistics.median(row["gradients"] for row in rows)),
         "seconds": statistics.median(row["seconds"] for row in rows),
         "not ok": " ".join(f"{s}:{statuses.count(s)}" for s in sorted(set(statuses)) if s != "CONVERGED"),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -73,11 +73,20 @@ def run_ours(problem: lh.Problem, reference: Row, name: str, seed: int) -> Row:
     pilot = min(CHAINS * LONGEST_PILOT, found.cost) if "batch_size" not in OURS[name] else 0
     low, high = found.interval(0.95)
     return {
-        "value": float(found), "stderr": float(found.stderr), "half_width": float(high - low) / 2,
-        "status": found.status.name, "gradients": found.cost, "batch": batch, "draws": found.chains.losses.shape[1],
-        "burn_in": found.chains.burn_in, "samples": pilot * DEFAULT_BATCH + (found.cost - pilot) * batch,
-        "seconds": seconds, "mode": found.chains.mode, "rhat": found.rhat, "reasons": dict(found.chains.reasons),
-    }  # fmt: skip
+        "value": float(found),
+        "stderr": float(found.stderr),
+        "half_width": float(high - low) / 2,
+        "status": found.status.name,
+        "gradients": found.cost,
+        "batch": batch,
+        "draws": found.chains.losses.shape[1],
+        "burn_in": found.chains.burn_in,
+        "samples": pilot * DEFAULT_BATCH + (found.cost - pilot) * batch,
+        "seconds": seconds,
+        "mode": found.chains.mode,
+        "rhat": found.rhat,
+        "reasons": dict(found.chains.reasons),
+    }
 
 
 def run_devinterp(case: tuple[Any, Any], reference: Row, rate: float, batch: int, steps: int, seed: int) -> Row:
@@ -95,8 +104,9 @@ def run_devinterp(case: tuple[Any, Any], reference: Row, rate: float, batch: int
         "paired": blocks(run.nbeta * (run.losses - run.centre_losses)),
         "first": blocks(run.nbeta * (run.losses - run.baseline)),
         "whole": blocks(run.nbeta * (run.losses - run.whole)),
-        "step_seconds": run.step_s, "seconds": run.total_s,
-    }  # fmt: skip
+        "step_seconds": run.step_s,
+        "seconds": run.total_s,
+    }
 
 
 def readings(runs: list[Row], count: int) -> dict[str, list[list[float]]]:
@@ -132,13 +142,20 @@ def devinterp_row(runs: list[Row], reading: str, truth: float) -> Row:
     pace = statistics.median(run["seconds"] / run["steps"] for run in runs)
     needed = None if best is None else BLOCK * counts[place]
     return {
-        "by": "devinterp", "setting": f"ε = {rate:g}, batch {batch}, {reading}", "seeds": len(runs),
-        "λ̂": statistics.fmean(tables[place][choice]), "RMSE %": 100 * errors[place][choice],
-        "gradients": needed and CHAINS * needed, "samples": needed and CHAINS * needed * batch,
-        "seconds": needed and needed * pace, "settles at": statistics.fmean(settled),
-        "samples, first": first and CHAINS * BLOCK * first * batch, "seconds, first": first and BLOCK * first * pace,
-        "steps run": steps, "ms a step": 1e3 * pace / CHAINS,
-    }  # fmt: skip
+        "by": "devinterp",
+        "setting": f"ε = {rate:g}, batch {batch}, {reading}",
+        "seeds": len(runs),
+        "λ̂": statistics.fmean(tables[place][choice]),
+        "RMSE %": 100 * errors[place][choice],
+        "gradients": needed and CHAINS * needed,
+        "samples": needed and CHAINS * needed * batch,
+        "seconds": needed and needed * pace,
+        "settles at": statistics.fmean(settled),
+        "samples, first": first and CHAINS * BLOCK * first * batch,
+        "seconds, first": first and BLOCK * first * pace,
+        "steps run": steps,
+        "ms a step": 1e3 * pace / CHAINS,
+    }
 
 
 def our_row(name: str, runs: list[Row], truth: float) -> Row:
@@ -147,11 +164,16 @@ def our_row(name: str, runs: list[Row], truth: float) -> Row:
     held = sum(abs(run["value"] - truth) <= run["half_width"] for run in runs)
     statuses = [run["status"] for run in runs]
     return {
-        "by": "lambdahat", "setting": name, "seeds": len(runs), "λ̂": statistics.fmean(values), "RMSE %": 100 * error,
+        "by": "lambdahat",
+        "setting": name,
+        "seeds": len(runs),
+        "λ̂": statistics.fmean(values),
+        "RMSE %": 100 * error,
         **{key: statistics.median(run[key] for run in runs) for key in ("gradients", "samples", "seconds")},
-        "batch": statistics.median(run["batch"] for run in runs), "intervals hold": f"{held} of {len(runs)}",
+        "batch": statistics.median(run["batch"] for run in runs),
+        "intervals hold": f"{held} of {len(runs)}",
         "statuses": " ".join(f"{status}:{statuses.count(status)}" for status in sorted(set(statuses))),
-    }  # fmt: skip
+    }
 
 
 def step_row(runs: list[Row]) -> Row:
@@ -159,8 +181,13 @@ def step_row(runs: list[Row]) -> Row:
     chains = runs[0]["chains"]
     kinds = {kind: statistics.median(run[kind] for run in runs) for kind in ("kinetic", "sgld")}
     ratio = statistics.median(run["kinetic"] / run["sgld"] for run in runs)
-    return {"by": "steps", "setting": f"{runs[0]['mode']}, {chains} chains, batch {runs[0]['batch']}",
-            "ms kinetic": 1e3 * kinds["kinetic"], "ms SGLD": 1e3 * kinds["sgld"], "ratio": ratio}  # fmt: skip
+    return {
+        "by": "steps",
+        "setting": f"{runs[0]['mode']}, {chains} chains, batch {runs[0]['batch']}",
+        "ms kinetic": 1e3 * kinds["kinetic"],
+        "ms SGLD": 1e3 * kinds["sgld"],
+        "ratio": ratio,
+    }
 
 
 def summary(rows: list[Row], truth: float) -> list[Row]:
@@ -215,8 +242,10 @@ def main() -> None:
     described = setting(args)
     model, digest = load_network(NETWORK, argparse.Namespace(weights=RESULTS))
     stored = read(RESULTS / "networks.jsonl")
-    reference = min((row for row in stored if row["network"] == NETWORK),
-                    key=lambda row: abs(math.log(row["over_scale"] / args.gamma)))  # fmt: skip
+    reference = min(
+        (row for row in stored if row["network"] == NETWORK),
+        key=lambda row: abs(math.log(row["over_scale"] / args.gamma)),
+    )
     if find_reference(stored, NETWORK, digest, reference["localization"]) is None:
         raise SystemExit(f"the weights of {NETWORK} are not those of the reference")
     x, y = (part.to(args.device) for part in NETWORKS[NETWORK].data(args.data))

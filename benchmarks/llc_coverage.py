@@ -61,13 +61,25 @@ def single(task: Task) -> Row:
     assert found.chains is not None
     assert found.sensitivity is not None
     return row | {
-        "value": float(found), "stderr": float(found.stderr), "dof": found.dof, **truth, "asymptotic": case.asymptotic,
-        "nbeta": found.nbeta, "localization": float(found.localization), "raw": found.raw, "ess": found.ess,
-        "d_ln_gamma": float(found.sensitivity.localization), "d_ln_nbeta": float(found.sensitivity.nbeta),
-        "step_size": found.step_size, "rhat": found.rhat,
-        "acceptance": found.chains.diagnostics.acceptance, "kernel": found.chains.kernel, "gradients": found.cost,
-        "seconds": seconds, "status": found.status.name,
-    }  # fmt: skip
+        "value": float(found),
+        "stderr": float(found.stderr),
+        "dof": found.dof,
+        **truth,
+        "asymptotic": case.asymptotic,
+        "nbeta": found.nbeta,
+        "localization": float(found.localization),
+        "raw": found.raw,
+        "ess": found.ess,
+        "d_ln_gamma": float(found.sensitivity.localization),
+        "d_ln_nbeta": float(found.sensitivity.nbeta),
+        "step_size": found.step_size,
+        "rhat": found.rhat,
+        "acceptance": found.chains.diagnostics.acceptance,
+        "kernel": found.chains.kernel,
+        "gradients": found.cost,
+        "seconds": seconds,
+        "status": found.status.name,
+    }
 
 
 def known_truth(case: Case, nbeta: float, localization: float) -> Row:
@@ -110,12 +122,17 @@ def summary(name: str, rows: list[Row]) -> Row:
     asymptotic = rows[0]["asymptotic"]
     truth = statistics.fmean(row["truth"] for row in rows)
     return {
-        "case": name, "runs": len(rows), "truth": truth, "asymptotic": asymptotic,
-        "off asymptotic %": None if asymptotic is None else 100 * statistics.fmean(
-            row["value"] / asymptotic - 1 for row in rows),
-        "mean error %": 100 * mean, "± %": 100 * math.hypot(
-            spread / math.sqrt(len(rows)), rows[0]["truth_stderr"] / truth),
-        "median |error| %": 100 * statistics.median(sizes), "worst |error| %": 100 * sizes[-1],
+        "case": name,
+        "runs": len(rows),
+        "truth": truth,
+        "asymptotic": asymptotic,
+        "off asymptotic %": None
+        if asymptotic is None
+        else 100 * statistics.fmean(row["value"] / asymptotic - 1 for row in rows),
+        "mean error %": 100 * mean,
+        "± %": 100 * math.hypot(spread / math.sqrt(len(rows)), rows[0]["truth_stderr"] / truth),
+        "median |error| %": 100 * statistics.median(sizes),
+        "worst |error| %": 100 * sizes[-1],
         "stderr %": 100 * statistics.median(row["stderr"] / abs(row["truth"]) for row in rows),
         "coverage %": 100 * statistics.fmean(map(covered, rows)),
         "rms z": math.sqrt(statistics.fmean(score**2 for score in scores)),
@@ -123,7 +140,7 @@ def summary(name: str, rows: list[Row]) -> Row:
         "gradients": round(statistics.median(row["gradients"] for row in rows)),
         "seconds": statistics.median(row["seconds"] for row in rows),
         "not ok": " ".join(f"{s}:{statuses.count(s)}" for s in sorted(set(statuses)) if s != "CONVERGED"),
-    }  # fmt: skip
+    }
 
 
 def quantiles(values: list[float]) -> list[float]:
@@ -136,14 +153,15 @@ def overall(rows: list[Row], table: list[Row]) -> dict[str, Any]:
     worst = max(table, key=lambda line: abs(line["mean error %"]))
     farthest = max(rows, key=lambda row: abs(error(row)))
     return {
-        "runs": len(rows), "median |error| %": round(100 * statistics.median(sizes), 2),
+        "runs": len(rows),
+        "median |error| %": round(100 * statistics.median(sizes), 2),
         "share of runs within 5 %": round(statistics.fmean(size <= 0.05 for size in sizes), 3),
         "within 15 %": round(statistics.fmean(size <= 0.15 for size in sizes), 4),
         "worst mean of a case %": f"{worst['mean error %']:.2f} ({worst['case']})",
         "worst run %": f"{100 * error(farthest):.1f} ({farthest['case']}, seed {farthest['seed']})",
         "coverage %": round(100 * statistics.fmean(map(covered, rows)), 1),
         "coverage of cases %": "{:.0f} to {:.0f}".format(*(f(t["coverage %"] for t in table) for f in (min, max))),
-    }  # fmt: skip
+    }
 
 
 def with_truth(rows: list[Row]) -> list[Row]:

@@ -111,9 +111,13 @@ def narrow_mlp() -> nn.Sequential:
 def narrow_cnn() -> nn.Sequential:
     """Two strided convolutions on 8 × 8 images: 666 parameters, cheap enough for hundreds of runs."""
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.ReLU(),
-        nn.Flatten(), nn.Linear(32, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 4, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(4, 8, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    )
 
 
 def small_cnn(norm: bool) -> nn.Sequential:
@@ -129,10 +133,19 @@ def small_cnn(norm: bool) -> nn.Sequential:
 def lenet() -> nn.Sequential:
     """LeNet-5. Pooling before ReLU is the same function and moves a third less memory."""
     return nn.Sequential(
-        nn.Conv2d(1, 6, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(),
-        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(6, 16, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, 10),
+    )
 
 
 def digits(shape: tuple[int, ...]) -> Callable[[Path], tuple[Tensor, Tensor]]:
@@ -191,20 +204,23 @@ class Network:
 NETWORKS = {
     "digits-mlp": Network(lambda: mlp(64, 32), digits((64,)), 300, 5e-3),
     "digits-cnn": Network(lambda: small_cnn(False), digits((1, 8, 8)), 150, 5e-3),
-    "mnist-mlp": Network(
-        lambda: mlp(784, 128), mnist((784,)), 18, 0.04, 0.9, coarse=2, share=1.5
-    ),
+    "mnist-mlp": Network(lambda: mlp(784, 128), mnist((784,)), 18, 0.04, 0.9, coarse=2, share=1.5),
     "mnist-lenet": Network(
-        lenet, mnist((1, 28, 28)), 14, 0.03, 0.9, dtype=torch.float32, coarse=2, chunk=20_000,
+        lenet,
+        mnist((1, 28, 28)),
+        14,
+        0.03,
+        0.9,
+        dtype=torch.float32,
+        coarse=2,
+        chunk=20_000,
         share=5.0,
     ),
     "digits-batchnorm": Network(lambda: small_cnn(True), digits((1, 8, 8)), 150, 5e-3),
-    "transformer": Network(
-        lambda: Transformer(MODULUS, LENGTH, 32, 2, 128), recurrences, 700, 5e-3, batch=256
-    ),
+    "transformer": Network(lambda: Transformer(MODULUS, LENGTH, 32, 2, 128), recurrences, 700, 5e-3, batch=256),
     "narrow-mlp": Network(narrow_mlp, digits((64,)), 300, 5e-3),
     "narrow-cnn": Network(narrow_cnn, digits((1, 8, 8)), 200, 5e-3),
-}  # fmt: skip
+}
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -434,8 +450,10 @@ def make_chains(name: str, model: nn.Module, args: argparse.Namespace) -> Chains
         except RuntimeError as error:  # one way may lack a kernel or need too much memory
             print(f"{name}: batched={batched} fails: {str(error).splitlines()[0]}", flush=True)
             continue
-        print(f"{name}: batched={batched}, {chains.label}: {1e3 * seconds:.2f} ms a step of "
-              f"{len(chains.w)} chains", flush=True)  # fmt: skip
+        print(
+            f"{name}: batched={batched}, {chains.label}: {1e3 * seconds:.2f} ms a step of {len(chains.w)} chains",
+            flush=True,
+        )
         if best is None or seconds < best[0]:
             best = seconds, chains
         del full_loss, chains
@@ -508,15 +526,23 @@ def summarize(traces: Tensor, coarse: int, gamma: float, parameters: int) -> Row
     fine = energy[coarse:], distance[coarse:]
     centered = [part - part.mean() for part in fine]
     return {
-        "value": value, "stderr": error, "coarse": first[0], "coarse_stderr": first[1],
-        "fine": second[0], "fine_stderr": second[1],
+        "value": value,
+        "stderr": error,
+        "coarse": first[0],
+        "coarse_stderr": first[1],
+        "fine": second[0],
+        "fine_stderr": second[1],
         "slope": -0.5 * gamma * float((centered[0] * centered[1]).mean()),  # dλ̂/d ln γ
-        "virial": [mean for mean, _ in virials], "virial_stderr": [err for _, err in virials],
+        "virial": [mean for mean, _ in virials],
+        "virial_stderr": [err for _, err in virials],
         "rhat": max(split_rhat(energy[group]) for group in groups),
         "rhat_distance": max(split_rhat(distance[group]) for group in groups),
-        "distance": float(fine[1].mean().sqrt()), "lowest_energy": float(energy.min()),
-        "steps": traces.shape[2], "burn_in": burn_in, "drift": drift,
-    }  # fmt: skip
+        "distance": float(fine[1].mean().sqrt()),
+        "lowest_energy": float(energy.min()),
+        "steps": traces.shape[2],
+        "burn_in": burn_in,
+        "drift": drift,
+    }
 
 
 # --- The command references ----------------------------------------------------------------------
@@ -563,18 +589,29 @@ def reference(name: str, gamma: float, ready: Prepared, seconds: float, args: An
         ready.precision = compare_precision(chains)
     found = summarize(traces, chains.coarse, gamma, chains.center.numel())
     return {
-        "network": name, "weights": ready.digest, "parameters": chains.center.numel(),
-        "samples": chains.full_loss.count, "nbeta": chains.nbeta, "localization": gamma,
+        "network": name,
+        "weights": ready.digest,
+        "parameters": chains.center.numel(),
+        "samples": chains.full_loss.count,
+        "nbeta": chains.nbeta,
+        "localization": gamma,
         "over_scale": gamma * float(chains.center @ chains.center) / chains.center.numel(),
-        "initial_loss": ready.initial_loss, "gradient_norm": ready.gradient_norm, **found,
-        "step_size": h, "friction": friction, "largest_curvature": largest,
-        "chains": [chains.coarse, 2 * chains.coarse], "gradients": chains.gradients,
+        "initial_loss": ready.initial_loss,
+        "gradient_norm": ready.gradient_norm,
+        **found,
+        "step_size": h,
+        "friction": friction,
+        "largest_curvature": largest,
+        "chains": [chains.coarse, 2 * chains.coarse],
+        "gradients": chains.gradients,
         "dtype": str(chains.full_loss.dtype).removeprefix("torch."),
         "precision": ready.precision,
-        "batched": chains.full_loss.batched, "way": chains.label, "torch": torch.__version__,
+        "batched": chains.full_loss.batched,
+        "way": chains.label,
+        "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if chains.w.is_cuda else "cpu",
         "seconds": time.perf_counter() - begin,
-    }  # fmt: skip
+    }
 
 
 def tune(
@@ -654,9 +691,7 @@ def compare_precision(chains: Chains) -> Row:
     finally:
         used.model.to(used.dtype)
     error = ((slope - exact).norm(dim=1) / exact.norm(dim=1)).max()
-    return {
-        "energy": float((chains.nbeta * (loss - exact_loss)).abs().max()), "gradient": float(error)
-    }  # fmt: skip
+    return {"energy": float((chains.nbeta * (loss - exact_loss)).abs().max()), "gradient": float(error)}
 
 
 def references(args: argparse.Namespace) -> None:
@@ -702,18 +737,37 @@ def references(args: argparse.Namespace) -> None:
             continue
         append(path, row)
         table.append(row)
-        print(f"{name}, γ = {gamma:.5g} ({row['over_scale']:.3g} γ0): {row['value']:.5g} ± "
-              f"{row['stderr']:.2g}, h {row['coarse']:.5g}, h/2 {row['fine']:.5g}, R-hat "
-              f"{row['rhat']:.3f}, {row['steps']} steps, {row['seconds']:.1f} s; "
-              f"{time.monotonic() - begin:.0f} s in all", flush=True)  # fmt: skip
-    report("References of λ̂", {"file": path}, [
-        {"network": row["network"], "P": row["parameters"], "n": row["samples"],
-         "loss": row["initial_loss"], "γ": row["localization"], "γ/γ0": row["over_scale"],
-         "λ̂": f"{row['value']:.5g}", "±": row["stderr"], "h": f"{row['coarse']:.5g}",
-         "h/2": f"{row['fine']:.5g}", "virial": "/".join(f"{v:.4f}" for v in row["virial"]),
-         "R-hat": row["rhat"], "drift": row["drift"], "seconds": row["seconds"]}
-        for row in table
-    ], None)  # fmt: skip
+        print(
+            f"{name}, γ = {gamma:.5g} ({row['over_scale']:.3g} γ0): {row['value']:.5g} ± "
+            f"{row['stderr']:.2g}, h {row['coarse']:.5g}, h/2 {row['fine']:.5g}, R-hat "
+            f"{row['rhat']:.3f}, {row['steps']} steps, {row['seconds']:.1f} s; "
+            f"{time.monotonic() - begin:.0f} s in all",
+            flush=True,
+        )
+    report(
+        "References of λ̂",
+        {"file": path},
+        [
+            {
+                "network": row["network"],
+                "P": row["parameters"],
+                "n": row["samples"],
+                "loss": row["initial_loss"],
+                "γ": row["localization"],
+                "γ/γ0": row["over_scale"],
+                "λ̂": f"{row['value']:.5g}",
+                "±": row["stderr"],
+                "h": f"{row['coarse']:.5g}",
+                "h/2": f"{row['fine']:.5g}",
+                "virial": "/".join(f"{v:.4f}" for v in row["virial"]),
+                "R-hat": row["rhat"],
+                "drift": row["drift"],
+                "seconds": row["seconds"],
+            }
+            for row in table
+        ],
+        None,
+    )
 
 
 # --- The command check ---------------------------------------------------------------------------
@@ -743,8 +797,12 @@ def run_task(task: Task, args: argparse.Namespace) -> Row:
     torch.set_num_threads(args.threads)
     model, digest = load_network(task.network, args)
     x, y = (part.to(task.device) for part in NETWORKS[task.network].data(args.data))
-    settings = {"localization": task.localization, "max_gradients": task.budget,
-                "batch_size": task.batch_size, "chains": task.chains}  # fmt: skip
+    settings = {
+        "localization": task.localization,
+        "max_gradients": task.budget,
+        "batch_size": task.batch_size,
+        "chains": task.chains,
+    }
     given = {key: value for key, value in settings.items() if value is not None}
     try:
         kind = getattr(torch, task.dtype)
@@ -757,12 +815,21 @@ def run_task(task: Task, args: argparse.Namespace) -> Row:
     except Exception as error:  # one run that breaks must not end the others
         return task.row() | {"weights": digest, "error": f"{type(error).__name__}: {error}"}
     return task.row() | {
-        "weights": digest, "value": float(found), "stderr": float(found.stderr),
-        "half_width": float(high - low) / 2, "localization": float(found.localization),
-        "nbeta": float(found.nbeta), "status": found.status.name, "gradients": found.cost,
-        "rhat": found.rhat, "ess": found.ess, "step_size": found.step_size, "seconds": seconds,
-        "parameters": problem.num_parameters, "samples": problem.num_samples,
-    }  # fmt: skip
+        "weights": digest,
+        "value": float(found),
+        "stderr": float(found.stderr),
+        "half_width": float(high - low) / 2,
+        "localization": float(found.localization),
+        "nbeta": float(found.nbeta),
+        "status": found.status.name,
+        "gradients": found.cost,
+        "rhat": found.rhat,
+        "ess": found.ess,
+        "step_size": found.step_size,
+        "seconds": seconds,
+        "parameters": problem.num_parameters,
+        "samples": problem.num_samples,
+    }
 
 
 def check_tasks(args: argparse.Namespace) -> Iterator[Task]:
@@ -787,16 +854,23 @@ def localization_of(item: str, name: str, unit: float, args: argparse.Namespace)
 
 
 def invariance_tasks(args: argparse.Namespace) -> Iterator[Task]:
-    names = [name for name in matching(args.networks)
-             if name in ("digits-mlp", "narrow-mlp", "narrow-cnn")]  # fmt: skip
+    names = [name for name in matching(args.networks) if name in ("digits-mlp", "narrow-mlp", "narrow-cnn")]
     counts = {name: len(NETWORKS[name].data(args.data)[0]) for name in names}
     per_chain = args.budget or STEPS_PER_CHAIN
     kinds = "float32", "float64"
     grid = list(itertools.product((1.0, 0.25, 4.0), (512, 64, None), (4, 2, 16), kinds))
     for seed in range(args.first, args.first + args.seeds):
         for (multiple, batch, chains, dtype), name in itertools.product(grid, names):
-            yield Task(name, seed, None, round(multiple * per_chain * chains),
-                       batch or counts[name], chains, dtype, args.device)  # fmt: skip
+            yield Task(
+                name,
+                seed,
+                None,
+                round(multiple * per_chain * chains),
+                batch or counts[name],
+                chains,
+                dtype,
+                args.device,
+            )
 
 
 def check(args: argparse.Namespace) -> None:
@@ -818,8 +892,7 @@ def check(args: argparse.Namespace) -> None:
     table = invariance_table(good) if args.invariance else check_table(good, args)
     title = "What is estimated does not depend on how" if args.invariance else "λ̂ of networks"
     setting = {"device": args.device, "workers": args.workers, "torch": torch.__version__}
-    report(title, setting | {"runs": len(rows), "missing": len(keys) - len(rows)}, table,
-           args.summary)  # fmt: skip
+    report(title, setting | {"runs": len(rows), "missing": len(keys) - len(rows)}, table, args.summary)
 
 
 def task_key(row: Row) -> str:
@@ -831,8 +904,10 @@ def describe(row: Row) -> str:
     named = f"{row['asked_network']}, seed {row['asked_seed']}"
     if "error" in row:
         return f"{named}: {row['error']}"
-    return (f"{named}: γ = {row['localization']:.5g}, {row['value']:.4g} ± {row['stderr']:.2g}, "
-            f"{row['status']}, {row['gradients']} gradients, {row['seconds']:.1f} s")  # fmt: skip
+    return (
+        f"{named}: γ = {row['localization']:.5g}, {row['value']:.4g} ± {row['stderr']:.2g}, "
+        f"{row['status']}, {row['gradients']} gradients, {row['seconds']:.1f} s"
+    )
 
 
 def check_table(rows: list[Row], args: argparse.Namespace) -> list[Row]:
@@ -845,26 +920,42 @@ def check_table(rows: list[Row], args: argparse.Namespace) -> list[Row]:
     for (name, _), group in groups.items():
         first = group[0]
         found = find_reference(known, name, first["weights"], first["localization"])
-        line: Row = {"network": name, "P": first["parameters"], "n": first["samples"],
-                     "γ": first["localization"], "reference": "no reference"}  # fmt: skip
+        line: Row = {
+            "network": name,
+            "P": first["parameters"],
+            "n": first["samples"],
+            "γ": first["localization"],
+            "reference": "no reference",
+        }
         values = [row["value"] for row in group]
-        line |= {"±": None, "mean λ̂": f"{statistics.fmean(values):.4g}",
-                 "mean stderr": statistics.fmean(row["stderr"] for row in group),
-                 "RMSE": None, "RMSE %": None, "intervals": None}  # fmt: skip
+        line |= {
+            "±": None,
+            "mean λ̂": f"{statistics.fmean(values):.4g}",
+            "mean stderr": statistics.fmean(row["stderr"] for row in group),
+            "RMSE": None,
+            "RMSE %": None,
+            "intervals": None,
+        }
         if found is not None:
             truth, error = found["value"], found["stderr"]
             squares = [(value - truth) ** 2 for value in values]
-            held = [abs(row["value"] - truth) <= math.hypot(row["half_width"], 1.96 * error)
-                    for row in group]  # fmt: skip
+            held = [abs(row["value"] - truth) <= math.hypot(row["half_width"], 1.96 * error) for row in group]
             rmse = math.sqrt(statistics.fmean(squares))
-            line |= {"reference": f"{truth:.5g}", "±": error, "RMSE": rmse,
-                     "RMSE %": 100 * rmse / abs(truth),
-                     "intervals": f"{sum(held)} of {len(held)}"}  # fmt: skip
-        table.append(line | {
-            "statuses": counted(row["status"] for row in group),
-            "gradients": round(statistics.median(row["gradients"] for row in group)),
-            "seconds": statistics.median(row["seconds"] for row in group),
-        })  # fmt: skip
+            line |= {
+                "reference": f"{truth:.5g}",
+                "±": error,
+                "RMSE": rmse,
+                "RMSE %": 100 * rmse / abs(truth),
+                "intervals": f"{sum(held)} of {len(held)}",
+            }
+        table.append(
+            line
+            | {
+                "statuses": counted(row["status"] for row in group),
+                "gradients": round(statistics.median(row["gradients"] for row in group)),
+                "seconds": statistics.median(row["seconds"] for row in group),
+            }
+        )
     return table
 
 
@@ -887,13 +978,17 @@ def invariance_table(rows: list[Row]) -> list[Row]:
             line[label] = f"{values[0]:.6g}" if same else f"{min(values):.6g} to {max(values):.6g}"
             line[f"one {label}"] = same
         values = [row["value"] for row in converged]
-        table.append(line | {
-            "converged": len(converged),
-            "mean λ̂": f"{statistics.fmean(values):.4g}" if values else None,
-            "least": min(values, default=None), "largest": max(values, default=None),
-            "pairs that agree %": 100 * statistics.fmean(agree) if agree else None,
-            "statuses": counted(row["status"] for row in group),
-        })  # fmt: skip
+        table.append(
+            line
+            | {
+                "converged": len(converged),
+                "mean λ̂": f"{statistics.fmean(values):.4g}" if values else None,
+                "least": min(values, default=None),
+                "largest": max(values, default=None),
+                "pairs that agree %": 100 * statistics.fmean(agree) if agree else None,
+                "statuses": counted(row["status"] for row in group),
+            }
+        )
     return table
 
 
@@ -961,14 +1056,22 @@ def compare_masses(name: str, seed: int, args: argparse.Namespace) -> Row:
         rates = {}
         for factor in FRICTIONS:
             kernel = lh.sampling.Kinetic(h, nbeta, gamma, scale=given, friction=factor * slow)
-            chains = lh.sampling.sample(problem, kernel, 4, args.steps, seed, burn_in=args.steps // 2,
-                                        batch_size=problem.num_samples)  # fmt: skip
+            chains = lh.sampling.sample(
+                problem, kernel, 4, args.steps, seed, burn_in=args.steps // 2, batch_size=problem.num_samples
+            )
             rates[factor] = 1000 * chains.diagnostics.ess_mean / (4 * args.steps)
         every[kind] = rates
         frictions[kind] = max(rates, key=lambda factor: rates[factor])
         draws[kind] = rates[frictions[kind]]
-    return {"network": name, "seed": seed, "P": size, "γ": gamma, "draws": draws,
-            "frictions": frictions, "by friction": every}  # fmt: skip
+    return {
+        "network": name,
+        "seed": seed,
+        "P": size,
+        "γ": gamma,
+        "draws": draws,
+        "frictions": frictions,
+        "by friction": every,
+    }
 
 
 def scales(mean: Tensor, shapes: list[torch.Size], gamma: float) -> dict[str, Tensor]:
@@ -1038,8 +1141,7 @@ def find_reference(rows: list[Row], name: str, digest: str, gamma: float) -> Row
 
 
 def matching(globs: str) -> list[str]:
-    names = [name for name in NETWORKS
-             if any(fnmatch.fnmatch(name, glob) for glob in globs.split(","))]  # fmt: skip
+    names = [name for name in NETWORKS if any(fnmatch.fnmatch(name, glob) for glob in globs.split(","))]
     if not names:
         raise SystemExit(f"--networks matches none of {', '.join(NETWORKS)}, got {globs!r}")
     return names
@@ -1071,8 +1173,9 @@ def arguments() -> argparse.Namespace:
     second.add_argument("--references", type=Path, default=RESULTS / "networks.jsonl")
     second.add_argument("--seeds", type=int, help="10 by default, 5 with --invariance")
     second.add_argument("--first", type=int, default=0, help="the first seed")
-    second.add_argument("--localization", default="rule", help="rule, reference, 0.5x or a number,"
-                        " or several with commas between")  # fmt: skip
+    second.add_argument(
+        "--localization", default="rule", help="rule, reference, 0.5x or a number, or several with commas between"
+    )
     second.add_argument("--budget", type=int, help="max_gradients; per chain with --invariance")
     second.add_argument("--batch-size", type=int)
     second.add_argument("--dtype", default="float32", choices=("float32", "float64"))

@@ -46,20 +46,34 @@ def matrices(quick: bool) -> list[dict[str, Any]]:
             errors = [abs(float(e) - EXACT_BCSSTK16) / EXACT_BCSSTK16 for e in found]
             width = 1.96 * float(np.mean([float(e.stderr) for e in found])) / EXACT_BCSSTK16
             held = np.mean([e.interval()[0] <= EXACT_BCSSTK16 <= e.interval()[1] for e in found])
-            rows.append({"matrix": "bcsstk16", "method": options.get("method", "slq"), "largest error": max(errors),
-                         "mean 95 % half-width": width,
-                         "held": held, "products": found[0].cost, "seconds": spent})  # fmt: skip
+            rows.append(
+                {
+                    "matrix": "bcsstk16",
+                    "method": options.get("method", "slq"),
+                    "largest error": max(errors),
+                    "mean 95 % half-width": width,
+                    "held": held,
+                    "products": found[0].cost,
+                    "seconds": spent,
+                }
+            )
     matrix, values = cube(20 if quick else 100)
     exact, seeds = float(np.log(values).sum()), 2 if quick else 5
     for options in ({"depth": 30, "probes": 3}, {"method": "maxent", "depth": 25, "probes": 4}):
         start = time.perf_counter()
         found = [lh.logdet(lh.operator(matrix, psd=True), seed=seed, **options) for seed in range(seeds)]
         spent = (time.perf_counter() - start) / seeds
-        rows.append({"matrix": f"Laplacian, n = {matrix.shape[0]:,}", "method": options.get("method", "slq"),
-                     "largest error": max(abs(float(e) - exact) for e in found) / exact,
-                     "mean 95 % half-width": 1.96 * float(np.mean([float(e.stderr) for e in found])) / exact,
-                     "held": np.mean([e.interval()[0] <= exact <= e.interval()[1] for e in found]),
-                     "products": found[0].cost, "seconds": spent})  # fmt: skip
+        rows.append(
+            {
+                "matrix": f"Laplacian, n = {matrix.shape[0]:,}",
+                "method": options.get("method", "slq"),
+                "largest error": max(abs(float(e) - exact) for e in found) / exact,
+                "mean 95 % half-width": 1.96 * float(np.mean([float(e.stderr) for e in found])) / exact,
+                "held": np.mean([e.interval()[0] <= exact <= e.interval()[1] for e in found]),
+                "products": found[0].cost,
+                "seconds": spent,
+            }
+        )
     return rows
 
 

@@ -50,8 +50,17 @@ from lambdahat.experiments.store import Store
 from lambdahat.experiments.sweeps import Outcome, matches, run_cell
 
 SHARED = ("data", "training", "batch", "network", "layers", "width")  # what members of a stack have in common
-TINY = {"training": 300, "held_out": 100, "epochs": 2, "before": 1, "approach": 2, "sampled_batch": 64, "batch": 50,
-        "tol": 0.5, "max_gradients": 1600}  # fmt: skip
+TINY = {
+    "training": 300,
+    "held_out": 100,
+    "epochs": 2,
+    "before": 1,
+    "approach": 2,
+    "sampled_batch": 64,
+    "batch": 50,
+    "tol": 0.5,
+    "max_gradients": 1600,
+}
 WIDTHS = {16: 4, 64: 5, 256: 6}
 
 
@@ -173,8 +182,18 @@ def _ends(ways: list[Way]) -> list[Any]:
     return [way.end.vector for way in ways]
 
 
-def run(out: Path, runs: Path, known: list[Path], specs: list[str], seconds: float, workers: int, training: int,
-        device: str, mps: bool, tiny: bool) -> None:  # fmt: skip
+def run(
+    out: Path,
+    runs: Path,
+    known: list[Path],
+    specs: list[str],
+    seconds: float,
+    workers: int,
+    training: int,
+    device: str,
+    mps: bool,
+    tiny: bool,
+) -> None:
     """Train and measure until all cells are done or the time is over."""
     begun, end = time.monotonic(), time.monotonic() + seconds
     given = [work for spec in specs for work in works(spec, tiny)]
@@ -352,11 +371,26 @@ def behind(base: Path, carry: Path, pack: Path, watch: float, seconds: float, op
         begun.write_text(str(time.time()))
     left, log = seconds - (time.time() - float(begun.read_text())), base / "log"
     if not _alive(base / "pid") and left > 0:
-        command = [sys.executable, "-u", __file__, "run", "--out", str(base / "stores"), "--runs", str(base / "runs"),
-                   f"--seconds={left:.0f}", *options]  # fmt: skip
+        command = [
+            sys.executable,
+            "-u",
+            __file__,
+            "run",
+            "--out",
+            str(base / "stores"),
+            "--runs",
+            str(base / "runs"),
+            f"--seconds={left:.0f}",
+            *options,
+        ]
         with log.open("a") as lines:
-            process = subprocess.Popen(command, stdout=lines, stderr=lines, start_new_session=True,
-                                       env={**os.environ, VARIABLE: str(base / "data")})  # fmt: skip
+            process = subprocess.Popen(
+                command,
+                stdout=lines,
+                stderr=lines,
+                start_new_session=True,
+                env={**os.environ, VARIABLE: str(base / "data")},
+            )
         (base / "pid").write_text(str(process.pid))
     said, packed = 0, -1.0
     while True:
@@ -445,8 +479,18 @@ def main() -> None:
     packed.add_argument("target", type=Path)
     args = parser.parse_args()
     if args.command == "run":
-        run(args.out, args.runs, args.known, args.specs, args.seconds, args.workers, args.training, args.device,
-            args.mps, args.tiny)  # fmt: skip
+        run(
+            args.out,
+            args.runs,
+            args.known,
+            args.specs,
+            args.seconds,
+            args.workers,
+            args.training,
+            args.device,
+            args.mps,
+            args.tiny,
+        )
     elif args.command == "behind":
         options = [f"--{name}={getattr(args, name)}" for name in ("workers", "training", "device")]
         options += [f"--{name}" for name in ("mps", "tiny") if getattr(args, name)]

@@ -123,8 +123,16 @@ def run(make: Callable[[nn.Module], Any], data: Pair, test: Pair, epochs: int, b
         averaging = getattr(optimizer, "averaging", False)
         with optimizer.average() if averaging else nullcontext():
             test_loss, accuracy = judge(model, test)
-        rows.append({"epoch": epoch, "training loss": loss.item(), "test loss": test_loss, "test accuracy": accuracy,
-                     "averaged": bool(averaging), "seconds": seconds})  # fmt: skip
+        rows.append(
+            {
+                "epoch": epoch,
+                "training loss": loss.item(),
+                "test loss": test_loss,
+                "test accuracy": accuracy,
+                "averaged": bool(averaging),
+                "seconds": seconds,
+            }
+        )
     return rows
 
 
@@ -144,11 +152,19 @@ def summary(curves: dict[str, list[dict[str, Any]]], goal: float) -> list[dict[s
     for name, rows in curves.items():
         last = rows[-1]
         reached = [row for row in rows if row["test accuracy"] >= goal]
-        table.append({"by": name, "rate": last["rate"], "training loss": last["training loss"],
-                      "test loss": last["test loss"], "test accuracy": last["test accuracy"],
-                      "s per epoch": last["seconds"] / len(rows), "time / SGD's": last["seconds"] / unit,
-                      f"epochs to {goal:g}": reached[0]["epoch"] if reached else None,
-                      f"s to {goal:g}": reached[0]["seconds"] if reached else None})  # fmt: skip
+        table.append(
+            {
+                "by": name,
+                "rate": last["rate"],
+                "training loss": last["training loss"],
+                "test loss": last["test loss"],
+                "test accuracy": last["test accuracy"],
+                "s per epoch": last["seconds"] / len(rows),
+                "time / SGD's": last["seconds"] / unit,
+                f"epochs to {goal:g}": reached[0]["epoch"] if reached else None,
+                f"s to {goal:g}": reached[0]["seconds"] if reached else None,
+            }
+        )
     return table
 
 

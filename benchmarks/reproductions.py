@@ -142,9 +142,12 @@ def _total(name: str, runs: Sequence[Run]) -> tuple[str, ...]:
     largest = _largest(runs)
     theirs, ours, why = (
         [sum(counts) for counts in zip(*found, strict=True)]
-        for found in ([run.counts() for run in largest], [run.counts(own=True) for run in largest],
-                      [run.barriers() for run in largest])
-    )  # fmt: skip
+        for found in (
+            [run.counts() for run in largest],
+            [run.counts(own=True) for run in largest],
+            [run.barriers() for run in largest],
+        )
+    )
     return (name, "", *(f"**{count}**" for count in theirs), _ours(why), _ours(ours), "", "")
 
 

@@ -75,17 +75,30 @@ def costs(case: Case, problem: lh.Problem, settings: Settings, modes: tuple[str,
     makers = {GRADIENT: lambda: one.gradient}
     makers |= {mode: partial(partial, our_steps, problem, settings, mode) for mode in modes}
     return [
-        {"case": case.name, "chains": settings.chains, "by": name, "ms": 1e3 * found.seconds, "gradients": found.cost,
-         "note": found.note}
+        {
+            "case": case.name,
+            "chains": settings.chains,
+            "by": name,
+            "ms": 1e3 * found.seconds,
+            "gradients": found.cost,
+            "note": found.note,
+        }
         for name, found in compare(makers, GRADIENT, rounds).items()
-    ]  # fmt: skip
+    ]
 
 
 def our_mean(problem: lh.Problem, settings: Settings) -> float:
     """λ̂ with the batches of a step shared by all chains, as devinterp has it."""
     kernel = sgld(step_size=settings.step_size, nbeta=settings.nbeta, localization=settings.localization)
-    found = sample(problem, kernel, settings.chains, settings.draws, settings.seed, batch_size=settings.batch_size,
-                   shared_batches=True)  # fmt: skip
+    found = sample(
+        problem,
+        kernel,
+        settings.chains,
+        settings.draws,
+        settings.seed,
+        batch_size=settings.batch_size,
+        shared_batches=True,
+    )
     return found.energies.mean().item()
 
 

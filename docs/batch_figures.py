@@ -142,10 +142,16 @@ def draw_deviations(axes: Any, every: list[Courses]) -> None:
         points = [[math.sqrt(point["variance"]) for point in courses.at(epoch)] for epoch in courses.epochs]
         readings = [mean_of(values) for values in points]
         operator = courses.name.split(", ")[-1]
-        axes.errorbar(range(len(readings)), [reading.value for reading in readings],
-                      yerr=[reading.stderr for reading in readings], color=colour, capsize=2, linewidth=1.1,
-                      linestyle="-" if operator == "Hessian" else "--",
-                      label=f"{courses.optimizer}, {operator}")  # fmt: skip
+        axes.errorbar(
+            range(len(readings)),
+            [reading.value for reading in readings],
+            yerr=[reading.stderr for reading in readings],
+            color=colour,
+            capsize=2,
+            linewidth=1.1,
+            linestyle="-" if operator == "Hessian" else "--",
+            label=f"{courses.optimizer}, {operator}",
+        )
         _stops(axes, courses)
 
 

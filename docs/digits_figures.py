@@ -120,8 +120,15 @@ def variance() -> Any:
     axes.fill_between(at, low * factor, high * factor, color=BLUE, alpha=0.25, linewidth=0)
     axes.loglog(at, float(told) * factor, color=BLUE, label="σ²/b with σ² from lh.variance, and its 95 % interval")
     error = [2 * float(m.std()) / math.sqrt(len(m)) for m in measured]
-    axes.errorbar(sizes, [float(m.mean()) for m in measured], yerr=error, fmt="o", color=VERMILION, capsize=3,
-                  label=f"measured on {v.shape[1]} random batches of each size, ± 2 s.e.")  # fmt: skip
+    axes.errorbar(
+        sizes,
+        [float(m.mean()) for m in measured],
+        yerr=error,
+        fmt="o",
+        color=VERMILION,
+        capsize=3,
+        label=f"measured on {v.shape[1]} random batches of each size, ± 2 s.e.",
+    )
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
     axes.set_xlabel("batch size B")

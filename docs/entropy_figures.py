@@ -42,8 +42,14 @@ def maximum_entropy() -> Any:
     exact = np.array([float(spectrum.moment(k)) for k in range(13)])
     for width, colour in ((0.05, AMBER), (0.15, VERMILION)):
         kernel = spectrum.density(np.linspace(-1, 3, 4001), width=width).moments(12)
-        right.semilogy(orders[1:], (kernel / exact - 1)[2:], color=colour, marker="o", markersize=3,
-                       label=f"Gaussian kernel, σ = {width}")  # fmt: skip
+        right.semilogy(
+            orders[1:],
+            (kernel / exact - 1)[2:],
+            color=colour,
+            marker="o",
+            markersize=3,
+            label=f"Gaussian kernel, σ = {width}",
+        )
     kept = np.abs(spectrum.density(smoothing="maxent", moments=12).moments(12) / exact - 1)
     right.semilogy(orders[1:], np.maximum(kept[2:], 1e-12), color=BLUE, marker="o", markersize=3, label="maxent")
     right.set_xlabel("order of the moment")

@@ -65,9 +65,12 @@ def overfitting() -> Any:
     """
     figure = new_figure(8.6, 3.8)
     measures = {
-        "validation_loss": ("validation loss", GREY), "wbic": ("WBIC", AMBER), "llc_batch": ("λ̂, B/ln B", BLUE),
-        "llc": ("λ̂, n/ln n", PURPLE), "trace": ("Tr H", VERMILION),
-    }  # fmt: skip
+        "validation_loss": ("validation loss", GREY),
+        "wbic": ("WBIC", AMBER),
+        "llc_batch": ("λ̂, B/ln B", BLUE),
+        "llc": ("λ̂, n/ln n", PURPLE),
+        "trace": ("Tr H", VERMILION),
+    }
     for place, (optimizer, title) in enumerate({"sgd": "SGD", "ngd": "NGD"}.items(), start=1):
         axes = tidy(figure.add_subplot(1, 2, place))
         rows = rows_of("ngd-overfitting", "paper").where(optimizer=optimizer)
@@ -77,12 +80,17 @@ def overfitting() -> Any:
         least = validation.index(min(validation))
         for column, (name, colour) in measures.items():
             means = [mean_of(part.values(column)).value for part in parts]
-            shown = [mean / means[least] if not unmet({"": part}, column) else math.nan
-                     for mean, part in zip(means, parts, strict=True)]  # fmt: skip
+            shown = [
+                mean / means[least] if not unmet({"": part}, column) else math.nan
+                for mean, part in zip(means, parts, strict=True)
+            ]
             width = 2.4 if column == "validation_loss" else 1.4
             axes.semilogy(epochs, shown, ".-", color=colour, linewidth=width, label=name)
-        solved = [epoch for epoch, part in zip(epochs, parts, strict=True)
-                  if mean_of(part.values("loss")).value <= INTERPOLATED]  # fmt: skip
+        solved = [
+            epoch
+            for epoch, part in zip(epochs, parts, strict=True)
+            if mean_of(part.values("loss")).value <= INTERPOLATED
+        ]
         if solved:
             axes.axvline(solved[0], color="black", linestyle="--", linewidth=0.9, label="interpolates")
         axes.set(title=title, xlabel="epoch", ylabel="relative to least validation loss", ylim=(0.4, 2.2))
@@ -114,8 +122,14 @@ def one_vector(row: Row) -> float:
 
 def _softmax(axes: Any, rows: Rows, column: str, words: str) -> None:
     readings = [mean_of(rows.where(decay=decay).values(column)) for decay in DECAYS]
-    axes.errorbar(range(3), [reading.value for reading in readings], [2 * reading.stderr for reading in readings],
-                  fmt="o-", color=BLUE, label="ours ± 2 standard errors")  # fmt: skip
+    axes.errorbar(
+        range(3),
+        [reading.value for reading in readings],
+        [2 * reading.stderr for reading in readings],
+        fmt="o-",
+        color=BLUE,
+        label="ours ± 2 standard errors",
+    )
     axes.plot(range(3), [PUBLISHED[column][decay] for decay in DECAYS], "D", color=VERMILION, label="paper")
     axes.set_xticks(range(3), [f"{decay:g}" for decay in DECAYS])
     axes.set(xlabel="weight decay", ylabel=words, xlim=(-0.4, 2.4))
@@ -134,8 +148,15 @@ def _sharper(axes: Any) -> Any:
         for place, (_, high, low) in enumerate(places):
             if len(high.where(mode=mode)):
                 reading = _decades(high.where(mode=mode), low.where(mode=mode))
-                axes.bar(place + shift, reading.value, 0.36, yerr=2 * reading.stderr, color=colour, ecolor=GREY,
-                         label=f"batch norm, {mode} mode" if place == 1 else None)  # fmt: skip
+                axes.bar(
+                    place + shift,
+                    reading.value,
+                    0.36,
+                    yerr=2 * reading.stderr,
+                    color=colour,
+                    ecolor=GREY,
+                    label=f"batch norm, {mode} mode" if place == 1 else None,
+                )
     axes.set_xticks(range(len(places)), [name for name, *_ in places], fontsize="small")
     axes.set(ylabel="λ₁: decades gained", ylim=(0, 3.1))
     axes.legend(frameon=False, fontsize="small", loc="upper left")

@@ -60,7 +60,15 @@ def llc_curve() -> Any:
     problem = lh.Problem(lh.models.mlp([64, 32, 10]), "cross_entropy", lh.data.digits_split(seed=0)[0]).at(weights)
     rule = next(row["localization"] for row in rows if abs(row["over_scale"] - 1) < 1e-6)
     axes = lh.plot(lh.singular.llc_curve(problem, [rule * 2.0**power for power in range(-3, 4)]))
-    axes.plot([row["localization"] for row in rows], [row["value"] for row in rows], "x", color="black",
-              markersize=9, markeredgewidth=1.8, zorder=5, label="reference")  # fmt: skip
+    axes.plot(
+        [row["localization"] for row in rows],
+        [row["value"] for row in rows],
+        "x",
+        color="black",
+        markersize=9,
+        markeredgewidth=1.8,
+        zorder=5,
+        label="reference",
+    )
     axes.legend(frameon=False, fontsize="small")
     return axes

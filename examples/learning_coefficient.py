@@ -11,7 +11,7 @@ x, y = lh.data.digits()
 images = x.reshape(-1, 1, 8, 8)
 model = nn.Sequential(
     nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 10)
-)  # fmt: skip
+)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 for step in range(150):
     rows = torch.arange(256 * step, 256 * (step + 1)) % len(images)

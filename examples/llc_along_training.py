@@ -19,5 +19,7 @@ for step in range(401):
 problem = lh.Problem(model, "cross_entropy", train)
 path = lh.singular.llc_along(problem, checkpoints, max_gradients=4000)
 for step, found in zip(path.labels, path.results, strict=True):
-    print(f"step {step:3.0f}  loss {found.initial_loss:.4f}  coefficient {found.value:.1f} ± {found.stderr:.1f}  "
-          f"{found.status.name}, {found.cost} gradients")  # fmt: skip
+    print(
+        f"step {step:3.0f}  loss {found.initial_loss:.4f}  coefficient {found.value:.1f} ± {found.stderr:.1f}  "
+        f"{found.status.name}, {found.cost} gradients"
+    )

@@ -110,18 +110,31 @@ class Block(nn.Module):
 def small_lenet() -> nn.Module:
     """LeNet-5's layers at a tenth of its width, for 10 × 10 images."""
     return nn.Sequential(
-        nn.Conv2d(1, 2, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(2, 3, 2), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3),
-    )  # fmt: skip
+        nn.Conv2d(1, 2, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(2, 3, 2),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12, 6),
+        nn.ReLU(),
+        nn.Linear(6, 5),
+        nn.ReLU(),
+        nn.Linear(5, 3),
+    )
 
 
 def normed() -> nn.Module:
     """A convolution, grouped and strided, with batch-norm."""
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2), nn.BatchNorm2d(4), nn.LeakyReLU(), nn.AvgPool2d(2),
-        nn.Flatten(), nn.Linear(16, 3),
-    )  # fmt: skip
+        nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2),
+        nn.BatchNorm2d(4),
+        nn.LeakyReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    )
 
 
 def _perceptron() -> nn.Module:

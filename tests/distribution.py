@@ -32,8 +32,13 @@ print(f"trace {found:.6g}")
 
 def run(*command: str | Path, **environment: str) -> str:
     """What a command prints; its errors where it fails."""
-    done = subprocess.run([str(part) for part in command], env=os.environ | environment, capture_output=True, text=True,
-                          cwd=tempfile.gettempdir())  # fmt: skip
+    done = subprocess.run(
+        [str(part) for part in command],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        cwd=tempfile.gettempdir(),
+    )
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
     return done.stdout.strip()
@@ -41,8 +46,19 @@ def run(*command: str | Path, **environment: str) -> str:
 
 def pip_install(package: str | Path, target: str | Path, *options: str, **environment: str) -> None:
     """A package into a folder."""
-    run(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", target, *options,
-        package, **environment)  # fmt: skip
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--target",
+        target,
+        *options,
+        package,
+        **environment,
+    )
 
 
 def build(folder: Path, tools: Path) -> tuple[Path, Path]:

@@ -30,16 +30,32 @@ def hugging_face() -> Any:
 def causal(**options: Any) -> nn.Module:
     """A GPT-2 of two layers, tied embeddings, float64, in eval mode."""
     found = hugging_face()
-    config = found.GPT2Config(vocab_size=WORDS, n_positions=8, n_embd=8, n_layer=2, n_head=2, bos_token_id=0,
-                              eos_token_id=0, loss_type="ForCausalLM", **options)  # fmt: skip
+    config = found.GPT2Config(
+        vocab_size=WORDS,
+        n_positions=8,
+        n_embd=8,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+        loss_type="ForCausalLM",
+        **options,
+    )
     return seeded(lambda: found.GPT2LMHeadModel(config))
 
 
 def masked(**options: Any) -> nn.Module:
     """A BERT of two layers with a masked-language head, float64, in eval mode."""
     found = hugging_face()
-    config = found.BertConfig(vocab_size=WORDS, max_position_embeddings=8, hidden_size=8, num_hidden_layers=2,
-                              num_attention_heads=2, intermediate_size=16, **options)  # fmt: skip
+    config = found.BertConfig(
+        vocab_size=WORDS,
+        max_position_embeddings=8,
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        **options,
+    )
     return seeded(lambda: found.BertForMaskedLM(config))
 
 
@@ -47,13 +63,33 @@ def translating(kind: str) -> nn.Module:
     """A T5 or BART of one layer each way, float64, in eval mode; the decoder starts with 0 or 2, padding is 0."""
     found = hugging_face()
     if kind == "t5":
-        config = found.T5Config(vocab_size=WORDS, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2,
-                                decoder_start_token_id=0, pad_token_id=0)  # fmt: skip
+        config = found.T5Config(
+            vocab_size=WORDS,
+            d_model=8,
+            d_kv=4,
+            d_ff=8,
+            num_layers=1,
+            num_heads=2,
+            decoder_start_token_id=0,
+            pad_token_id=0,
+        )
         return seeded(lambda: found.T5ForConditionalGeneration(config))
-    width = {f"{part}_{size}": n for part in ("encoder", "decoder")
-             for size, n in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 8))}  # fmt: skip
-    config = found.BartConfig(vocab_size=WORDS, d_model=8, max_position_embeddings=16, pad_token_id=0, bos_token_id=1,
-                              eos_token_id=2, decoder_start_token_id=2, init_std=0.5, **width)  # fmt: skip
+    width = {
+        f"{part}_{size}": n
+        for part in ("encoder", "decoder")
+        for size, n in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 8))
+    }
+    config = found.BartConfig(
+        vocab_size=WORDS,
+        d_model=8,
+        max_position_embeddings=16,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=2,
+        init_std=0.5,
+        **width,
+    )
     return seeded(lambda: found.BartForConditionalGeneration(config))
 
 

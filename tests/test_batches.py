@@ -70,7 +70,7 @@ FORMS = {
     "list of dicts": ([{"x": X[part], "labels": Y[part]} for part in PARTS], None),
     "UserDicts": ([UserDict(x=X[part], labels=Y[part]) for part in PARTS], None),
     "UserDict of columns": (UserDict(x=X, labels=Y), 4),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -142,8 +142,12 @@ REFUSED = {
     "no batches": ([], None, ValueError, "data must hold at least one batch, got an empty list"),
     "no rows": ((X[:0], Y[:0]), None, ValueError, "data must hold at least one sample"),
     "an empty Dataset": (TensorDataset(X[:0], Y[:0]), None, ValueError, "data must hold at least one sample"),
-    "an empty loader": (DataLoader(TensorDataset(X[:0], Y[:0])), None, ValueError,
-        "data must hold at least one sample"),
+    "an empty loader": (
+        DataLoader(TensorDataset(X[:0], Y[:0])),
+        None,
+        ValueError,
+        "data must hold at least one sample",
+    ),
     "an empty batch": ([(X, Y), (X[:0], Y[:0])], None, ValueError, "batch 1 of the data must hold .* an empty batch"),
     "uneven columns": ((X, Y[:5]), None, ValueError, r"same first dimension, got first dimensions \[5, 10\]"),
     "no tensors": ([("a", "b")], None, ValueError, "data must have one tensor or more.*a batch without tensors"),
@@ -151,16 +155,24 @@ REFUSED = {
     "arrays": ((X.numpy(), Y.numpy()), None, TypeError, "first entry is ndarray of shape .* torch.as_tensor"),
     "nothing": (None, None, TypeError, "data must be a Dataset, a DataLoader, tensors or a list of batches, got None"),
     "a number": (3, None, TypeError, "data must be a Dataset"),
-    "a shuffling loader": (DataLoader(TensorDataset(X, Y), shuffle=True), None, ValueError,
-        "shuffles; use shuffle=False"),
+    "a shuffling loader": (
+        DataLoader(TensorDataset(X, Y), shuffle=True),
+        None,
+        ValueError,
+        "shuffles; use shuffle=False",
+    ),
     "augmentation": (Items(noise=1.0), None, ValueError, r"random augmentation\); fix one pass with list\(loader\)"),
     "augmentation in a loader": (DataLoader(Items(noise=1.0)), None, ValueError, "random augmentation"),
     "a size of 0": ((X, Y), 0, ValueError, "batch_size must be an integer of at least 1, got 0"),
     "half a size": ((X, Y), 2.5, TypeError, "batch_size must be an integer"),
-    "a size beside a loader": (DataLoader(TensorDataset(X, Y)), 3, ValueError,
-        "batch_size must be left out for a DataLoader"),
+    "a size beside a loader": (
+        DataLoader(TensorDataset(X, Y)),
+        3,
+        ValueError,
+        "batch_size must be left out for a DataLoader",
+    ),
     "a size beside batches": ([(X, Y)], 3, ValueError, "batch_size must be left out for a list of batches"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

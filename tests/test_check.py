@@ -40,9 +40,18 @@ def test_counts_are_returned_as_int(value):
 
 @pytest.mark.parametrize(
     ("value", "error"),
-    [(0, ValueError), (-3, ValueError), (8, ValueError), (1.0, TypeError), (True, TypeError), ("3", TypeError),
-     (None, TypeError), (math.nan, TypeError), (torch.tensor(3), TypeError)],
-)  # fmt: skip
+    [
+        (0, ValueError),
+        (-3, ValueError),
+        (8, ValueError),
+        (1.0, TypeError),
+        (True, TypeError),
+        ("3", TypeError),
+        (None, TypeError),
+        (math.nan, TypeError),
+        (torch.tensor(3), TypeError),
+    ],
+)
 def test_counts_refuse(value, error):
     with pytest.raises(error, match=r"^k must be an integer in \[1, 7\], got .*; ask for fewer$"):
         require_count(value, "k", 1, 7, "ask for fewer")
@@ -57,9 +66,17 @@ def test_positive_numbers_are_returned_as_float(value):
 
 @pytest.mark.parametrize(
     ("value", "error"),
-    [(0, ValueError), (-0.1, ValueError), (math.nan, ValueError), (math.inf, ValueError), ("1", TypeError),
-     (None, TypeError), (True, TypeError), (1j, TypeError)],
-)  # fmt: skip
+    [
+        (0, ValueError),
+        (-0.1, ValueError),
+        (math.nan, ValueError),
+        (math.inf, ValueError),
+        ("1", TypeError),
+        (None, TypeError),
+        (True, TypeError),
+        (1j, TypeError),
+    ],
+)
 def test_positive_numbers_refuse(value, error):
     with pytest.raises(error, match=r"^tol must be a .*number above 0, got "):
         require_positive(value, "tol")

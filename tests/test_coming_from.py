@@ -13,8 +13,12 @@ import torch
 PAGE = Path(__file__).parents[1] / "docs" / "coming-from.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECTIONS = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-PEERS = {"PyHessian": "pyhessian", "curvlinops": "curvlinops", "hessian-eigenthings": "hessian_eigenthings",
-         "devinterp": "devinterp"}  # fmt: skip
+PEERS = {
+    "PyHessian": "pyhessian",
+    "curvlinops": "curvlinops",
+    "hessian-eigenthings": "hessian_eigenthings",
+    "devinterp": "devinterp",
+}
 TOLERANCE = {"trace": 0.1, "λ̂": 0.25}  # of what they sample; 1 % for the rest
 NEEDS = {"devinterp": ("devinterp", "datasets", "zarr")}
 

@@ -66,15 +66,31 @@ def test_exit_codes_are_those_of_the_command():
         assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == codes
 
 
-KERNELS = {"kinetic": "kernels.Kinetic", "sgld": "kernels.SGLD", "rmsprop_sgld": "kernels.RMSpropSGLD",
-           "sghmc": "kernels.SGHMC", "sgnht": "kernels.SGNHT", "hmc": "hamiltonian.HMC"}  # fmt: skip
+KERNELS = {
+    "kinetic": "kernels.Kinetic",
+    "sgld": "kernels.SGLD",
+    "rmsprop_sgld": "kernels.RMSpropSGLD",
+    "sghmc": "kernels.SGHMC",
+    "sgnht": "kernels.SGNHT",
+    "hmc": "hamiltonian.HMC",
+}
 
 
 def test_every_public_name_is_in_the_reference():
     page = (DOCS / "reference.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^::: lambdahat\.([\w.]+)$", page, re.MULTILINE))
-    modules = {"data", "experiments", "graphs", "maxent", "models", "optim", "randommatrix", "sampling", "singular",
-               "training"}  # fmt: skip
+    modules = {
+        "data",
+        "experiments",
+        "graphs",
+        "maxent",
+        "models",
+        "optim",
+        "randommatrix",
+        "sampling",
+        "singular",
+        "training",
+    }
     assert {name for name in listed if "." not in name} == set(lh.__all__) - modules
     elsewhere = {"exact", "llc", "sample"}  # a module of its own, and names of lambdahat itself
     for module in sorted(modules):

@@ -61,8 +61,11 @@ def test_an_example_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 def test_rescaling_changes_the_trace_and_not_the_relative_sharpness() -> None:
-    rows = re.findall(r"^(first[, a-z]*?) +loss ([\d.]+)  trace +([\d.]+)  relative ([\d.]+)$",
-                      output("compare_minima.py"), re.MULTILINE)  # fmt: skip
+    rows = re.findall(
+        r"^(first[, a-z]*?) +loss ([\d.]+)  trace +([\d.]+)  relative ([\d.]+)$",
+        output("compare_minima.py"),
+        re.MULTILINE,
+    )
     (_, loss, trace, relative), (_, same_loss, other_trace, same_relative) = rows
     assert loss == same_loss
     assert float(other_trace) > 2 * float(trace)

@@ -44,8 +44,10 @@ def test_rules_are_shown_as_stored(name):
     title, judged = RULES[name]
     tanh, relu = find(name).tables(rows_of(name))[:2]
     places = [tanh.header.index(column) for column in (judged, "norm")]
-    expected = [line(first[0], *(row[place] for row in (first, second) for place in places))
-                for first, second in zip(tanh.rows, relu.rows, strict=True)]  # fmt: skip
+    expected = [
+        line(first[0], *(row[place] for row in (first, second) for place in places))
+        for first, second in zip(tanh.rows, relu.rows, strict=True)
+    ]
     lines = lines_of("regularizers.md")
     start = lines.index(line(title, *(f"{column}, {word}" for word in ("tanh", "ReLU") for column in (judged, "norm"))))
     assert lines[start + 2 : start + 2 + len(expected)] == expected

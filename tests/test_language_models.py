@@ -147,12 +147,18 @@ def test_sentences_of_any_length_have_a_variance_where_they_are_the_samples():
     ("call", "error", "message"),
     [
         (lambda m, d: lh.Problem(m, "model", d, count="words"), ValueError, "count must be one of 'tokens'"),
-        (lambda m, d: lh.Problem(nn.Linear(2, 1), "mse", (torch.ones(3, 2), torch.ones(3, 1)), count="tokens"),
-         ValueError, "count must be left out for a loss that is not cross-entropy"),
-        (lambda m, d: lh.Problem(m, "model", {**d, "labels": torch.full_like(d["labels"], -100)}), ValueError,
-         "data must hold at least one target that counts"),
+        (
+            lambda m, d: lh.Problem(nn.Linear(2, 1), "mse", (torch.ones(3, 2), torch.ones(3, 1)), count="tokens"),
+            ValueError,
+            "count must be left out for a loss that is not cross-entropy",
+        ),
+        (
+            lambda m, d: lh.Problem(m, "model", {**d, "labels": torch.full_like(d["labels"], -100)}),
+            ValueError,
+            "data must hold at least one target that counts",
+        ),
     ],
-)  # fmt: skip
+)
 def test_misuse(call, error, message):
     with pytest.raises(error, match=re.escape(message)):
         call(seeded(LanguageModel), sentences())

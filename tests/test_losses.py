@@ -223,12 +223,19 @@ def test_classes_of_dtype_uint8_are_all_counted():
 @pytest.mark.parametrize(
     ("given", "kind"),
     [
-        ("cross_entropy", losses.CrossEntropy), (nn.CrossEntropyLoss(), losses.CrossEntropy),
-        (F.cross_entropy, losses.CrossEntropy), ("mse", losses.MeanSquare), (nn.MSELoss(), losses.MeanSquare),
-        (F.mse_loss, losses.MeanSquare), ("bce_with_logits", losses.BinaryCrossEntropy),
-        (nn.BCEWithLogitsLoss(), losses.BinaryCrossEntropy), (F.nll_loss, losses.NegativeLogLikelihood),
-        (nn.NLLLoss(), losses.NegativeLogLikelihood), ("gaussian_nll", losses.GaussianNLL),
-        (nn.GaussianNLLLoss(), losses.GaussianNLL), (F.gaussian_nll_loss, losses.GaussianNLL),
+        ("cross_entropy", losses.CrossEntropy),
+        (nn.CrossEntropyLoss(), losses.CrossEntropy),
+        (F.cross_entropy, losses.CrossEntropy),
+        ("mse", losses.MeanSquare),
+        (nn.MSELoss(), losses.MeanSquare),
+        (F.mse_loss, losses.MeanSquare),
+        ("bce_with_logits", losses.BinaryCrossEntropy),
+        (nn.BCEWithLogitsLoss(), losses.BinaryCrossEntropy),
+        (F.nll_loss, losses.NegativeLogLikelihood),
+        (nn.NLLLoss(), losses.NegativeLogLikelihood),
+        ("gaussian_nll", losses.GaussianNLL),
+        (nn.GaussianNLLLoss(), losses.GaussianNLL),
+        (F.gaussian_nll_loss, losses.GaussianNLL),
         (losses.MeanSquare(), losses.MeanSquare),
         (nn.CrossEntropyLoss(label_smoothing=0.1), losses.CrossEntropy),
         (nn.CrossEntropyLoss(weight=torch.ones(3)), losses.CrossEntropy),
@@ -238,10 +245,12 @@ def test_classes_of_dtype_uint8_are_all_counted():
         (nn.GaussianNLLLoss(full=True), losses.GaussianNLL),
         (functools.partial(F.nll_loss, ignore_index=1), losses.NegativeLogLikelihood),
         # what the closed forms do not cover is taken as it is
-        (nn.SmoothL1Loss(), losses.Custom), (nn.KLDivLoss(reduction="batchmean"), losses.Custom),
-        (lambda z, y: (z - y).abs().mean(), losses.Custom), (functools.partial(F.huber_loss, delta=2.0), losses.Custom),
+        (nn.SmoothL1Loss(), losses.Custom),
+        (nn.KLDivLoss(reduction="batchmean"), losses.Custom),
+        (lambda z, y: (z - y).abs().mean(), losses.Custom),
+        (functools.partial(F.huber_loss, delta=2.0), losses.Custom),
     ],
-)  # fmt: skip
+)
 def test_make_loss_knows_its_kind(given, kind):
     assert type(make_loss(given)) is kind
 

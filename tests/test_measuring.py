@@ -112,9 +112,13 @@ def test_more_can_be_asked_of_the_same_folder(tmp_path, counted):
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({"seed": 1}, "seed = 1"), ({"curvature": "ggn"}, "curvature = ggn"), ({"top": 4}, "top = 4"),
-     ({"keep_vectors": False}, "vectors = False")],
-)  # fmt: skip
+    [
+        ({"seed": 1}, "seed = 1"),
+        ({"curvature": "ggn"}, "curvature = ggn"),
+        ({"top": 4}, "top = 4"),
+        ({"keep_vectors": False}, "vectors = False"),
+    ],
+)
 def test_a_folder_of_other_settings_is_refused(tmp_path, change, named):
     measure(a_problem(), "trace", folder=tmp_path)
     with pytest.raises(ValueError, match=rf"folder must hold .*{named}.*choose another folder"):
@@ -188,8 +192,11 @@ def test_the_same_loss_with_another_number_of_terms_is_another_measurement(tmp_p
 
 def test_a_closure_shows_in_how_the_loss_behaves(tmp_path):
     def made(scale):
-        return Problem.from_function(lambda p, b: scale * (b[0] @ p["w"]).square().mean(), {"w": torch.zeros(6)},
-                                     (torch.randn(40, 6, generator=torch.Generator().manual_seed(0)),))  # fmt: skip
+        return Problem.from_function(
+            lambda p, b: scale * (b[0] @ p["w"]).square().mean(),
+            {"w": torch.zeros(6)},
+            (torch.randn(40, 6, generator=torch.Generator().manual_seed(0)),),
+        )
 
     measure(made(1.0), "trace", folder=tmp_path)
     measure(made(1.0), "trace", folder=tmp_path)
@@ -269,8 +276,10 @@ def test_the_table_counts_gradients_of_the_learning_coefficient():
     assert set(rows) == {"llc", "llc.wbic", "llc.d/dlnγ", "llc.d/dlnnβ"}
     assert {(row["nbeta"], row["localization"]) for row in rows.values()} == {(result.nbeta, 5.0)}
     assert (rows["llc"]["value"], rows["llc"]["stderr"], rows["llc"]["cost"]) == (
-        float(result), float(result.stderr), result.cost,
-    )  # fmt: skip
+        float(result),
+        float(result.stderr),
+        result.cost,
+    )
     assert result.cost >= 2 * 16
     assert rows["llc.wbic"]["value"] == float(result.wbic)
     assert set(measure(a_problem(), "llc", sampling=SHORT).table()[0]) == set(rows["llc"])

@@ -56,8 +56,13 @@ def test_texts_are_read_as_bytes(given, expected):
         (lambda: language(1.5), TypeError, "memory must be an integer of at least 1"),
         (lambda: language(0), ValueError, "memory must be an integer of at least 1, got 0"),
         (lambda: language(10_000), ValueError, "of which a pass over one sample may take a quarter, got 10,000"),
-        (lambda: lh.Problem.from_function(lambda p, x: (x @ p["w"]).square().mean(), {"w": torch.ones(9)},
-                                          torch.ones(500, 9), memory=5000), ValueError, "give smaller batches"),
+        (
+            lambda: lh.Problem.from_function(
+                lambda p, x: (x @ p["w"]).square().mean(), {"w": torch.ones(9)}, torch.ones(500, 9), memory=5000
+            ),
+            ValueError,
+            "give smaller batches",
+        ),
         (lambda: lh.spectrum(lh.hessian(wide(36 * ROW)), 100), ValueError, "into what the problem's memory=23,213,088"),
         (lambda: lh.spectrum(lh.hessian(wide(36 * ROW)), 40, basis="host"), ValueError, "with basis='device'; lower"),
         (lambda: lh.trace(lh.hessian(wide(36 * ROW)), method="xtrace"), ValueError, "method must be 'auto' or 'hutch"),
@@ -69,7 +74,7 @@ def test_texts_are_read_as_bytes(given, expected):
         (lambda: chains(wide(36 * ROW), 8), ValueError, "bytes for 8 chains of SGLD, got 23,213,088; raise it, or run"),
         (lambda: chains(wide(33 * ROW), 4, "batched"), ValueError, "mode must fit into the problem's memory, 21,278,6"),
     ],
-)  # fmt: skip
+)
 def test_misuse(call, error, message):
     with pytest.raises(error, match=re.escape(message)):
         call()

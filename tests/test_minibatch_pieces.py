@@ -56,8 +56,10 @@ def test_the_caution_about_damping_has_the_figures_of_the_stored_results(script)
     kfac, adam = (needed[optimizer] / rule.dampings(1.0, "directional") for optimizer in ("kfac", "adam"))
     isotropic = max(float((each / rule.dampings(1.0, "additive")).nan_to_num().max()) for each in needed.values())
     expected = [float(kfac[0]), float(kfac[3]), float(adam.min()), float(adam.max()), isotropic]
-    words = (r"KFAC needed (\S+) \(B = 16\) to (\S+) \(B = 1,024\) of that by τ², and Adam (\S+) to ([\d.]+), but up "
-             r"to (\S+) times that by isotropic noise")  # fmt: skip
+    words = (
+        r"KFAC needed (\S+) \(B = 16\) to (\S+) \(B = 1,024\) of that by τ², and Adam (\S+) to ([\d.]+), but up "
+        r"to (\S+) times that by isotropic noise"
+    )
     problem = Problem.from_function(lambda p, x: 0.5 * (x @ p["w"]).square().mean(), {"w": torch.ones(1)}, ROWS)
     for optimizer in ("lanczos-newton", "adam"):
         shown = re.search(words, advise(problem, optimizer, 4).cautions[0]).groups()

@@ -41,7 +41,7 @@ from tests.misuses import (
     net,
     ones,
     problem,
-)  # fmt: skip
+)
 from tests.sampling.misuses import SAMPLING
 from tests.singular.misuses import SINGULAR
 
@@ -121,11 +121,18 @@ def read_only() -> tuple[Any, Any]:
 ANSWERS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "dropout in train mode is off": lambda: (problem(trained()).loss(), loss_of(trained())),
     "one fixed pass of a shuffling loader": lambda: (
-        problem(data=list(DataLoader(TensorDataset(X, Y), batch_size=3, shuffle=True,
-                                     generator=torch.Generator().manual_seed(0)))).loss(), loss_of(net())),
+        problem(
+            data=list(
+                DataLoader(TensorDataset(X, Y), batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(0))
+            )
+        ).loss(),
+        loss_of(net()),
+    ),
     "mean and variance from a tuple": heads,
-    "targets left out": lambda: (problem(data=(X, torch.where(Y == 0, -100, Y)), batch_size=2).loss(),
-                                 loss_of(net(), X[Y != 0], Y[Y != 0])),
+    "targets left out": lambda: (
+        problem(data=(X, torch.where(Y == 0, -100, Y)), batch_size=2).loss(),
+        loss_of(net(), X[Y != 0], Y[Y != 0]),
+    ),
     "an unfinished last batch": lambda: (problem(batch_size=7).loss(), loss_of(net())),
     "a batch larger than the data": lambda: (problem(batch_size=1000).loss(), loss_of(net())),
     "integer matrix": lambda: (lh.trace(lh.operator([[1, 2], [2, 3]])), 4.0),
@@ -144,15 +151,18 @@ ANSWERS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "a cast of model and data": lambda: (problem(data=(X.double(), Y), dtype=torch.float64).loss(), loss_of(net())),
     "under no_grad": under_no_grad,
     "the user's own backward": within_a_forgotten_backward,
-    "scalar parameters": lambda: (
-        lh.trace(lh.hessian(function(lambda p: p["a"] ** 2, {"a": torch.tensor(3.0)}))), 2.0),
+    "scalar parameters": lambda: (lh.trace(lh.hessian(function(lambda p: p["a"] ** 2, {"a": torch.tensor(3.0)}))), 2.0),
     "a parameter the loss does not use": lambda: (
-        lh.trace(lh.hessian(function(lambda p: p["a"] ** 2, {"a": torch.tensor(3.0), "b": torch.ones(4)}))), 2.0),
+        lh.trace(lh.hessian(function(lambda p: p["a"] ** 2, {"a": torch.tensor(3.0), "b": torch.ones(4)}))),
+        2.0,
+    ),
     "batch-norm of vectors": batch_norm_trace,
     "a data-parallel wrapper": lambda: (problem(nn.DataParallel(net())).loss(), loss_of(net())),
     "a compiled loss of one number in a vector": lambda: (
-        problem(loss=lambda z, y: F.cross_entropy(z, y).reshape(1)).loss(), loss_of(net())),
-}  # fmt: skip
+        problem(loss=lambda z, y: F.cross_entropy(z, y).reshape(1)).loss(),
+        loss_of(net()),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", ANSWERS)

@@ -382,8 +382,11 @@ def test_mixed_models_keep_each_dtype():
     problem = Problem(model, "cross_entropy", (X.float(), Y))
     assert problem.dtype == torch.float64
     assert {name: t.dtype for name, t in problem.named(problem.vector).items()} == {
-        "0.weight": torch.float32, "0.bias": torch.float32, "1.weight": torch.float64, "1.bias": torch.float64
-    }  # fmt: skip
+        "0.weight": torch.float32,
+        "0.bias": torch.float32,
+        "1.weight": torch.float64,
+        "1.bias": torch.float64,
+    }
 
 
 def test_attention_in_single_precision_is_deterministic():

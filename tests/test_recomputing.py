@@ -29,9 +29,11 @@ class Deep(nn.Module):
         self.reentrant, inner = reentrant, 4 * width
         self.first, self.last = nn.Linear(5, width), nn.Linear(width, 3)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, inner), nn.Tanh(), nn.Linear(inner, inner), nn.Tanh(),
-                          nn.Linear(inner, width)) for _ in range(depth)
-        )  # fmt: skip
+            nn.Sequential(
+                nn.Linear(width, inner), nn.Tanh(), nn.Linear(inner, inner), nn.Tanh(), nn.Linear(inner, width)
+            )
+            for _ in range(depth)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)

@@ -76,8 +76,9 @@ def test_fresh_memory_does_not_matter(always_recorded):
     operator, _ = symmetric(20)
     state = Krylov(operator, random_vector(operator, 0, "start"), 18)
     state.basis.rows[1:] = float("nan")
-    steps = RecordedSteps(state.basis, lambda v: operator @ v, operator.dtype, (state.alpha, state.beta, state.drift),
-                          None)  # fmt: skip
+    steps = RecordedSteps(
+        state.basis, lambda v: operator @ v, operator.dtype, (state.alpha, state.beta, state.drift), None
+    )
     for number in range(5):
         steps.step(number)
     assert bool(torch.isfinite(state.alpha[:5]).all())

@@ -49,10 +49,28 @@ ODD = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324], dtype=tor
 PLAIN = Estimate(1.25, 0.5, 7, Status.BUDGET_SPENT, 3)
 SEEN = Diagnostics(1.01, 90.0, 80.0, math.nan, PLAIN, np.ones(2), 0.9, np.array([True, False]), np.array([0, 3]))
 CHAINS = Chains(
-    np.ones((2, 3)), np.zeros((2, 3)), np.ones((2, 3)), np.ones((2, 3)), "SGLD", 1e-4, 20.0, torch.ones(4), 0.5, 100,
-    10, 5, 1, "batched", SEEN, virials=np.ones((2, 3)), observables={"norm": np.ones((2, 3, 4))},
-    parameters=torch.ones(2, 3, 4), reasons={"draws": "given"}, cost=16, status=Status.NOT_MIXED,
-)  # fmt: skip
+    np.ones((2, 3)),
+    np.zeros((2, 3)),
+    np.ones((2, 3)),
+    np.ones((2, 3)),
+    "SGLD",
+    1e-4,
+    20.0,
+    torch.ones(4),
+    0.5,
+    100,
+    10,
+    5,
+    1,
+    "batched",
+    SEEN,
+    virials=np.ones((2, 3)),
+    observables={"norm": np.ones((2, 3, 4))},
+    parameters=torch.ones(2, 3, 4),
+    reasons={"draws": "given"},
+    cost=16,
+    status=Status.NOT_MIXED,
+)
 
 EXAMPLES: dict[str, Result] = {
     "Estimate": Estimate(0.1 + 0.2, 1e-300, 12, Status.QUADRATURE, 4.5),
@@ -70,13 +88,26 @@ EXAMPLES: dict[str, Result] = {
     "Variance": Variance(PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, None, PLAIN, 3),
     "Diagnostics": SEEN,
     "Chains": CHAINS,
-    "LearningCoefficient": LearningCoefficient(2.0, 0.1, 16, Status.NOT_MIXED, 15.0, np.ones(2), PLAIN, 20.0, "given",
-                                               chains=CHAINS, sensitivity=Sensitivity(PLAIN, PLAIN)),
+    "LearningCoefficient": LearningCoefficient(
+        2.0,
+        0.1,
+        16,
+        Status.NOT_MIXED,
+        15.0,
+        np.ones(2),
+        PLAIN,
+        20.0,
+        "given",
+        chains=CHAINS,
+        sensitivity=Sensitivity(PLAIN, PLAIN),
+    ),
     "Sensitivity": Sensitivity(PLAIN, Estimate(math.nan, math.nan)),
     "LearningCoefficient, bare": LearningCoefficient(2.0),
-    "Measurement": Measurement({"trace": PLAIN, "layers": {"a": PLAIN, "b": {"c": PLAIN}}, "n": 3},
-                               {"model": "λ", "when": None, "sizes": (1, 2), "ok": True, 4: 5}),
-}  # fmt: skip
+    "Measurement": Measurement(
+        {"trace": PLAIN, "layers": {"a": PLAIN, "b": {"c": PLAIN}}, "n": 3},
+        {"model": "λ", "when": None, "sizes": (1, 2), "ok": True, 4: 5},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -89,7 +89,7 @@ WORK: dict[str, Callable[[Problem], Any]] = {
     "subsample": lambda p: p.subsample(5, batch_size=5).loss(),
     "refresh": lambda p: p.refresh_statistics().loss(),
     "spectrum": lambda p: lh.spectrum(lh.hessian(p), depth=5),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("norm", ["eval", "train", "frozen"])

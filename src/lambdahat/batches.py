@@ -104,8 +104,13 @@ class Batches:
         room = CACHE_FRACTION * free_memory(device)
         for index, raw in enumerate(passes()):
             batch = self.place(raw, index)
-            require(batch.size > 0, f"batch {index} of the data", "hold at least one sample", "an empty batch",
-                    "leave empty batches out")  # fmt: skip
+            require(
+                batch.size > 0,
+                f"batch {index} of the data",
+                "hold at least one sample",
+                "an empty batch",
+                "leave empty batches out",
+            )
             self.sizes.append(batch.size)
             self.sums += [(index, part) for part in _sums(batch.data)]
             room -= _bytes(batch.data)
@@ -208,8 +213,13 @@ class Batches:
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            require(not leaf.is_meta, "data", "hold numbers", "tensors on the meta device, which have shapes alone",
-                    "load them on a device that computes")  # fmt: skip
+            require(
+                not leaf.is_meta,
+                "data",
+                "hold numbers",
+                "tensors on the meta device, which have shapes alone",
+                "load them on a device that computes",
+            )
             cast = self.dtype if leaf.is_floating_point() else None
             return leaf.detach().to(self.device, cast)
 
@@ -336,9 +346,14 @@ def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Ite
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
         require(len(data) > 0, "data", "hold at least one batch", "an empty list")
         if not isinstance(data[0], Tensor | tuple | list | Mapping):  # to describe a good one would print its tensors
-            require(False, "data", "be a list of batches (tensors, tuples or dicts of tensors)",
-                    f"a {type(data).__name__} whose first entry is {describe(data[0])}",
-                    "torch.as_tensor makes tensors", TypeError)  # fmt: skip
+            require(
+                False,
+                "data",
+                "be a list of batches (tensors, tuples or dicts of tensors)",
+                f"a {type(data).__name__} whose first entry is {describe(data[0])}",
+                "torch.as_tensor makes tensors",
+                TypeError,
+            )
         require(batch_size is None, "batch_size", f"be left out for {given}", batch_size, "it has its own batches")
         return partial(_same, data)
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
@@ -346,8 +361,14 @@ def _passes(data: Any, batch_size: int | None, default: int) -> Callable[[], Ite
         return partial(_collated, data, batch_size or default)
     once = hasattr(data, "__next__")
     cure = "pass list(data): an operator needs the same batches at every product" if once else ""
-    require(False, "data", "be a Dataset, a DataLoader, tensors or a list of batches",
-            "a one-shot iterator" if once else data, cure, TypeError)  # fmt: skip
+    require(
+        False,
+        "data",
+        "be a Dataset, a DataLoader, tensors or a list of batches",
+        "a one-shot iterator" if once else data,
+        cure,
+        TypeError,
+    )
     raise AssertionError
 
 
@@ -403,9 +424,13 @@ def _collated(dataset: Any, batch_size: int) -> Iterator[Any]:
 def _size(raw: Any) -> int:
     """Samples in a batch: the common first dimension of its tensors."""
     sizes = {leaf.shape[0] for leaf in tree_flatten(raw)[0] if isinstance(leaf, Tensor) and leaf.ndim}
-    require(len(sizes) == 1, "data", "have one tensor or more, all with the same first dimension",
-            f"first dimensions {sorted(sizes)}" if sizes else "a batch without tensors",
-            _expanding(raw, sizes))  # fmt: skip
+    require(
+        len(sizes) == 1,
+        "data",
+        "have one tensor or more, all with the same first dimension",
+        f"first dimensions {sorted(sizes)}" if sizes else "a batch without tensors",
+        _expanding(raw, sizes),
+    )
     return int(sizes.pop())
 
 
@@ -424,8 +449,13 @@ def _bytes(raw: Any) -> int:
 
 def _require_ordered(loader: DataLoader[Any]) -> None:
     shuffles = "Random" in type(getattr(loader, "sampler", None)).__name__
-    require(not shuffles, "data", "come in the same order at every pass", "a DataLoader that shuffles",
-            "use shuffle=False, or list(loader) to fix one pass")  # fmt: skip
+    require(
+        not shuffles,
+        "data",
+        "come in the same order at every pass",
+        "a DataLoader that shuffles",
+        "use shuffle=False, or list(loader) to fix one pass",
+    )
 
 
 def _require_same_twice(passes: Callable[[], Iterable[Any]], data: Any) -> None:
@@ -434,8 +464,13 @@ def _require_same_twice(passes: Callable[[], Iterable[Any]], data: Any) -> None:
         return
     first, second = (tree_flatten(as_tree(next(iter(passes()), None)))[0] for _ in range(2))
     same = len(first) == len(second) and all(map(_equal, first, second))
-    require(same, "data", "be the same at every pass", "first batches that differ (shuffling or random augmentation)",
-            "fix one pass with list(loader)")  # fmt: skip
+    require(
+        same,
+        "data",
+        "be the same at every pass",
+        "first batches that differ (shuffling or random augmentation)",
+        "fix one pass with list(loader)",
+    )
 
 
 def _equal(first: Any, second: Any) -> bool:

@@ -40,9 +40,13 @@ def true_derivatives(model: nn.Module) -> None:
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             layer.sparse = layer.scale_grad_by_freq = False
             bounded = layer.max_norm is not None
-            require(not (bounded and held[id(layer.weight)] > 1), "an embedding with max_norm",
-                    "have a weight of its own", "one that another layer reads after it was shortened",
-                    "leave out max_norm, or give the other layer a weight of its own")  # fmt: skip
+            require(
+                not (bounded and held[id(layer.weight)] > 1),
+                "an embedding with max_norm",
+                "have a weight of its own",
+                "one that another layer reads after it was shortened",
+                "leave out max_norm, or give the other layer a weight of its own",
+            )
             if isinstance(layer, nn.EmbeddingBag):
                 if _has_forward_of(layer, nn.EmbeddingBag):
                     layer.forward = partial(_bags, layer)  # type: ignore[method-assign]
@@ -76,9 +80,13 @@ def require_true_second_derivative(loss: Tensor) -> None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        require(not node.name().startswith(KERNEL), "loss", "have a true second derivative",
-                "one through torch's weight_norm, whose kernel holds ‖v‖ constant in it",
-                "run the model within lambdahat.optim.true_second_derivatives(model)")  # fmt: skip
+        require(
+            not node.name().startswith(KERNEL),
+            "loss",
+            "have a true second derivative",
+            "one through torch's weight_norm, whose kernel holds ‖v‖ constant in it",
+            "run the model within lambdahat.optim.true_second_derivatives(model)",
+        )
         left += [following for following, _ in node.next_functions]
 
 
@@ -98,8 +106,9 @@ def _normed(model: nn.Module) -> list[tuple[Any, str, Any]]:
         hooks = [hook for hook in layer._forward_pre_hooks.values() if isinstance(hook, WeightNorm)]
         found += [
             (hook, "compute_weight", partial(_hooked_weight, hook.name, hook.dim))
-            for hook in hooks if "compute_weight" not in vars(hook)
-        ]  # fmt: skip
+            for hook in hooks
+            if "compute_weight" not in vars(hook)
+        ]
     return found
 
 
@@ -131,9 +140,14 @@ def _bags(
     weight = layer.weight if layer.max_norm is None else _shortened(layer)
     if input.ndim != 2 or layer.mode == "max":
         return functional.embedding_bag(
-            input, weight, offsets, mode=layer.mode, per_sample_weights=per_sample_weights,
-            include_last_offset=layer.include_last_offset, padding_idx=layer.padding_idx,
-        )  # fmt: skip
+            input,
+            weight,
+            offsets,
+            mode=layer.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=layer.include_last_offset,
+            padding_idx=layer.padding_idx,
+        )
     counted = torch.ones_like(input, dtype=weight.dtype) if layer.padding_idx is None else input != layer.padding_idx
     shares = counted.to(weight.dtype) if per_sample_weights is None else counted * per_sample_weights
     total = (functional.embedding(input, weight) * shares.unsqueeze(-1)).sum(1)

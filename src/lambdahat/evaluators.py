@@ -89,9 +89,13 @@ class Evaluator:
             other.feeds = takes_labels(own_loss, batch)
             names = inspect.signature(self.model.forward).parameters
             own = other.feeds or DECODER[0] not in names or any(name in batch.data for name in DECODER)
-            require(own, "data", f"hold {DECODER[0]!r} for an encoder-decoder that computes no loss of \"labels\"",
-                    f"a batch of {', '.join(map(repr, batch.data))}",
-                    'add them, the labels moved by one to the right, or use a model with its own loss')  # fmt: skip
+            require(
+                own,
+                "data",
+                f'hold {DECODER[0]!r} for an encoder-decoder that computes no loss of "labels"',
+                f"a batch of {', '.join(map(repr, batch.data))}",
+                "add them, the labels moved by one to the right, or use a model with its own loss",
+            )
         return other
 
     def apart(self) -> Evaluator:
@@ -158,10 +162,14 @@ class Evaluator:
         before = [_version(tensor) for tensor in own.values()]
         yield {**constants, **copies}
         for (name, tensor), version in zip(own.items(), before, strict=True):
-            require(_version(tensor) == version, "the model", "not write to tensors that are held constant",
-                    f"a pass that wrote to {name!r}, which is now changed",
-                    "put it back, and have forward write to a clone of it, or make it a buffer of at most "
-                    f"{LARGE >> 20} MiB, which passes get copies of")  # fmt: skip
+            require(
+                _version(tensor) == version,
+                "the model",
+                "not write to tensors that are held constant",
+                f"a pass that wrote to {name!r}, which is now changed",
+                "put it back, and have forward write to a clone of it, or make it a buffer of at most "
+                f"{LARGE >> 20} MiB, which passes get copies of",
+            )
         if first:
             self._copied = self._still_copied(copies, constants)
 
@@ -179,17 +187,24 @@ class Evaluator:
         others = copies.keys() - small
         # batch-norm does not raise the version of the statistics it writes, and inference mode has none: values tell
         return frozenset(small).union(
-            name for name in others if _version(copies[name]) > 0
+            name
+            for name in others
+            if _version(copies[name]) > 0
             or ((name in buffers or copies[name].is_inference()) and not torch.equal(copies[name], constants[name]))
-        )  # fmt: skip
+        )
 
     def loss_of(self, output: Any, batch: Batch) -> Tensor:
         """The mean loss of a batch whose output is known."""
         if self.model_loss:
             found = _held(output, LOSS, None)
-            require(isinstance(found, Tensor), 'the output of a model with loss="model"', "hold its loss",
-                    held_by(output), 'give "labels" in each batch, return it as "loss", or name a loss',
-                    TypeError)  # fmt: skip
+            require(
+                isinstance(found, Tensor),
+                'the output of a model with loss="model"',
+                "hold its loss",
+                held_by(output),
+                'give "labels" in each batch, return it as "loss", or name a loss',
+                TypeError,
+            )
             assert isinstance(found, Tensor)
             kept = self._kept(batch)
             if kept is None:

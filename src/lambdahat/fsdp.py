@@ -44,14 +44,25 @@ class ShardedProblem:
     """
 
     def __init__(self, model: nn.Module, loss: str | Loss | Any, data: Any, *, batch_size: int | None = None) -> None:
-        require(isinstance(model, nn.Module) and is_sharded(model), "model", "be under torch's fully_shard", model,
-                "lh.Problem takes any other model", TypeError)  # fmt: skip
+        require(
+            isinstance(model, nn.Module) and is_sharded(model),
+            "model",
+            "be under torch's fully_shard",
+            model,
+            "lh.Problem takes any other model",
+            TypeError,
+        )
         reshard(model)
         trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
         meshes = [getattr(tensor, "device_mesh", None) for tensor in trained]
         spread = all(mesh is not None and mesh.ndim == 1 for mesh in meshes)
-        require(bool(trained) and spread, "model", "have all its trained parameters sharded over one mesh dimension",
-                "others", "call fully_shard on the root module, with a mesh of one dimension")  # fmt: skip
+        require(
+            bool(trained) and spread,
+            "model",
+            "have all its trained parameters sharded over one mesh dimension",
+            "others",
+            "call fully_shard on the root module, with a mesh of one dimension",
+        )
         self.model, self._parameters = model, trained
         self.ranks, self.device = Ranks(meshes[0].get_group()), trained[0].device  # type: ignore[union-attr]
         self.batches = make_batches(data, batch_size, DEFAULT_BATCH, self.device, None)
@@ -61,10 +72,17 @@ class ShardedProblem:
         terms = [self._evaluate.terms(batch) for batch in self.batches]
         self.weights = [term / sum(terms) for term in terms]
         self.num_parameters, self.num_samples = sum(tensor.numel() for tensor in trained), self.batches.num_samples
-        self.ranks = joined(self.ranks, self.batches, {
-            "n": self.num_samples, "P": self.num_parameters, "batches": f"{self.batches.sizes}",
-            "loss": f"{type(self._evaluate.loss)}", "weights": torch.tensor(self.weights, dtype=torch.float64),
-        })  # fmt: skip
+        self.ranks = joined(
+            self.ranks,
+            self.batches,
+            {
+                "n": self.num_samples,
+                "P": self.num_parameters,
+                "batches": f"{self.batches.sizes}",
+                "loss": f"{type(self._evaluate.loss)}",
+                "weights": torch.tensor(self.weights, dtype=torch.float64),
+            },
+        )
         self._require_apart()
 
     @property
@@ -176,9 +194,13 @@ class ShardedProblem:
         """Differences of gradients in half precision are mostly rounding."""
         own, used = self._parameters[0].dtype, coarsest(self.model)
         fine = used is None or torch.finfo(used).eps <= torch.finfo(own).eps
-        require(fine, "model", f"compute in {own}, as its parameters are, for products with the Hessian",
-                f"a MixedPrecisionPolicy of {used}, in which a difference of gradients is good to a few per cent only",
-                "call fully_shard without mp_policy on a copy of the model; llc takes it as it is")  # fmt: skip
+        require(
+            fine,
+            "model",
+            f"compute in {own}, as its parameters are, for products with the Hessian",
+            f"a MixedPrecisionPolicy of {used}, in which a difference of gradients is good to a few per cent only",
+            "call fully_shard without mp_policy on a copy of the model; llc takes it as it is",
+        )
 
     def _require_apart(self) -> None:
         """The first batch's loss and gradient from its parts are those of the whole on every rank, or samples meet.
@@ -202,11 +224,15 @@ class ShardedProblem:
         miss, size = self.dots(torch.stack([whole - apart]), whole - apart), self.dots(whole[None], whole)
         meet = bool(miss.sqrt() > rounding(SAME_GRADIENT, kind) * size.sqrt())
         close = abs(parts - together) <= max(rounding(SAME_LOSS, kind), 1e-6) * (1 + abs(together))
-        require(close and not meet, "the loss of a batch",
-                "be the mean of its samples' own losses, for they are shared out",
-                f"{together:.6g}, and {parts:.6g} from its parts" if not close else
-                f"a gradient that is {float(miss / size) ** 0.5:.2g} of its length off from that of its parts",
-                "lh.Problem takes models in which samples meet")  # fmt: skip
+        require(
+            close and not meet,
+            "the loss of a batch",
+            "be the mean of its samples' own losses, for they are shared out",
+            f"{together:.6g}, and {parts:.6g} from its parts"
+            if not close
+            else f"a gradient that is {float(miss / size) ** 0.5:.2g} of its length off from that of its parts",
+            "lh.Problem takes models in which samples meet",
+        )
 
     def _whole_loss(self, batch: Batch) -> Tensor:
         """The loss of a batch that this rank computes all of."""
@@ -298,8 +324,16 @@ def llc(
         require_count(value, name, least)
     require_positive(step_size, "step_size")
     require_positive(localization, "localization")
-    problem.agree("llc", step_size=step_size, localization=localization, chains=chains, draws=draws, burn_in=burn_in,
-                  nbeta=nbeta, seed=seed)  # fmt: skip
+    problem.agree(
+        "llc",
+        step_size=step_size,
+        localization=localization,
+        chains=chains,
+        draws=draws,
+        burn_in=burn_in,
+        nbeta=nbeta,
+        seed=seed,
+    )
     temperature = inverse_temperature(nbeta, problem.num_samples, problem.batches.sizes[0])[0]
     centre, base = problem.vector, problem.batch_losses()
     weights = torch.tensor(problem.weights, dtype=torch.float64)

@@ -47,8 +47,13 @@ class Loss(ABC):
 
     def counted_in(self, count: str | None) -> Loss:
         """The same as a mean over "tokens", all targets that count, or over "sequences", their sum within each."""
-        require(count is None, "count", "be left out for a loss that is not cross-entropy or the model's own", count,
-                'use "cross_entropy", "nll" or "model"')  # fmt: skip
+        require(
+            count is None,
+            "count",
+            "be left out for a loss that is not cross-entropy or the model's own",
+            count,
+            'use "cross_entropy", "nll" or "model"',
+        )
         return self
 
     def product(self, output: Any, target: Any) -> Callable[[Tensor], Tensor] | None:
@@ -100,19 +105,31 @@ class OfClasses(Loss):
             if len(fitting) == 1:
                 other.classes = fitting[0]
                 return other
-        require(self.torch_order, "the model's output", "show which dimension holds the classes",
-                f"logits {tuple(shape)}, where dimension 1 and the last both fit the targets",
-                "move the classes to dimension 1 and pass loss=torch.nn.functional.cross_entropy, which takes them "
-                "there, or flatten to logits (batch, classes)")  # fmt: skip
+        require(
+            self.torch_order,
+            "the model's output",
+            "show which dimension holds the classes",
+            f"logits {tuple(shape)}, where dimension 1 and the last both fit the targets",
+            "move the classes to dimension 1 and pass loss=torch.nn.functional.cross_entropy, which takes them "
+            "there, or flatten to logits (batch, classes)",
+        )
         other.classes = 1
         return other
 
     def _classes_first(self, output: Tensor, target: Tensor) -> Tensor:
-        require(isinstance(output, Tensor) and output.ndim >= 2, "the model's output",
-                "be logits (batch, classes) for cross_entropy", output)  # fmt: skip
+        require(
+            isinstance(output, Tensor) and output.ndim >= 2,
+            "the model's output",
+            "be logits (batch, classes) for cross_entropy",
+            output,
+        )
         fitting = self._fitting(output, target)
-        require(self.classes is None or self.classes in fitting, "logits", "hold the classes in the same dimension in "
-                "every batch", f"{tuple(output.shape)} for targets {tuple(target.shape)}")  # fmt: skip
+        require(
+            self.classes is None or self.classes in fitting,
+            "logits",
+            "hold the classes in the same dimension in every batch",
+            f"{tuple(output.shape)} for targets {tuple(target.shape)}",
+        )
         return output if (self.classes or fitting[0]) == 1 else output.movedim(-1, 1)
 
     def _fitting(self, output: Tensor, target: Tensor) -> tuple[int, ...]:
@@ -176,8 +193,13 @@ class CrossEntropy(OfClasses):
         require(fits, "weight", f"hold one number for each of the {classes} classes", self.weight)
         if target.is_floating_point():
             fits = target.shape == logits.shape
-            require(fits, "targets", f"be class indices (int64) or probabilities of shape {tuple(logits.shape)}",
-                    f"{target.dtype} of shape {tuple(target.shape)}", "for class indices call .long()")  # fmt: skip
+            require(
+                fits,
+                "targets",
+                f"be class indices (int64) or probabilities of shape {tuple(logits.shape)}",
+                f"{target.dtype} of shape {tuple(target.shape)}",
+                "for class indices call .long()",
+            )
             require(self.ignored < 0, "ignore_index", "be left out for targets that are probabilities", self.ignored)
             return
         whole = target.dtype in (torch.int64, torch.uint8)
@@ -186,9 +208,13 @@ class CrossEntropy(OfClasses):
         if low < 0 or high >= classes:
             kept = target.long()
             least, most = _range(kept.masked_fill(kept == self.ignored, 0))
-            require(least >= 0 and most < classes, "targets", f"lie in [0, {classes - 1}] for {classes} classes",
-                    f"values in [{low}, {high}]",
-                    f"number classes from 0, and mark targets to leave out with {self.ignored}")  # fmt: skip
+            require(
+                least >= 0 and most < classes,
+                "targets",
+                f"lie in [0, {classes - 1}] for {classes} classes",
+                f"values in [{low}, {high}]",
+                f"number classes from 0, and mark targets to leave out with {self.ignored}",
+            )
 
     def terms(self, target: Tensor, size: int) -> float:
         each = self.by_sequence or target.is_floating_point()
@@ -320,9 +346,13 @@ class _Elementwise(Loss):
 
     def check(self, output: Any, target: Any) -> None:
         same = isinstance(output, Tensor) and isinstance(target, Tensor) and output.shape == target.shape
-        require(same, "targets", "have the shape of the model's output (torch would broadcast them)",
-                f"targets {tuple(getattr(target, 'shape', ()))} for outputs {tuple(getattr(output, 'shape', ()))}",
-                "reshape the targets")  # fmt: skip
+        require(
+            same,
+            "targets",
+            "have the shape of the model's output (torch would broadcast them)",
+            f"targets {tuple(getattr(target, 'shape', ()))} for outputs {tuple(getattr(output, 'shape', ()))}",
+            "reshape the targets",
+        )
 
     @abstractmethod
     def curvature(self, output: Tensor, target: Tensor) -> Tensor:
@@ -393,8 +423,13 @@ class BinaryCrossEntropy(_Elementwise):
         super().check(output, target)
         for name, weight in (("weight", self.weight), ("pos_weight", self.pos_weight)):
             fits = weight is None or _broadcasts(weight, output)
-            require(fits, name, f"broadcast to the outputs {tuple(output.shape[1:])} of one sample", weight,
-                    "a weight for each sample would be another one in every batch")  # fmt: skip
+            require(
+                fits,
+                name,
+                f"broadcast to the outputs {tuple(output.shape[1:])} of one sample",
+                weight,
+                "a weight for each sample would be another one in every batch",
+            )
 
     def curvature(self, output: Tensor, target: Tensor) -> Tensor:
         p = output.sigmoid()
@@ -441,9 +476,13 @@ class GaussianNLL(Loss):
 
     def check(self, output: Any, target: Any) -> None:
         mean, variance = self._mean_and_variance(output)
-        require(mean.shape == target.shape == variance.shape, "targets",
-                f"have the shape of the means {tuple(mean.shape)} and variances {tuple(variance.shape)}", target,
-                "reshape the targets: torch would broadcast them")  # fmt: skip
+        require(
+            mean.shape == target.shape == variance.shape,
+            "targets",
+            f"have the shape of the means {tuple(mean.shape)} and variances {tuple(variance.shape)}",
+            target,
+            "reshape the targets: torch would broadcast them",
+        )
 
     def fisher(self, output: Any, target: Any) -> list[Tensor]:
         mean, variance = self._mean_and_variance(output)
@@ -463,8 +502,12 @@ class GaussianNLL(Loss):
 
     def _mean_and_variance(self, output: Any) -> tuple[Tensor, Tensor]:
         if isinstance(output, Tensor):
-            require(output.ndim > 0 and output.shape[-1] % 2 == 0, "the model's output",
-                    "be (mean, variance), or means and log-variances in an even last dimension", output)  # fmt: skip
+            require(
+                output.ndim > 0 and output.shape[-1] % 2 == 0,
+                "the model's output",
+                "be (mean, variance), or means and log-variances in an even last dimension",
+                output,
+            )
             mean, log_variance = output.chunk(2, dim=-1)
             return mean, log_variance.exp()
         pair = isinstance(output, tuple | list) and len(output) == 2
@@ -485,8 +528,13 @@ class NegativeLogLikelihood(CrossEntropy):
         super().check(output, target)
         logits = self._classes_first(output, target)
         off = float(logits.detach().logsumexp(dim=1).abs().max())
-        require(off < 1e-2, "the model's output", "be log-probabilities for nll", f"log Σ exp = {off:.3g} away from 0",
-                "use cross_entropy for logits")  # fmt: skip
+        require(
+            off < 1e-2,
+            "the model's output",
+            "be log-probabilities for nll",
+            f"log Σ exp = {off:.3g} away from 0",
+            "use cross_entropy for logits",
+        )
 
 
 class Custom(Loss):
@@ -528,8 +576,13 @@ def make_loss(loss: Any) -> Loss:
         if isinstance(loss, partial) and loss.func is function and not loss.args:
             return make_loss(module(**loss.keywords))
     reduction = getattr(loss, "reduction", "mean")
-    require(reduction in ("mean", "batchmean"), "loss", "average over the batch", f"reduction={reduction!r}",
-            'use reduction="mean": every quantity here is of the mean loss')  # fmt: skip
+    require(
+        reduction in ("mean", "batchmean"),
+        "loss",
+        "average over the batch",
+        f"reduction={reduction!r}",
+        'use reduction="mean": every quantity here is of the mean loss',
+    )
     if _is_torch(loss, nn.CrossEntropyLoss):
         return CrossEntropy(True, loss.weight, loss.ignore_index, loss.label_smoothing)
     if _is_torch(loss, nn.NLLLoss):

@@ -85,9 +85,13 @@ def _readings(name: str, result: Any, settings: Mapping[str, Any]) -> Iterator[R
     elif isinstance(result, Spectrum):
         low, high = result.extremes
         for label, estimate in {
-            "trace": result.trace, "frobenius": result.frobenius, "smallest": low, "largest": high,
-            "negative_mass": result.negative_mass, "degeneracy": result.degeneracy(),
-        }.items():  # fmt: skip
+            "trace": result.trace,
+            "frobenius": result.frobenius,
+            "smallest": low,
+            "largest": high,
+            "negative_mass": result.negative_mass,
+            "degeneracy": result.degeneracy(),
+        }.items():
             yield f"{name}.{label}", estimate, settings
     elif isinstance(result, Result) and not isinstance(result, Chains):
         for field_ in dataclasses.fields(result):  # type: ignore[arg-type]

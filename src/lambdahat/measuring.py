@@ -53,8 +53,17 @@ CURVATURES: dict[str, Callable[[Problem], LinearOperator]] = {
 
 
 SAMPLING = (
-    "chains", "draws", "burn_in", "batch_size", "nbeta", "localization", "step_size", "kernel", "tol", "max_gradients",
-)  # fmt: skip
+    "chains",
+    "draws",
+    "burn_in",
+    "batch_size",
+    "nbeta",
+    "localization",
+    "step_size",
+    "kernel",
+    "tol",
+    "max_gradients",
+)
 
 
 @dataclass(frozen=True)
@@ -81,8 +90,14 @@ class Settings:
             require_choice(name, "sampling", SAMPLING, "these are settings of llc")
             parts = value.values() if isinstance(value, Mapping) else [value]
             plain = all(isinstance(part, int | float | str) for part in parts)
-            require(plain, f"sampling[{name!r}]", "be a number, a text, or a dict of names to numbers", describe(value),
-                    "call lh.llc for more", TypeError)  # fmt: skip
+            require(
+                plain,
+                f"sampling[{name!r}]",
+                "be a number, a text, or a dict of names to numbers",
+                describe(value),
+                "call lh.llc for more",
+                TypeError,
+            )
 
     @property
     def at_own_temperature(self) -> dict[str, Any]:
@@ -202,14 +217,24 @@ def description(problem: Problem, settings: Settings) -> dict[str, Any]:
     """What was measured, with which settings and versions."""
     loss = problem.loss_function
     own = sys.modules["lambdahat"].__version__  # importing the package here would be a circle
-    versions = {"lambdahat": own, "python": platform.python_version(), "torch": torch.__version__,
-                "numpy": np.__version__, "scipy": scipy.__version__}  # fmt: skip
+    versions = {
+        "lambdahat": own,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+    }
     return {
-        "parameters": problem.num_parameters, "samples": problem.num_samples,
-        "loss": "custom" if loss is None else loss.name, "loss_value": problem.loss(),
+        "parameters": problem.num_parameters,
+        "samples": problem.num_samples,
+        "loss": "custom" if loss is None else loss.name,
+        "loss_value": problem.loss(),
         **dataclasses.asdict(settings),
-        "norm": problem.norm, "dtype": str(problem.dtype)[6:], "device": str(problem.device), "versions": versions,
-    }  # fmt: skip
+        "norm": problem.norm,
+        "dtype": str(problem.dtype)[6:],
+        "device": str(problem.device),
+        "versions": versions,
+    }
 
 
 def fingerprint(problem: Problem, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,8 +275,13 @@ class _Folder:
             else:
                 near = isinstance(was, float) and isinstance(now, float) and math.isclose(was, now, rel_tol=1e-4)
                 same = was == now or near
-            require(same, "folder", f"hold results of this run, with {key} = {now}",
-                    f"{self.path} with {key} = {was}", "choose another folder, or delete this one")  # fmt: skip
+            require(
+                same,
+                "folder",
+                f"hold results of this run, with {key} = {now}",
+                f"{self.path} with {key} = {was}",
+                "choose another folder, or delete this one",
+            )
 
     def read(self, name: str) -> tuple[Any, float] | None:
         """A finished result and the seconds it took; None where there is none that this run wrote, undamaged."""

@@ -30,8 +30,12 @@ from lambdahat.shares import splits
 
 PASS, GRAPHS = 0.25, 0.25
 M_MMAP_THRESHOLD = -3  # of malloc.h
-_UNITS = {"": 1, "B": 1, **{f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)},
-          **{f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)}}  # fmt: skip
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)},
+    **{f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)},
+}
 
 
 def memory_bytes(memory: Any, least: int = 1) -> int | None:
@@ -148,12 +152,22 @@ def fitted(batches: Batches, memory: int, evaluate: AnyEvaluator, norm: str, par
     few = [take(first, torch.arange(min(n, largest), device=batches.device)) for n in (1, 2)]
     if not splits(evaluate, norm, parameters, few[1]):
         needed = _product_bytes(evaluate, leaves, first)
-        require(needed <= allowed, "memory", f"be at least {needed / PASS:,.0f} bytes, of which a pass over a batch of "
-                f"{largest} may take a quarter", f"{memory:,}", "give smaller batches")  # fmt: skip
+        require(
+            needed <= allowed,
+            "memory",
+            f"be at least {needed / PASS:,.0f} bytes, of which a pass over a batch of {largest} may take a quarter",
+            f"{memory:,}",
+            "give smaller batches",
+        )
         return batches
     one = _product_bytes(evaluate, leaves, few[0])
-    require(one <= allowed, "memory", f"be at least {one / PASS:,.0f} bytes, of which a pass over one sample may take "
-            "a quarter", f"{memory:,}", "raise it, or choose fewer parameters")  # fmt: skip
+    require(
+        one <= allowed,
+        "memory",
+        f"be at least {one / PASS:,.0f} bytes, of which a pass over one sample may take a quarter",
+        f"{memory:,}",
+        "raise it, or choose fewer parameters",
+    )
 
     def product_bytes(rows: int) -> float:
         return _product_bytes(evaluate, leaves, take(first, torch.arange(rows, device=batches.device)))

@@ -35,16 +35,23 @@ def private_copy(model: nn.Module, norm: str) -> nn.Module:
     try:
         private = copy.deepcopy(model, memo)
     except (TypeError, RuntimeError, AttributeError) as error:
-        raise TypeError(f"model must survive copy.deepcopy, got {type(error).__name__}: {error}; "
-                        "drop cached tensors or handles kept as attributes") from error  # fmt: skip
+        raise TypeError(
+            f"model must survive copy.deepcopy, got {type(error).__name__}: {error}; "
+            "drop cached tensors or handles kept as attributes"
+        ) from error
     private.eval()
     _checkpoint_layers(private)
     true_derivatives(private)
     _cache_nothing(private, model)
     for name, layer in private.named_modules():
         coupled = isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None
-        require(not coupled or norm == "train", "norm", f'be "train": layer {name!r} keeps no running statistics',
-                repr(norm), "or set track_running_stats=True in the layer")  # fmt: skip
+        require(
+            not coupled or norm == "train",
+            "norm",
+            f'be "train": layer {name!r} keeps no running statistics',
+            repr(norm),
+            "or set track_running_stats=True in the layer",
+        )
     if norm == "train":
         for layer in private.modules():
             layer.training = isinstance(layer, BATCH_NORMS)
@@ -156,24 +163,39 @@ def select_parameters(model: nn.Module, pattern: Pattern | None, norm: str) -> d
         some = ", ".join(list(everything)[:6]) + (", …" if len(everything) > 6 else "")
         require(bool(asked), "parameters", f"match at least one of {some}", repr(pattern))
     chosen: dict[str, Tensor] = {
-        name: tensor for name, tensor in everything.items()
+        name: tensor
+        for name, tensor in everything.items()
         if tensor.requires_grad and name not in fixed and (asked is None or name in asked)
-    }  # fmt: skip
-    require(bool(chosen), "parameters", "select at least one parameter that requires a gradient",
-            "only frozen, integer or excluded ones", "call requires_grad_(True) on those to measure")  # fmt: skip
+    }
+    require(
+        bool(chosen),
+        "parameters",
+        "select at least one parameter that requires a gradient",
+        "only frozen, integer or excluded ones",
+        "call requires_grad_(True) on those to measure",
+    )
     for name, tensor in chosen.items():
         ready = tensor.is_floating_point() and not nn.parameter.is_lazy(tensor)
-        require(ready, f"parameter {name!r}", "be real floating point and initialised",
-                f"{type(tensor).__name__}, {tensor.dtype}",
-                "run a lazy model once, or leave it out with parameters=")  # fmt: skip
+        require(
+            ready,
+            f"parameter {name!r}",
+            "be real floating point and initialised",
+            f"{type(tensor).__name__}, {tensor.dtype}",
+            "run a lazy model once, or leave it out with parameters=",
+        )
     return chosen
 
 
 def device_of(tensors: Mapping[str, Tensor], asked: torch.device | str | None) -> torch.device:
     """The device asked for, or the one that all the tensors are on."""
     found = {tensor.device for tensor in tensors.values()}
-    require(all(device.type != "meta" for device in found), "model", "be on one device, with data", "meta, where "
-            "parameters have shapes alone", "fill it: model.to_empty(device='cpu') and load_state_dict")  # fmt: skip
+    require(
+        all(device.type != "meta" for device in found),
+        "model",
+        "be on one device, with data",
+        "meta, where parameters have shapes alone",
+        "fill it: model.to_empty(device='cpu') and load_state_dict",
+    )
     if asked is None:
         places = ", ".join(sorted(map(str, found)))
         require(len(found) == 1, "model", "be on one device, with data", places, "pass device=")

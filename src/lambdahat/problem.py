@@ -86,8 +86,14 @@ class Problem:
         memory: int | str | None = None,
         ranks: Any = "auto",
     ) -> None:
-        require(isinstance(model, nn.Module), "model", "be a torch.nn.Module", model,
-                "for a bare function use Problem.from_function", TypeError)  # fmt: skip
+        require(
+            isinstance(model, nn.Module),
+            "model",
+            "be a torch.nn.Module",
+            model,
+            "for a bare function use Problem.from_function",
+            TypeError,
+        )
         require_choice(norm, "norm", ("eval", "train", "frozen"))
         if count is not None:
             require_choice(count, "count", COUNTS)
@@ -102,9 +108,12 @@ class Problem:
         self._held = Gathered(constants)
         own_loss = loss == "model"
         evaluate = Evaluator(
-            model, make_loss("cross_entropy" if own_loss else loss), norm,
-            partial(_held, self._held, self.device, dtype), own_loss,
-        )  # fmt: skip
+            model,
+            make_loss("cross_entropy" if own_loss else loss),
+            norm,
+            partial(_held, self._held, self.device, dtype),
+            own_loss,
+        )
         self._parameters: dict[str, Tensor] = chosen
         self._theta: Tensor | None = None
         self.norm, self.count, self.memory = norm, count, memory_bytes(memory)
@@ -166,8 +175,13 @@ class Problem:
         return self
 
     def _finish(self) -> None:
-        require(not torch.is_inference_mode_enabled(), "a problem", "be made outside torch.inference_mode()",
-                "inference mode, which forbids gradients", "torch.no_grad() is fine")  # fmt: skip
+        require(
+            not torch.is_inference_mode_enabled(),
+            "a problem",
+            "be made outside torch.inference_mode()",
+            "inference mode, which forbids gradients",
+            "torch.no_grad() is fine",
+        )
         self.space = Space.of(self._parameters)
         with rng_untouched():
             if isinstance(self._evaluate, Evaluator) and self._evaluate.shifts is None:
@@ -191,12 +205,21 @@ class Problem:
                 cut = splits(self._evaluate, self.norm, *point)
                 seen = first_look(self._evaluate, *point)
             _ = self.recomputes  # found out here, where all ranks are together
-            self.ranks = joined(self.ranks, self.batches, {
-                "n": self.num_samples, "P": self.num_parameters, "parameters": f"{self.space}",
-                "dtype": f"{self.dtype}", "norm": self.norm, "batches": f"{self.batches.sizes}",
-                "loss": f"{type(self.loss_function)}, {cut=}", "count": f"{self.count}",
-                "weights": torch.tensor(self.weights, dtype=torch.float64),
-            })  # fmt: skip
+            self.ranks = joined(
+                self.ranks,
+                self.batches,
+                {
+                    "n": self.num_samples,
+                    "P": self.num_parameters,
+                    "parameters": f"{self.space}",
+                    "dtype": f"{self.dtype}",
+                    "norm": self.norm,
+                    "batches": f"{self.batches.sizes}",
+                    "loss": f"{type(self.loss_function)}, {cut=}",
+                    "count": f"{self.count}",
+                    "weights": torch.tensor(self.weights, dtype=torch.float64),
+                },
+            )
             self.agree("the problem", seen)
         self.share = Share(self.ranks, self.batches, self.weights, cut, self._evaluate.terms)
 
@@ -452,8 +475,13 @@ class Problem:
         finite = theta is not None or bool(found.isfinite().all())  # elsewhere a run may have diverged
         if not finite:
             self._require_finite(vector)
-        require(finite, "the gradient", "be finite", "NaN or infinity in it",
-                "look for a square root, a norm or a quotient at 0 in the model and the loss")  # fmt: skip
+        require(
+            finite,
+            "the gradient",
+            "be finite",
+            "NaN or infinity in it",
+            "look for a square root, a norm or a quotient at 0 in the model and the loss",
+        )
         return found
 
     def sample_share(self, batch: Batch) -> float:
@@ -540,17 +568,27 @@ class Problem:
         if float((0 * theta).sum()) == 0.0:  # as isfinite would say, in fewer operations
             return
         wrong = [name for name, part in self.space.unflatten(theta).items() if not bool(part.isfinite().all())]
-        require(False, "theta", "be finite", f"NaN or infinity in {', '.join(map(repr, wrong[:3]))}",
-                "load a checkpoint from before training diverged")  # fmt: skip
+        require(
+            False,
+            "theta",
+            "be finite",
+            f"NaN or infinity in {', '.join(map(repr, wrong[:3]))}",
+            "load a checkpoint from before training diverged",
+        )
 
     def _with_model(self, what: str) -> Evaluator:
         function = isinstance(self._evaluate, FunctionEvaluator)
         known = isinstance(self._evaluate, Evaluator) and not self._evaluate.model_loss
-        require(known, "the problem", f"be made of a model and a loss of its output for {what}",
-                "one made by from_function" if function else 'one with loss="model"',
-                "give from_function the output function and loss= apart" if function else
-                'name the loss of the output, such as loss="cross_entropy" with "labels" in the batches',
-                TypeError)  # fmt: skip
+        require(
+            known,
+            "the problem",
+            f"be made of a model and a loss of its output for {what}",
+            "one made by from_function" if function else 'one with loss="model"',
+            "give from_function the output function and loss= apart"
+            if function
+            else 'name the loss of the output, such as loss="cross_entropy" with "labels" in the batches',
+            TypeError,
+        )
         assert isinstance(self._evaluate, Evaluator)
         return self._evaluate
 
@@ -586,5 +624,11 @@ def _require_batch_size(norm: str, batch_size: int | None) -> None:
 
 def require_problem(problem: Any) -> None:
     """Raise unless it is a problem; a model is one call away from one."""
-    require(isinstance(problem, Problem), "problem", "be a lambdahat.Problem", problem,
-            "make one with lh.Problem(model, loss, data)", TypeError)  # fmt: skip
+    require(
+        isinstance(problem, Problem),
+        "problem",
+        "be a lambdahat.Problem",
+        problem,
+        "make one with lh.Problem(model, loss, data)",
+        TypeError,
+    )

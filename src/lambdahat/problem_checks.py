@@ -36,8 +36,13 @@ def checked(evaluate: AnyEvaluator, parameters: Parameters, batches: Batches, dt
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
     evaluate, loss = _first_loss(evaluate, leaves, batches, dtype)
     require(isinstance(loss, Tensor), "loss", "return a tensor", loss, "", TypeError)
-    require(loss.ndim == 0 or loss.numel() == 1, "loss", "return one number, the mean over the batch", loss,
-            'use reduction="mean"')  # fmt: skip
+    require(
+        loss.ndim == 0 or loss.numel() == 1,
+        "loss",
+        "return one number, the mean over the batch",
+        loss,
+        'use reduction="mean"',
+    )
     grads: tuple[Tensor | None, ...] = (None,)
     if loss.requires_grad:
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
@@ -54,10 +59,20 @@ def checked(evaluate: AnyEvaluator, parameters: Parameters, batches: Batches, dt
             value = float(evaluate(parameters, later))
             if not math.isfinite(value):  # else the model or the loss masks what is not finite
                 _blame(evaluate, parameters, later, value)
-    require(any(grad is not None for grad in grads), "loss", "depend on the selected parameters",
-            "one whose gradient is None", "do not detach, use no_grad or argmax on the way to it")  # fmt: skip
-    require(abs(once - again) <= 64 * torch.finfo(loss.dtype).eps * abs(once), "the model", "give the same loss twice",
-            f"{once:.9g} then {again:.9g}", "switch off dropout or noise that is on in eval mode")  # fmt: skip
+    require(
+        any(grad is not None for grad in grads),
+        "loss",
+        "depend on the selected parameters",
+        "one whose gradient is None",
+        "do not detach, use no_grad or argmax on the way to it",
+    )
+    require(
+        abs(once - again) <= 64 * torch.finfo(loss.dtype).eps * abs(once),
+        "the model",
+        "give the same loss twice",
+        f"{once:.9g} then {again:.9g}",
+        "switch off dropout or noise that is on in eval mode",
+    )
     loss_of_output = evaluate.loss if isinstance(evaluate, Evaluator) and not evaluate.model_loss else None
     if type(loss_of_output) not in NAMED.values():  # those are means as they are made
         with torch.no_grad():
@@ -71,22 +86,39 @@ def _blame(evaluate: AnyEvaluator, parameters: Parameters, batch: Batch, loss: f
     parts = {"the data": batch.data}
     if isinstance(evaluate, Evaluator):
         args, kwargs, target = evaluate.split(batch)
-        parts = {**{f"the input {name!r}": value for name, value in kwargs.items()}, "the inputs": args,
-                 "the targets": target}  # fmt: skip
+        parts = {
+            **{f"the input {name!r}": value for name, value in kwargs.items()},
+            "the inputs": args,
+            "the targets": target,
+        }
     for name, part in parts.items():
         for leaf in tree_leaves(part):
             if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
                 wrong = leaf.isfinite().logical_not()
                 rows = wrong.reshape(len(wrong), -1).any(dim=1).nonzero().flatten() if wrong.ndim else wrong.nonzero()
                 what = "NaN" if bool(leaf.isnan().any()) else "infinity"
-                require(False, f"{name} of {place}", "be finite",
-                        f"{what} in {len(rows)} of {batch.size} samples, first in sample {int(rows[0])}",
-                        "drop those samples, or fill in what is missing")  # fmt: skip
+                require(
+                    False,
+                    f"{name} of {place}",
+                    "be finite",
+                    f"{what} in {len(rows)} of {batch.size} samples, first in sample {int(rows[0])}",
+                    "drop those samples, or fill in what is missing",
+                )
     for name, tensor in parameters.items():
-        require(bool(tensor.isfinite().all()), f"the parameter {name!r}", "be finite", "NaN or infinity in it",
-                "load a checkpoint from before training diverged")  # fmt: skip
-    require(False, f"the loss of {place}", "be finite", repr(loss),
-            "data and parameters are: look for a log or a division of 0 in the model and the loss")  # fmt: skip
+        require(
+            bool(tensor.isfinite().all()),
+            f"the parameter {name!r}",
+            "be finite",
+            "NaN or infinity in it",
+            "load a checkpoint from before training diverged",
+        )
+    require(
+        False,
+        f"the loss of {place}",
+        "be finite",
+        repr(loss),
+        "data and parameters are: look for a log or a division of 0 in the model and the loss",
+    )
 
 
 def _first_loss(
@@ -120,11 +152,23 @@ def _first_loss(
 def _require_tensors(loss: Loss, output: Any, target: Any, batch: Batch) -> None:
     """A loss of the library's own is one of tensors."""
     single = isinstance(output, Tensor) or isinstance(loss, GaussianNLL)
-    require(single, "the model's output", f"be a tensor for loss {loss.name!r}", held_by(output),
-            'return it as "logits", wrap the model, or pass a callable loss(output, target)', TypeError)  # fmt: skip
+    require(
+        single,
+        "the model's output",
+        f"be a tensor for loss {loss.name!r}",
+        held_by(output),
+        'return it as "logits", wrap the model, or pass a callable loss(output, target)',
+        TypeError,
+    )
     got = "inputs alone" if target is None else held_by(target)
-    require(isinstance(target, Tensor), "data", f"give (inputs, targets) batches for loss {loss.name!r}", got,
-            f"use (x, y) tuples, or dicts with the target under {_keys()}", TypeError)  # fmt: skip
+    require(
+        isinstance(target, Tensor),
+        "data",
+        f"give (inputs, targets) batches for loss {loss.name!r}",
+        got,
+        f"use (x, y) tuples, or dicts with the target under {_keys()}",
+        TypeError,
+    )
 
 
 def _keys() -> str:
@@ -181,5 +225,10 @@ def _require_mean(evaluate: AnyEvaluator, leaves: Parameters, batch: Batch) -> N
     except (RuntimeError, ValueError, TypeError, IndexError):
         return  # a model for one batch size only: nothing to compare
     summed = abs(once) > 1e-6 and abs(twice / once - 2.0) < 1e-3
-    require(not summed, "loss", "average over the batch", "a sum: it doubles when the batch does",
-            "divide by the batch size")  # fmt: skip
+    require(
+        not summed,
+        "loss",
+        "average over the batch",
+        "a sum: it doubles when the batch does",
+        "divide by the batch size",
+    )

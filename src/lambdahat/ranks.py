@@ -57,15 +57,27 @@ class Ranks:
         ready = in_a_group()
         automatic = isinstance(ranks, str) and ranks == "auto"
         outside = ready and ranks is dist.GroupMember.NON_GROUP_MEMBER  # what new_group gives to all others
-        require(not outside, "ranks", "be a process group that this process is in", "one of other processes",
-                "its members alone make the problem; others pass ranks=None", TypeError)  # fmt: skip
+        require(
+            not outside,
+            "ranks",
+            "be a process group that this process is in",
+            "one of other processes",
+            "its members alone make the problem; others pass ranks=None",
+            TypeError,
+        )
         if ranks is None or (automatic and (_alone.get() or not ready)):
             return cls(None)
         if automatic:
             return cls(dist.group.WORLD)
         group = ready and isinstance(ranks, dist.ProcessGroup)
-        require(group, "ranks", 'be "auto", None or a process group that this process is in', ranks,
-                "torch.distributed.new_group makes one", TypeError)  # fmt: skip
+        require(
+            group,
+            "ranks",
+            'be "auto", None or a process group that this process is in',
+            ranks,
+            "torch.distributed.new_group makes one",
+            TypeError,
+        )
         return cls(ranks)
 
     @property
@@ -74,8 +86,13 @@ class Ranks:
         if self._group is None:
             return None
         group = self._group()
-        require(group is not None, "ranks", "be a process group that lasts as long as the problem",
-                "one that has ended", "call destroy_process_group when all is measured")  # fmt: skip
+        require(
+            group is not None,
+            "ranks",
+            "be a process group that lasts as long as the problem",
+            "one that has ended",
+            "call destroy_process_group when all is measured",
+        )
         return group
 
     def apart(self, name: str) -> Ranks:
@@ -126,9 +143,13 @@ class Ranks:
         for (name, fact), columns in zip(facts.items(), rows.split([len(n) for n in numbers], dim=1), strict=True):
             unlike = _unlike(columns, fact.room if isinstance(fact, Rounded) else None)
             shown = {int: f": {columns.flatten().tolist()}", str: f": {fact} on rank {self.rank}"}.get(type(fact), "")
-            require(not unlike, name, f"be the same on every rank for {what}",
-                    f"another on rank {', '.join(map(str, unlike))} than on rank 0{shown}",
-                    (cures or {}).get(name, ALIKE))  # fmt: skip
+            require(
+                not unlike,
+                name,
+                f"be the same on every rank for {what}",
+                f"another on rank {', '.join(map(str, unlike))} than on rank 0{shown}",
+                (cures or {}).get(name, ALIKE),
+            )
         return hashlib.blake2b(repr(rows[0].tolist()).encode(), digest_size=6).hexdigest()
 
     def _header(self, kind: str, given: Tensor | None) -> Tensor:
@@ -159,8 +180,10 @@ class Ranks:
         same = digits and bool(found[2 * marks + 1] == self.size) and not bool(wide.any() | far.any())
         if not same:
             other = "arguments" if digits else "calls"
-            raise RuntimeError(f"the ranks must make the same calls with the same arguments, got other {other} in "
-                               f"{kind}; {CURE}{self._whereabouts(kind)}")  # fmt: skip
+            raise RuntimeError(
+                f"the ranks must make the same calls with the same arguments, got other {other} in "
+                f"{kind}; {CURE}{self._whereabouts(kind)}"
+            )
 
     @contextmanager
     def _taking_part(self, kind: str) -> Iterator[None]:
@@ -169,9 +192,11 @@ class Ranks:
             yield
         except RuntimeError as error:
             text = " ".join(str(error).split())[:200]
-            raise RuntimeError(f"all {self.size} ranks must take part in {kind}, got a rank that ended, hangs or does "
-                               f"something else ({text}); {CURE}, and init_process_group(timeout=…) says how long to "
-                               f"wait{self._whereabouts(kind)}") from error  # fmt: skip
+            raise RuntimeError(
+                f"all {self.size} ranks must take part in {kind}, got a rank that ended, hangs or does "
+                f"something else ({text}); {CURE}, and init_process_group(timeout=…) says how long to "
+                f"wait{self._whereabouts(kind)}"
+            ) from error
 
     def _whereabouts(self, kind: str) -> str:
         """Where the other ranks are, as they tell through the store; of those that are gone, that they do not."""

@@ -27,8 +27,14 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 HANDLER = "_lambdahat_checkpoint"
 _CHECKPOINT = inspect.unwrap(checkpointing.checkpoint)
-OPTIONS = {"preserve_rng_state", *(name for name, parameter in inspect.signature(_CHECKPOINT).parameters.items()
-                                   if parameter.kind is parameter.KEYWORD_ONLY)}  # fmt: skip
+OPTIONS = {
+    "preserve_rng_state",
+    *(
+        name
+        for name, parameter in inspect.signature(_CHECKPOINT).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    ),
+}
 _ORIGINAL = FunctionType(_CHECKPOINT.__code__, _CHECKPOINT.__globals__, "checkpoint", _CHECKPOINT.__defaults__)
 _ORIGINAL.__kwdefaults__ = _CHECKPOINT.__kwdefaults__
 Tensors = Sequence[Any]
@@ -149,8 +155,11 @@ class _Part:
         tensors = {**self._fixed, **{f"model.{name}": value for name, value in zip(self._names, own, strict=True)}}
         inner = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
         device, dtype, enabled = self._autocast
-        with recomputing(False), checkpoints_of(self._within.model, inner), \
-             torch.autocast(device, dtype, enabled=enabled):  # fmt: skip
+        with (
+            recomputing(False),
+            checkpoints_of(self._within.model, inner),
+            torch.autocast(device, dtype, enabled=enabled),
+        ):
             output = functional_call(self._within, tensors, args, kwargs)
         flat, self._form = tree_flatten(output)
         self._rest = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in flat]
@@ -201,14 +210,16 @@ class _Recomputed(torch.autograd.Function):
                 for z, seed in zip(ctx.run(points), seeds, strict=True)
                 if z.requires_grad and seed[0] is not None
             ]
-            found = torch.autograd.grad([z for z, _, _ in live], wanted, [g for _, g, _ in live], allow_unused=True,
-                                        create_graph=moving)  # fmt: skip
+            found = torch.autograd.grad(
+                [z for z, _, _ in live], wanted, [g for _, g, _ in live], allow_unused=True, create_graph=moving
+            )
             if moving:
                 tangents = [tangent for (_, tangent), need in zip(pairs, needed, strict=True) if need]
                 along = _along(ctx.check, wanted, found, tangents, [(z, dg) for z, _, dg in live])
         if moving:
-            found = tuple(None if g is None else forward_ad.make_dual(g.detach(), t)
-                          for g, t in zip(found, along, strict=True))  # fmt: skip
+            found = tuple(
+                None if g is None else forward_ad.make_dual(g.detach(), t) for g, t in zip(found, along, strict=True)
+            )
         results = iter(found)
         return None, None, *(next(results) if need else None for need in needed)
 

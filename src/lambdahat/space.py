@@ -21,8 +21,14 @@ def matcher(pattern: Pattern) -> Callable[[str], bool]:
         return pattern
     globs = [pattern] if isinstance(pattern, str) else list(pattern) if isinstance(pattern, Iterable) else [pattern]
     fine = all(isinstance(glob, str) for glob in globs)
-    require(fine, "parameters", "be a glob, a list of globs or a callable", pattern,
-            'pass names, as in parameters="head.*", not the tensors', TypeError)  # fmt: skip
+    require(
+        fine,
+        "parameters",
+        "be a glob, a list of globs or a callable",
+        pattern,
+        'pass names, as in parameters="head.*", not the tensors',
+        TypeError,
+    )
     return lambda name: any(name == glob or fnmatchcase(name, glob) for glob in globs)
 
 

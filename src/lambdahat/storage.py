@@ -239,16 +239,27 @@ class Result:
         require(ours, "path", "name a result written by save()", f"{path} (other contents)")
         version = document.get("version")
         document = unseal(document, path, sealed=version == FORMAT_VERSION)
-        require(version in (1, FORMAT_VERSION), "path", f"hold format version {FORMAT_VERSION} or 1",
-                f"version {version} in {path}", "upgrade lambdahat to read it")  # fmt: skip
+        require(
+            version in (1, FORMAT_VERSION),
+            "path",
+            f"hold format version {FORMAT_VERSION} or 1",
+            f"version {version} in {path}",
+            "upgrade lambdahat to read it",
+        )
         try:
             result = _decode(document["result"], _read_arrays(path, document.get("arrays")))
         except (Damaged, FileNotFoundError):
             raise
         except Exception as error:  # whatever a file of another version, or one made by others, leads to
             raise ValueError(f"{path} holds unknown parts ({error}); upgrade lambdahat to read it") from error
-        require(isinstance(result, cls), "path", f"hold a {cls.__name__}", f"a {type(result).__name__}",
-                f"call {type(result).__name__}.load, or Result.load for any kind", TypeError)  # fmt: skip
+        require(
+            isinstance(result, cls),
+            "path",
+            f"hold a {cls.__name__}",
+            f"a {type(result).__name__}",
+            f"call {type(result).__name__}.load, or Result.load for any kind",
+            TypeError,
+        )
         return result  # type: ignore[no-any-return]
 
 
@@ -326,8 +337,14 @@ def _read_arrays(path: Path, told: Any) -> dict[str, NDArray[Any]]:
     if told is None:
         return {}
     file = path.with_name(told["file"])
-    require(file.is_file(), "path", "have its arrays beside it", f"{file} (no such file)", "copy the .npz too",
-            FileNotFoundError)  # fmt: skip
+    require(
+        file.is_file(),
+        "path",
+        "have its arrays beside it",
+        f"{file} (no such file)",
+        "copy the .npz too",
+        FileNotFoundError,
+    )
     blob = file.read_bytes()
     if digest(blob) != told["sha256"]:
         raise Damaged(f"{file} is damaged: it is not what {path.name} was saved with")
@@ -381,8 +398,13 @@ class _Bounded(io.RawIOBase):
 
     def _check(self) -> None:
         most = unpacked_size(self._packed)
-        require(self._stream.tell() <= most, str(self._path), f"unpack to at most {most:,} bytes",
-                f"more, packed into {self._packed:,}", "unpack it first if it is what you want")  # fmt: skip
+        require(
+            self._stream.tell() <= most,
+            str(self._path),
+            f"unpack to at most {most:,} bytes",
+            f"more, packed into {self._packed:,}",
+            "unpack it first if it is what you want",
+        )
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -404,8 +426,12 @@ def require_modest(path: Path) -> None:
     size = path.stat().st_size
     with zipfile.ZipFile(path) as archive:
         declared = sum(member.file_size for member in archive.infolist())
-    require(declared <= unpacked_size(size), str(path), f"unpack to at most {unpacked_size(size):,} bytes",
-            f"{declared:,} packed into {size:,}")  # fmt: skip
+    require(
+        declared <= unpacked_size(size),
+        str(path),
+        f"unpack to at most {unpacked_size(size):,} bytes",
+        f"{declared:,} packed into {size:,}",
+    )
 
 
 def _json_path(path: str | Path) -> Path:

@@ -55,8 +55,17 @@ def call(name, *arguments):
 
 
 def test_it_prints_what_was_measured_what_follows_and_why(project):
-    result = call(f"{project}:make_problem", "--optimizer", "momentum", "--batch-size", 4, "--new-batch-size", 16,
-                  "--learning-rate", 0.01)  # fmt: skip
+    result = call(
+        f"{project}:make_problem",
+        "--optimizer",
+        "momentum",
+        "--batch-size",
+        4,
+        "--new-batch-size",
+        16,
+        "--learning-rate",
+        0.01,
+    )
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert re.fullmatch(r"use lr ≈ \S+ \(\S+ to \S+\) at batch 16, for this point of training", lines[0])
@@ -77,24 +86,49 @@ def test_json_holds_the_same_numbers_as_the_library(project):
     found = advise(__import__(project).make_problem(), "sgd", 4, seed=2)
     assert document["advice"][0]["value"] == float(found["largest stable rate"])
     assert document["measured"]["largest"]["value"] == float(found.levels.largest)
-    assert document["about"] == {"optimizer": "sgd", "momentum": 0.0, "learning_rate": None, "curvature": "hessian",
-                                 "parameters": 3, "samples": 40}  # fmt: skip
+    assert document["about"] == {
+        "optimizer": "sgd",
+        "momentum": 0.0,
+        "learning_rate": None,
+        "curvature": "hessian",
+        "parameters": 3,
+        "samples": 40,
+    }
     assert document["cautions"] == list(found.cautions)
 
 
 def test_options_reach_the_advice(project):
-    result = call(f"{project}:make_problem", "--batch-size", 4, "--optimizer", "adam", "--samples", 20,
-                  "--variance-samples", 10, "--batches", 3, "--steps", 5, "--json")  # fmt: skip
+    result = call(
+        f"{project}:make_problem",
+        "--batch-size",
+        4,
+        "--optimizer",
+        "adam",
+        "--samples",
+        20,
+        "--variance-samples",
+        10,
+        "--batches",
+        3,
+        "--steps",
+        5,
+        "--json",
+    )
     document = json.loads(result.stdout)
     assert document["about"]["samples"] == 20
     assert [row["name"] for row in document["advice"]][-1] == "stable rate by training"
     assert document["measured"]["tau2"]["stderr"] > 0
 
 
-@pytest.mark.parametrize(("size", "samples", "share", "told"), [
-    (4, 40, "", ""), (4, 20, "", ""), (8, 20, "40%", "1.7 times the noise seen here"),
-    (20, 20, "100%", "noise, and none is seen here"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "samples", "share", "told"),
+    [
+        (4, 40, "", ""),
+        (4, 20, "", ""),
+        (8, 20, "40%", "1.7 times the noise seen here"),
+        (20, 20, "100%", "noise, and none is seen here"),
+    ],
+)
 def test_a_batch_that_is_large_beside_the_samples_taken_is_minded(project, size, samples, share, told):
     """1/(1 − 8/20) = 1.7. Without --samples all data are all data, whatever the batch."""
     arguments = (f"{project}:make_problem", "--batch-size", size, "--json")
@@ -143,12 +177,23 @@ def test_quiet_prints_nothing(project):
     assert call(f"{project}:make_problem", "--batch-size", 4, "--quiet").output == ""
 
 
-@pytest.mark.parametrize(("factory", "arguments", "text"), [
-    ("make_problem", ("--batch-size", 64), "error: batch_size must be an integer in [1, 40], got 64; a batch cannot"),
-    ("make_problem", ("--batch-size", 4, "--optimizer", "lion"), "error: optimizer must be one of 'sgd', 'momentum'"),
-    ("a_maximum", ("--batch-size", 4), "error: the largest eigenvalue of the hessian must be above 0"),
-    ("missing", ("--batch-size", 4), "error: FACTORY: module"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("factory", "arguments", "text"),
+    [
+        (
+            "make_problem",
+            ("--batch-size", 64),
+            "error: batch_size must be an integer in [1, 40], got 64; a batch cannot",
+        ),
+        (
+            "make_problem",
+            ("--batch-size", 4, "--optimizer", "lion"),
+            "error: optimizer must be one of 'sgd', 'momentum'",
+        ),
+        ("a_maximum", ("--batch-size", 4), "error: the largest eigenvalue of the hessian must be above 0"),
+        ("missing", ("--batch-size", 4), "error: FACTORY: module"),
+    ],
+)
 def test_bad_input_exits_with_2_and_one_line(project, factory, arguments, text):
     result = call(f"{project}:{factory}", *arguments)
     assert result.exit_code == 2

@@ -44,8 +44,17 @@ def test_families_run_at_tiny_sizes(tmp_path):
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     works = {row["work"] for row in document["rows"]}
-    assert {"trace to 1 %", "top-3 eigenvalues", "density, depth 20", "chain-step", "kinetic step", "λ̂ to 30 %",
-            "NGD step", "KFAC step", "KFAC, factors and inverse"} <= works  # fmt: skip
+    assert {
+        "trace to 1 %",
+        "top-3 eigenvalues",
+        "density, depth 20",
+        "chain-step",
+        "kinetic step",
+        "λ̂ to 30 %",
+        "NGD step",
+        "KFAC step",
+        "KFAC, factors and inverse",
+    } <= works
     inaccurate = [row for row in document["rows"] if (row["error"] or 0) > (row["accuracy"] or float("inf"))]
     assert not inaccurate
     assert len(BenchResult.load(tmp_path / "bench.json")) == len(document["rows"])

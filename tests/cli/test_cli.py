@@ -99,8 +99,17 @@ def test_measure_prints_a_table_and_writes_everything(project, tmp_path):
     assert "610 parameters, 200 samples, cross_entropy" in result.stdout
     assert re.search(r"^trace +\d+\.\d+ ± \d+(\.\d+)?e-0[4-9] +0  CONVERGED", result.stdout, re.MULTILINE)
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names >= {"trace.json", "eigenpairs.json", "spectrum.json", "measurement.json", "table.txt", "table.md",
-                     "measurement.png", "spectrum.png", "eigenpairs.png"}  # fmt: skip
+    assert names >= {
+        "trace.json",
+        "eigenpairs.json",
+        "spectrum.json",
+        "measurement.json",
+        "table.txt",
+        "table.md",
+        "measurement.png",
+        "spectrum.png",
+        "eigenpairs.png",
+    }
     assert (tmp_path / "run" / "table.txt").read_text().strip() in result.stdout
     stored = Measurement.load(tmp_path / "run")
     assert stored["eigenpairs"].vectors.shape[0] == 0
@@ -117,8 +126,23 @@ def test_json_is_all_there_is_on_standard_output(project):
 
 
 def test_options_reach_the_measurement(project):
-    result = call("measure", f"{project}:make_problem", "--what", "eigenpairs", "--curvature", "covariance",
-                  "--samples", 50, "--dtype", "float64", "--seed", 5, "--top", 1, "--json")  # fmt: skip
+    result = call(
+        "measure",
+        f"{project}:make_problem",
+        "--what",
+        "eigenpairs",
+        "--curvature",
+        "covariance",
+        "--samples",
+        50,
+        "--dtype",
+        "float64",
+        "--seed",
+        5,
+        "--top",
+        1,
+        "--json",
+    )
     about = json.loads(result.stdout)["about"]
     wanted = {"curvature": "covariance", "samples": 50, "dtype": "float64", "seed": 5}
     assert {key: about[key] for key in wanted} == wanted
@@ -161,8 +185,17 @@ def test_checkpoint_brings_buffers_and_takes_other_options(project, tmp_path):
     state["1.running_mean"] += 3.0
     save_file(state, tmp_path / "weights.safetensors")
     before = problem.loss()
-    result = call("measure", f"{project}:with_batch_norm", "--checkpoint", "weights.safetensors", "--dtype", "float64",
-                  "--what", "trace", "--json")  # fmt: skip
+    result = call(
+        "measure",
+        f"{project}:with_batch_norm",
+        "--checkpoint",
+        "weights.safetensors",
+        "--dtype",
+        "float64",
+        "--what",
+        "trace",
+        "--json",
+    )
     problem.model.load_state_dict(state)
     assert json.loads(result.stdout)["about"]["loss_value"] == pytest.approx(problem.loss(), rel=1e-6)
     assert before != pytest.approx(problem.loss(), rel=1e-3)
@@ -286,11 +319,13 @@ def test_forecasts_hold(project, name):
 
 @pytest.mark.parametrize(
     "settings",
-    [["--localization", 100, "--chains", 1, "--max-gradients", 500],
-     ["--kernel", "hmc", "--step-size", 1e-4, "--draws", 10],
-     ["--kernel", "sgld", "--max-gradients", 800, "--batch-size", 50, "--chains", 2],
-     ["--kernel", "kinetic", "--batch-size", 50, "--draws", 30]],
-)  # fmt: skip
+    [
+        ["--localization", 100, "--chains", 1, "--max-gradients", 500],
+        ["--kernel", "hmc", "--step-size", 1e-4, "--draws", 10],
+        ["--kernel", "sgld", "--max-gradients", 800, "--batch-size", 50, "--chains", 2],
+        ["--kernel", "kinetic", "--batch-size", 50, "--draws", 30],
+    ],
+)
 def test_forecasts_of_chains_hold(project, settings):
     arguments = ["measure", f"{project}:make_problem", "--what", "llc", "--json", *settings]
     (row,) = json.loads(call(*arguments, "--dry-run").stdout)["forecast"]
@@ -311,9 +346,30 @@ def test_a_forecast_of_chains_is_in_gradients_of_a_batch(project):
 
 
 def test_measure_llc_with_its_options(project, tmp_path):
-    result = call("measure", f"{project}:make_problem", "--what", "llc", "--chains", 2, "--draws", 20, "--burn-in", 5,
-                  "--batch-size", 50, "--nbeta", "batch", "--localization", 10, "--step-size", 1e-4, "--kernel", "sgld",
-                  "--out", "run")  # fmt: skip
+    result = call(
+        "measure",
+        f"{project}:make_problem",
+        "--what",
+        "llc",
+        "--chains",
+        2,
+        "--draws",
+        20,
+        "--burn-in",
+        5,
+        "--batch-size",
+        50,
+        "--nbeta",
+        "batch",
+        "--localization",
+        10,
+        "--step-size",
+        1e-4,
+        "--kernel",
+        "sgld",
+        "--out",
+        "run",
+    )
     assert result.exit_code in (0, 1), result.output
     header, line = (next(line for line in result.stdout.splitlines() if line.startswith(s)) for s in ("quan", "llc"))
     assert "gradients" in line
@@ -433,8 +489,18 @@ def test_landscape_along_ritz_vectors_on_both_data_sets(project, tmp_path):
 
 
 def test_landscape_plane_and_json(project):
-    result = call("landscape", f"{project}:make_problem", "--along", "largest,random", "--plane", "--points", 5,
-                  "--json", "--depth", 20)  # fmt: skip
+    result = call(
+        "landscape",
+        f"{project}:make_problem",
+        "--along",
+        "largest,random",
+        "--plane",
+        "--points",
+        5,
+        "--json",
+        "--depth",
+        20,
+    )
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)["plane"]
     assert torch.tensor(document["loss"]).shape == (5, 5)
@@ -444,8 +510,22 @@ def test_landscape_plane_and_json(project):
 
 def test_landscape_of_even_points_has_the_loss_at_the_centre(project):
     here = __import__(project).make_problem()
-    line = call("landscape", f"{project}:make_problem", "--along", "random", "--points", 4, "--distance", 5,
-                "--held-out", f"{project}:held_out").stdout.splitlines()[2].split()  # fmt: skip
+    line = (
+        call(
+            "landscape",
+            f"{project}:make_problem",
+            "--along",
+            "random",
+            "--points",
+            4,
+            "--distance",
+            5,
+            "--held-out",
+            f"{project}:held_out",
+        )
+        .stdout.splitlines()[2]
+        .split()
+    )
     assert float(line[2]) == pytest.approx(here.loss(), rel=1e-4)
     assert float(line[5]) == pytest.approx(here.on(__import__(project).held_out()).loss(), rel=1e-4)
 

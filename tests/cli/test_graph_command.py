@@ -18,8 +18,11 @@ def call(*arguments):
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = {"cliques": nx.disjoint_union_all([nx.complete_graph(6)] * 4), "path": nx.path_graph(400),
-            "random": nx.gnp_random_graph(80, 0.2, seed=0)}  # fmt: skip
+    made = {
+        "cliques": nx.disjoint_union_all([nx.complete_graph(6)] * 4),
+        "path": nx.path_graph(400),
+        "random": nx.gnp_random_graph(80, 0.2, seed=0),
+    }
     for name, one in made.items():
         nx.write_edgelist(one, f"{name}.txt", data=False)
     return tmp_path

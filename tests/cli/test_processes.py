@@ -28,10 +28,30 @@ def make_problem():
 """
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 EVERYTHING = "trace,eigenpairs,spectrum,llc"
-MEASURE = ("-m", "lambdahat", "measure", "two_ranks:make_problem", "--json", "--depth", "8", "--top", "2", "--what",
-           EVERYTHING, "--out", "two")  # fmt: skip
-SAMPLING = {"chains": 2, "draws": 20, "burn_in": 10, "step_size": 1e-4, "localization": 10.0, "kernel": "sgld",
-            "batch_size": 50}  # fmt: skip
+MEASURE = (
+    "-m",
+    "lambdahat",
+    "measure",
+    "two_ranks:make_problem",
+    "--json",
+    "--depth",
+    "8",
+    "--top",
+    "2",
+    "--what",
+    EVERYTHING,
+    "--out",
+    "two",
+)
+SAMPLING = {
+    "chains": 2,
+    "draws": 20,
+    "burn_in": 10,
+    "step_size": 1e-4,
+    "localization": 10.0,
+    "kernel": "sgld",
+    "batch_size": 50,
+}
 
 
 @pytest.fixture(scope="module")

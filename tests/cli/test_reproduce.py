@@ -61,8 +61,11 @@ def test_a_dry_run_forecasts_and_writes_nothing(tmp_path):
 def test_rows_tables_and_page_are_written(tmp_path):
     result = call("reproduce", "toy", "--scale", "smoke", "--out", "run")
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
-        "toy-smoke.sqlite", "toy-smoke.txt", "toy-smoke.md", "report.html",
-    }  # fmt: skip
+        "toy-smoke.sqlite",
+        "toy-smoke.txt",
+        "toy-smoke.md",
+        "report.html",
+    }
     assert len(Store("run", "toy", "smoke").rows()) == 12
     assert "open run/report.html" in result.stdout
     assert "A toy" in (tmp_path / "run" / "report.html").read_text()

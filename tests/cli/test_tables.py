@@ -27,9 +27,21 @@ def test_markdown():
 
 @pytest.mark.parametrize(
     ("cell", "right"),
-    [("-0.5", True), ("−3", True), ("< 1e-4", True), ("at least 12", True), ("12.3 (exact)", True), ("nan", True),
-     ("1,200 gradients", True), ("CONVERGED", False), ("", False), ("–", False), ("infinite", False), ("§5.3", False)],
-)  # fmt: skip
+    [
+        ("-0.5", True),
+        ("−3", True),
+        ("< 1e-4", True),
+        ("at least 12", True),
+        ("12.3 (exact)", True),
+        ("nan", True),
+        ("1,200 gradients", True),
+        ("CONVERGED", False),
+        ("", False),
+        ("–", False),
+        ("infinite", False),
+        ("§5.3", False),
+    ],
+)
 def test_numbers_are_told_from_words(cell, right):
     mark = markdown_table(("name", "value"), [("a", cell)]).splitlines()[1]
     assert mark == f"| :-- | {'--:' if right else ':--'} |"

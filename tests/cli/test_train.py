@@ -46,18 +46,47 @@ def one_line_error(*arguments):
 
 
 def test_trains_as_fit_does_and_writes_a_folder(folder):
-    result = call(*BASIC, "--optimizer", "ngd", "--lr", 0.1, "--alpha", 0.1, "--momentum", 0.9, "--epochs", 2,
-                  "--schedule", "linear", "--regularizer", "l2:rate=0.001", "--averaging", "ema:unit=step,decay=0.9",
-                  "--track", "trace", "--out", "run", "--seed", 4)  # fmt: skip
+    result = call(
+        *BASIC,
+        "--optimizer",
+        "ngd",
+        "--lr",
+        0.1,
+        "--alpha",
+        0.1,
+        "--momentum",
+        0.9,
+        "--epochs",
+        2,
+        "--schedule",
+        "linear",
+        "--regularizer",
+        "l2:rate=0.001",
+        "--averaging",
+        "ema:unit=step,decay=0.9",
+        "--track",
+        "trace",
+        "--out",
+        "run",
+        "--seed",
+        4,
+    )
     assert result.exit_code == 0, result.output
     assert "2 epochs, loss" in result.stdout
     assert "written to run" in result.stdout
     (x, y), test = digits_split()
     model = make_model("mlp", (64,), 10, 4, widths=(16,))
     optimizer = optim.NGD(model.parameters(), lr=0.1, alpha=0.1, momentum=0.9)
-    run = fit(Problem(model, "cross_entropy", (x[:300], y[:300])), optimizer, 2, validation=test, seed=4,
-              schedule=optim.schedules.linear_decay(optimizer, 2), regularizers=[optim.L2(0.001)],
-              averaging=optim.IterateAverage(model, "ema", unit="step", decay=0.9))  # fmt: skip
+    run = fit(
+        Problem(model, "cross_entropy", (x[:300], y[:300])),
+        optimizer,
+        2,
+        validation=test,
+        seed=4,
+        schedule=optim.schedules.linear_decay(optimizer, 2),
+        regularizers=[optim.L2(0.001)],
+        averaging=optim.IterateAverage(model, "ema", unit="step", decay=0.9),
+    )
     assert same(weights("run"), model.state_dict())
     rows = read_rows(folder / "run" / "metrics.jsonl")
     assert [row["validation_loss"] for row in rows] == [row["validation_loss"] for row in run.epochs]
@@ -65,8 +94,17 @@ def test_trains_as_fit_does_and_writes_a_folder(folder):
     assert rows[-1]["trace"] == pytest.approx(float(Result.load("run/measurements/trace-00000006.json")))
     assert torch.equal(problem.vector, Problem(model, "cross_entropy", (x[:300], y[:300])).vector)
     names = {path.name for path in (folder / "run").iterdir()}
-    assert names == {".lock", "averaged.safetensors", "checkpoints", "config.json", "measurements", "metrics.csv",
-                     "metrics.jsonl", "training.json", "training.png"}  # fmt: skip
+    assert names == {
+        ".lock",
+        "averaged.safetensors",
+        "checkpoints",
+        "config.json",
+        "measurements",
+        "metrics.csv",
+        "metrics.jsonl",
+        "training.json",
+        "training.png",
+    }
     config = json.loads((folder / "run" / "config.json").read_text())
     assert config["model_options"] == {"widths": [16]}
     assert config["free"]["epochs"] == 2
@@ -87,9 +125,28 @@ def test_resumes_and_refuses(folder):
 
 
 def test_a_killed_command_goes_on(folder):
-    words = [*map(str, BASIC), "--optimizer", "sgd", "--lr", "0.1", "--momentum", "0.9", "--epochs", "8", "--quiet",
-             "--track", "norms", "--track-samples", "50", "--track-unit", "step", "--checkpoint-steps", "2",
-             "--batch-size", "50"]  # fmt: skip
+    words = [
+        *map(str, BASIC),
+        "--optimizer",
+        "sgd",
+        "--lr",
+        "0.1",
+        "--momentum",
+        "0.9",
+        "--epochs",
+        "8",
+        "--quiet",
+        "--track",
+        "norms",
+        "--track-samples",
+        "50",
+        "--track-unit",
+        "step",
+        "--checkpoint-steps",
+        "2",
+        "--batch-size",
+        "50",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     child = subprocess.Popen([sys.executable, "-m", "lambdahat", *words, "--out", "killed"], env=environment)
     while child.poll() is None and not list((folder / "killed").glob("checkpoints/step-*.json")):
@@ -103,8 +160,12 @@ def test_a_killed_command_goes_on(folder):
 
 
 def test_measure_and_landscape_read_a_run(folder):
-    assert call(*BASIC, "--lr", 0.5, "--epochs", 3, "--optimizer", "swa", "--average-start", 3, "--out", "run",
-                "--quiet").exit_code == 0  # fmt: skip
+    assert (
+        call(
+            *BASIC, "--lr", 0.5, "--epochs", 3, "--optimizer", "swa", "--average-start", 3, "--out", "run", "--quiet"
+        ).exit_code
+        == 0
+    )
     result = call("measure", "run", "--what", "trace", "--curvature", "ggn", "--out", "measured")
     assert result.exit_code == 0, result.output
     problem = load_run("run")
@@ -164,8 +225,25 @@ def test_a_damaged_checkpoint_is_said_on_standard_error(folder):
 
 
 def test_the_loss_comes_from_the_data(folder):
-    result = call("train", "--model", "mlp", "--data", "synthetic-regression", "--model-option", "widths=(8,)",
-                  "--optimizer", "adam", "--lr", 0.01, "--epochs", 2, "--samples", 200, "--out", "run")  # fmt: skip
+    result = call(
+        "train",
+        "--model",
+        "mlp",
+        "--data",
+        "synthetic-regression",
+        "--model-option",
+        "widths=(8,)",
+        "--optimizer",
+        "adam",
+        "--lr",
+        0.01,
+        "--epochs",
+        2,
+        "--samples",
+        200,
+        "--out",
+        "run",
+    )
     assert result.exit_code == 0, result.output
     split = load("synthetic-regression")
     model = make_model("mlp", (256,), 1, 0, widths=(8,))
@@ -179,8 +257,21 @@ def test_the_loss_comes_from_the_data(folder):
 
 
 def test_selective_rules_know_the_layers(folder):
-    assert call(*BASIC, "--lr", 0.1, "--epochs", 1, "--regularizer", "selective-l2:rate=0.1,omega=0.5", "--out", "run",
-                "--quiet").exit_code == 0  # fmt: skip
+    assert (
+        call(
+            *BASIC,
+            "--lr",
+            0.1,
+            "--epochs",
+            1,
+            "--regularizer",
+            "selective-l2:rate=0.1,omega=0.5",
+            "--out",
+            "run",
+            "--quiet",
+        ).exit_code
+        == 0
+    )
     (x, y), _ = digits_split()
     ends = []
     for layers in (True, False):
@@ -211,8 +302,11 @@ def test_errors_are_one_line(folder):
 
 def test_options_as_text():
     assert extra_options(["--alpha", "0.1", "--nesterov", "--betas=0.9,0.99", "--weight-decay", "-1e-4"]) == {
-        "alpha": 0.1, "nesterov": True, "betas": (0.9, 0.99), "weight_decay": -1e-4
-    }  # fmt: skip
+        "alpha": 0.1,
+        "nesterov": True,
+        "betas": (0.9, 0.99),
+        "weight_decay": -1e-4,
+    }
     assert named_options("step:milestones=(1, 2),factor=0.5") == ("step", {"milestones": (1, 2), "factor": 0.5})
     assert named_options("cosine") == ("cosine", {})
     assert [literal(text) for text in ("None", "true", "3", "monte_carlo", "1e-3")] == [

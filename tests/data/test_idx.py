@@ -19,8 +19,12 @@ def test_images_and_labels_come_back(tmp_path, compressed):
     for tensor, name in zip((x[:, 0], y, x_test[:, 0], y_test), NAMES, strict=True):
         assert torch.equal(tensor, torch.from_numpy(arrays[name]).to(tensor.dtype))
     assert (x.shape, x.dtype, y.dtype, split.classes, split.shape) == (
-        (7, 1, 28, 28), torch.uint8, torch.int64, 10, (1, 28, 28),
-    )  # fmt: skip
+        (7, 1, 28, 28),
+        torch.uint8,
+        torch.int64,
+        10,
+        (1, 28, 28),
+    )
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 4), (2, 3, 5)])

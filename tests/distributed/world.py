@@ -138,20 +138,37 @@ def measured():
 def sampled(problem):
     kernel = lh.sampling.sgld(1e-3, 5.0, 10.0)
     averages = {"first": lambda theta: theta[0]}
-    chains = lh.sample(problem, kernel, chains=5, draws=12, burn_in=3, batch_size=6, baseline="both", averages=averages,
-                       keep_parameters=True, mode="sequential")  # fmt: skip
+    chains = lh.sample(
+        problem,
+        kernel,
+        chains=5,
+        draws=12,
+        burn_in=3,
+        batch_size=6,
+        baseline="both",
+        averages=averages,
+        keep_parameters=True,
+        mode="sequential",
+    )
     lone = lh.sample(problem, kernel, chains=1, draws=4, mode="sequential")  # fewer chains than ranks
     exact = lh.sample(problem, lh.sampling.hmc(1e-2, 5.0, 10.0), chains=3, draws=4, observables={"sum": torch.sum})
     found = lh.llc(
         problem, chains=4, draws=40, burn_in=10, step_size=1e-3, localization=10.0, kernel="sgld", batch_size=8
     )
     return {
-        "losses": chains.losses, "full losses": chains.full_losses, "parameters": chains.parameters,
-        "averages": chains.averages["first"], "rhat": chains.diagnostics.rhat,
+        "losses": chains.losses,
+        "full losses": chains.full_losses,
+        "parameters": chains.parameters,
+        "averages": chains.averages["first"],
+        "rhat": chains.diagnostics.rhat,
         "acceptance": chains.diagnostics.acceptance,
-        "lone chain": lone.losses, "exact kernel": exact.losses, "observable": exact.observables["sum"],
-        "llc": found.value, "llc stderr": found.stderr, "llc per chain": found.per_chain,
-    }  # fmt: skip
+        "lone chain": lone.losses,
+        "exact kernel": exact.losses,
+        "observable": exact.observables["sum"],
+        "llc": found.value,
+        "llc stderr": found.stderr,
+        "llc per chain": found.per_chain,
+    }
 
 
 def sent():
@@ -277,24 +294,29 @@ def sharded():
     miss = image - float(pairs.values[0]) * pairs.vectors[:, 0]
     found = fsdp.llc(flat, step_size=0.02, localization=1.0, nbeta=20.0, chains=2, draws=120, burn_in=20)
     return {
-        "lengths": (len(curved.vector), curved.num_parameters), "loss": curved.loss(), "trained": models[0].training,
+        "lengths": (len(curved.vector), curved.num_parameters),
+        "loss": curved.loss(),
+        "trained": models[0].training,
         "causal": fsdp.ShardedProblem(causal, "cross_entropy", text, batch_size=4).loss() - own_loss,
-        "gradient": float(curved.dots(curved.gradient()[None], curved.gradient())), "matrix": matrix,
-        "values": pairs.values, "miss": float(curved.dots(miss[None], miss)) ** 0.5, "status": pairs.status.name,
-        "trace": fsdp.trace(curved, tol=0.5), "llc": found, "line": dense(line, "mse", (x, target)),
+        "gradient": float(curved.dots(curved.gradient()[None], curved.gradient())),
+        "matrix": matrix,
+        "values": pairs.values,
+        "miss": float(curved.dots(miss[None], miss)) ** 0.5,
+        "status": pairs.status.name,
+        "trace": fsdp.trace(curved, tol=0.5),
+        "llc": found,
+        "line": dense(line, "mse", (x, target)),
         "reference": lh.Problem(plain, "cross_entropy", (x, y), ranks=None).gradient(),
         "plain": error_of(lambda: fsdp.ShardedProblem(plain, "cross_entropy", (x, y))),
         "meeting": error_of(lambda: fsdp.ShardedProblem(models[0], contrast, (x, y))),
         "meeting behind 0": error_of(lambda: fsdp.ShardedProblem(models[2], "cross_entropy", (x, y))),
-        "order": error_of(
-            lambda: fsdp.ShardedProblem(models[0], "cross_entropy", (x[order], y[order]), batch_size=11)
-        ),
+        "order": error_of(lambda: fsdp.ShardedProblem(models[0], "cross_entropy", (x[order], y[order]), batch_size=11)),
         "another loss": error_of(lambda: fsdp.ShardedProblem(models[0], scaled(dist.get_rank()), (x, y))),
         "seed": error_of(lambda: fsdp.llc(flat, step_size=0.02, localization=1.0, draws=8, seed=dist.get_rank())),
         "tol": error_of(lambda: fsdp.trace(flat, tol=0.5 + dist.get_rank())),
         "half": error_of(lambda: fsdp.eigenvalues(half, k=1)),
         "half llc": error_of(lambda: fsdp.llc(half, step_size=1e-4, localization=1.0, draws=8, burn_in=0)),
-    }  # fmt: skip
+    }
 
 
 def scaled(rank):

@@ -69,8 +69,11 @@ def test_any_small_matrix(dim, seed, which, data):
     matrix = with_eigenvalues(2 * uniform(dim, seed) - 1, seed)
     found = eigenpairs(operator(matrix), k, which)
     exact = wanted(torch.linalg.eigvalsh(matrix), which, k)
-    assert torch.allclose(found.values.abs() if which == "magnitude" else found.values,
-                          exact.abs() if which == "magnitude" else exact, atol=1e-12)  # fmt: skip
+    assert torch.allclose(
+        found.values.abs() if which == "magnitude" else found.values,
+        exact.abs() if which == "magnitude" else exact,
+        atol=1e-12,
+    )
 
 
 def test_lanczos_finds_every_value_of_a_small_matrix_too(monkeypatch):

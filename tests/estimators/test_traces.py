@@ -42,10 +42,12 @@ def test_value_lies_within_its_error_and_cost_is_counted(method: str, name: str)
 @pytest.mark.parametrize("method", SAMPLED)
 def test_every_probe_is_unbiased(method: str, probe: str) -> None:
     matrix = with_eigenvalues(torch.cat([torch.linspace(-1, 2, 37), torch.tensor([20.0, 30.0, 40.0])]))
-    values = torch.tensor([
-        trace(Products(matrix), tol=10.0, method=method, probe=probe, seed=seed, max_matvecs=36).value
-        for seed in range(200)
-    ])  # fmt: skip
+    values = torch.tensor(
+        [
+            trace(Products(matrix), tol=10.0, method=method, probe=probe, seed=seed, max_matvecs=36).value
+            for seed in range(200)
+        ]
+    )
     assert abs(float(values.mean() - matrix.trace())) < 4 * float(values.std()) / math.sqrt(200)
 
 

@@ -23,8 +23,22 @@ def prediction(size, model, largest, spread, overlap=0.5, error=0.0):
     told = Estimate(largest, error)
     outlier = PredictedOutlier(Estimate(1.0), told, Estimate(overlap), spread)
     none = Estimate(math.nan)
-    return BatchPrediction(size, N, effective_batch(size, N), model, told, Estimate(-1.0), spread, 0.1,
-                           (Estimate(-1.0), Estimate(1.0)), (outlier,), none, none, none, "made")  # fmt: skip
+    return BatchPrediction(
+        size,
+        N,
+        effective_batch(size, N),
+        model,
+        told,
+        Estimate(-1.0),
+        spread,
+        0.1,
+        (Estimate(-1.0), Estimate(1.0)),
+        (outlier,),
+        none,
+        none,
+        none,
+        "made",
+    )
 
 
 def cell(size, values, predictions, overlaps=None):
@@ -53,8 +67,9 @@ def point(cells, epoch=0, variance=(1.0, 0.01), top=1.0, batch_scale=1.0, networ
     along = DirectionalVariance(
         some, some, Estimate(torch.eye(2), torch.zeros(2, 2)), torch.zeros(1, 3), Estimate(0.0), P, N, operator
     )
-    return CurvaturePoint(network, epoch, operator, N, 0.1, Estimate(*variance), along, pairs, tuple(cells), 128, whole,
-                          (part, part))  # fmt: skip
+    return CurvaturePoint(
+        network, epoch, operator, N, 0.1, Estimate(*variance), along, pairs, tuple(cells), 128, whole, (part, part)
+    )
 
 
 def whole(store):

@@ -157,11 +157,17 @@ def made(settings, columns, sign, seeds=6, factor=1.0):
     """Rows whose columns change from the first setting to the second by ``sign`` decades, with a little noise."""
     noise = torch.randn(seeds, len(columns), 2, generator=torch.Generator().manual_seed(0)).mul(0.01).tolist()
     return [
-        {**fixed, "seed": seed, **{name: 10.0 ** (1 + factor * sign * i * change + noise[seed][k][i])
-                                   for k, (name, change) in enumerate(columns.items())}}
+        {
+            **fixed,
+            "seed": seed,
+            **{
+                name: 10.0 ** (1 + factor * sign * i * change + noise[seed][k][i])
+                for k, (name, change) in enumerate(columns.items())
+            },
+        }
         for i, fixed in enumerate(settings)
         for seed in range(seeds)
-    ]  # fmt: skip
+    ]
 
 
 SUBJECT = {"network": "MLP-100", "training": 1200, "data": "mnist"}
@@ -257,11 +263,25 @@ def test_sharper_and_better_holds_of_both_together_only(accuracy, sharpness, exp
 )
 def test_claims_on_degeneracy_follow_from_rows(rank, shown, origin, expected):
     rows = [
-        {"network": "MLP-9", "exact": True, "mode": "eval", "curvature": curvature, "seed": seed, "epoch": epoch,
-         "last": epoch > 0, "bound": 500, "parameters": 1000, "rank": rank, "zeros": 0.7,
-         "degeneracy": shown + 0.001 * seed, "origin": origin * (1 + 0.01 * seed)}
-        for curvature in rank_degeneracy.CURVATURES for seed in range(6) for epoch in (0, 4)
-    ]  # fmt: skip
+        {
+            "network": "MLP-9",
+            "exact": True,
+            "mode": "eval",
+            "curvature": curvature,
+            "seed": seed,
+            "epoch": epoch,
+            "last": epoch > 0,
+            "bound": 500,
+            "parameters": 1000,
+            "rank": rank,
+            "zeros": 0.7,
+            "degeneracy": shown + 0.001 * seed,
+            "origin": origin * (1 + 0.01 * seed),
+        }
+        for curvature in rank_degeneracy.CURVATURES
+        for seed in range(6)
+        for epoch in (0, 4)
+    ]
     found = verdicts_of(rank_degeneracy, rows)
     assert len(found) == 9
     others = {claim: found.pop(claim) for claim in list(found) if "Gauss–Newton matrix" in claim and "Hessian" in claim}
@@ -272,11 +292,22 @@ def test_claims_on_degeneracy_follow_from_rows(rank, shown, origin, expected):
 @pytest.mark.parametrize(("sign", "expected"), [(1, HOLDS), (-1, FAILS)])
 def test_claims_on_hessian_and_gauss_newton_matrix_at_the_origin_follow_from_rows(sign, expected):
     rows = [
-        {"network": "MLP-9", "exact": False, "mode": "eval", "curvature": curvature, "seed": seed, "epoch": 4,
-         "last": True, "bound": None, "parameters": 1000, "degeneracy": 0.5 + side * sign * 0.1 + 0.001 * seed,
-         "origin": 10.0 ** (-8 + side * sign + 0.01 * seed**2)}
-        for curvature, side in (("hessian", 1), ("ggn", 0)) for seed in range(6)
-    ]  # fmt: skip
+        {
+            "network": "MLP-9",
+            "exact": False,
+            "mode": "eval",
+            "curvature": curvature,
+            "seed": seed,
+            "epoch": 4,
+            "last": True,
+            "bound": None,
+            "parameters": 1000,
+            "degeneracy": 0.5 + side * sign * 0.1 + 0.001 * seed,
+            "origin": 10.0 ** (-8 + side * sign + 0.01 * seed**2),
+        }
+        for curvature, side in (("hessian", 1), ("ggn", 0))
+        for seed in range(6)
+    ]
     rows[0]["degeneracy"] += 0.001
     rows[0]["origin"] *= 1.01
     found = verdicts_of(rank_degeneracy, rows)
@@ -344,8 +375,10 @@ def test_the_toys_verdicts_are_those_of_the_mathematics():
     found = {verdict.claim: verdict.verdict for verdict in judge(deep_linear_toy.claims(Rows(toy_rows())))}
     false = [claim for claim, verdict in found.items() if verdict == FAILS]
     assert [claim.split(" (")[0] for claim in false] == [
-        "the Hessian of three weights has rank 1", "a longer product has no higher rank", "λ₁ is the trace",
-    ]  # fmt: skip
+        "the Hessian of three weights has rank 1",
+        "a longer product has no higher rank",
+        "λ₁ is the trace",
+    ]
     assert all(verdict == HOLDS for claim, verdict in found.items() if claim not in false)
 
 

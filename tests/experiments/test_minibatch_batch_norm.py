@@ -19,8 +19,19 @@ from tests.experiments.minibatch_made import assert_same_rows, whole
 
 SEEDS = 6
 SIZES = (64, 128, 512, 1024, 2048)
-CELL = {"data": "digits", "training": 64, "held_out": 32, "side": 0, "augmented": False, "epochs": 1, "batch": 64,
-        "network": "VGG-4×2-BN", "decay": 0.1, "rate": 0.05, "seed": 3}  # fmt: skip
+CELL = {
+    "data": "digits",
+    "training": 64,
+    "held_out": 32,
+    "side": 0,
+    "augmented": False,
+    "epochs": 1,
+    "batch": 64,
+    "network": "VGG-4×2-BN",
+    "decay": 0.1,
+    "rate": 0.05,
+    "seed": 3,
+}
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +89,10 @@ def test_a_trajectory_is_read_at_the_full_rate():
     """Of eight epochs the first five have the full rate; the error after the second to the fifth may oscillate."""
     errors = [90.0, 60.0, 80.0, 50.0, 40.0, 30.0, 20.0, 25.0]
     assert trajectory([{"error": error} for error in errors], 8) == {
-        "before": 40.0, "oscillation": (20 + 30 + 10) / 3, "least": 20.0,
-    }  # fmt: skip
+        "before": 40.0,
+        "oscillation": (20 + 30 + 10) / 3,
+        "least": 20.0,
+    }
     assert trajectory([{"error": 90.0}], 8) == {"before": 90.0, "oscillation": None, "least": 90.0}
 
 
@@ -99,19 +112,40 @@ def noisy(value, *name):
 def made(name, errors, decay=5e-4, distance=lambda size: 10.0, rule="linear", **more):
     """Rows of ends, with an error for each batch size."""
     return [
-        {"kind": "end", "network": name, "decay": decay, "rule": rule, "batch": size, "reference": 128, "seed": seed,
-         "rate": 0.1 * size / 128, "error": noisy(error, name, decay, rule, size, seed), "diverged": False,
-         "distance": noisy(distance(size), name, "far", rule, size, seed), "before": 60.0, "data": "cifar10",
-         "epochs": 10, "parameters": 7, "oscillation": 1.0, "training loss": 0.5, "training error": 5.0,
-         "validation loss": 1.0} | {key: value(size) if callable(value) else value for key, value in more.items()}
-        for size, error in errors.items() for seed in range(SEEDS)
-    ]  # fmt: skip
+        {
+            "kind": "end",
+            "network": name,
+            "decay": decay,
+            "rule": rule,
+            "batch": size,
+            "reference": 128,
+            "seed": seed,
+            "rate": 0.1 * size / 128,
+            "error": noisy(error, name, decay, rule, size, seed),
+            "diverged": False,
+            "distance": noisy(distance(size), name, "far", rule, size, seed),
+            "before": 60.0,
+            "data": "cifar10",
+            "epochs": 10,
+            "parameters": 7,
+            "oscillation": 1.0,
+            "training loss": 0.5,
+            "training error": 5.0,
+            "validation loss": 1.0,
+        }
+        | {key: value(size) if callable(value) else value for key, value in more.items()}
+        for size, error in errors.items()
+        for seed in range(SEEDS)
+    ]
 
 
 def tried(name, losses):
     """Ends of the search at the reference, with a training loss for each rate."""
-    return [row | {"rate": rate} for rate, loss in losses.items()
-            for row in made(name, {128: 50.0}, rule="search", **{"training loss": loss})]  # fmt: skip
+    return [
+        row | {"rate": rate}
+        for rate, loss in losses.items()
+        for row in made(name, {128: 50.0}, rule="search", **{"training loss": loss})
+    ]
 
 
 FLAT = dict.fromkeys(SIZES, 30.0)
@@ -236,9 +270,17 @@ def test_some_cells_of_a_grid_are_enough_to_say_something(found, left):
 def test_charts_draw_errors_over_sizes_epochs_and_distances(found):
     charts = EXPERIMENT.charts(found)
     assert [chart.source for chart in charts] == [
-        "Figure 5.7c", "Figure 5.7c", "Figure 5.8b", "Figure 5.10", "Figure 5.10", "Figure 5.8b",
-        "Figure 5.7a", "Figure 5.7a", "Figure 5.8a", "§5.7.0.1",
-    ]  # fmt: skip
+        "Figure 5.7c",
+        "Figure 5.7c",
+        "Figure 5.8b",
+        "Figure 5.10",
+        "Figure 5.10",
+        "Figure 5.8b",
+        "Figure 5.7a",
+        "Figure 5.7a",
+        "Figure 5.8a",
+        "§5.7.0.1",
+    ]
     printed = {series.name: series for series in charts[6].series if series.published}
     assert list(printed["linear, thesis, VGG-16 on CIFAR-100"].y) == [34.18, 35.65]  # 100 − 65.82 and 100 − 64.35
     assert list(printed["square root, thesis, VGG-16 on CIFAR-100"].y) == [38.92]  # 100 − 61.08

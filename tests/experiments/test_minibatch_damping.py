@@ -186,11 +186,21 @@ def test_cells_are_parts_of_one_search(found):
 def test_charts_come_from_rows(found):
     dampings, *scaled = EXPERIMENT.charts(found)
     assert [series.name for series in dampings.series] == [
-        "Adam's ε", "KFAC's δ", "Eq. 5.36, Pσ²", "τ² for Pσ²", "by batches, adam", "by batches, kfac",
-    ]  # fmt: skip
+        "Adam's ε",
+        "KFAC's δ",
+        "Eq. 5.36, Pσ²",
+        "τ² for Pσ²",
+        "by batches, adam",
+        "by batches, kfac",
+    ]
     assert dampings.series[4].y == pytest.approx(expected_damping(rules_of(found)[0], "adam").tolist())
     assert [chart.source for chart in scaled] == [
-        "Figure 5.12", "not in the thesis", "Figure 5.11", "Figure 5.14", "not in the thesis", "Figure 5.13",
-    ]  # fmt: skip
+        "Figure 5.12",
+        "not in the thesis",
+        "Figure 5.11",
+        "Figure 5.14",
+        "not in the thesis",
+        "Figure 5.13",
+    ]
     for chart in (dampings, *scaled):
         draw(chart)

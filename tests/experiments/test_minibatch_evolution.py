@@ -36,9 +36,11 @@ def made(variances=(1.0, 2.0), top=10.0, means=(20.0, 30.0), told=None, seeds=5,
             for epoch in (0, 4) if optimizer == "SGD" else (4,):
                 place = int(epoch > 0)
                 scale = own if place else 1.0
-                made = cell(128, means[place] * scale + TEN,
-                            {model: (means[place] * scale * times, spread)
-                             for model, (times, spread) in predictions.items()})  # fmt: skip
+                made = cell(
+                    128,
+                    means[place] * scale + TEN,
+                    {model: (means[place] * scale * times, spread) for model, (times, spread) in predictions.items()},
+                )
                 stop = replace(point([made], epoch, (variances[place] * scale, 0.0), top), loss=loss)
                 rows += [{"optimizer": optimizer, "seed": seed, **row} for row in rows_of([stop])]
     return Rows(rows)
@@ -101,8 +103,12 @@ def test_distances_are_in_deviations_of_the_batches_and_fits_in_logarithms():
 
 def test_kfac_and_sgd_are_compared_seed_by_seed():
     """KFAC's σ² is twice SGD's of each seed, though seeds differ; its λ₁ is the same."""
-    doubled = Rows([row | {"variance": 2 * row["variance"]} if row["part"] == "point" and row["optimizer"] == "KFAC"
-                    else row for row in made()])  # fmt: skip
+    doubled = Rows(
+        [
+            row | {"variance": 2 * row["variance"]} if row["part"] == "point" and row["optimizer"] == "KFAC" else row
+            for row in made()
+        ]
+    )
     larger = {
         re.sub("^.*KFAC's ", "", claim.sentence): claim for claim in claims(doubled) if "KFAC's" in claim.sentence
     }
@@ -137,8 +143,10 @@ def found(smoke):
 
 
 def test_every_network_optimiser_seed_stop_and_operator_is_measured(found):
-    keys = {(row["network"], row["optimizer"], row["seed"], row["epoch"], row["operator"])
-            for row in found.where(part="point")}  # fmt: skip
+    keys = {
+        (row["network"], row["optimizer"], row["seed"], row["epoch"], row["operator"])
+        for row in found.where(part="point")
+    }
     stops = {
         ("softmax", "SGD"): (0, 5),
         ("softmax", "KFAC"): (5,),
@@ -146,8 +154,13 @@ def test_every_network_optimiser_seed_stop_and_operator_is_measured(found):
         ("MLP 6", "KFAC"): (1, 5),
     }
     operators = {"softmax": ("hessian",), "MLP 6": ("hessian", "ggn")}
-    assert keys == {(*place, seed, epoch, operator) for place, epochs in stops.items() for seed in (0, 1)
-                    for epoch in epochs for operator in operators[place[0]]}  # fmt: skip
+    assert keys == {
+        (*place, seed, epoch, operator)
+        for place, epochs in stops.items()
+        for seed in (0, 1)
+        for epoch in epochs
+        for operator in operators[place[0]]
+    }
     for courses in courses_of(found):
         assert set(courses.seeds) == {0, 1}
         assert courses.models == list(MODELS)
@@ -159,8 +172,9 @@ def test_every_network_optimiser_seed_stop_and_operator_is_measured(found):
 
 @pytest.mark.parametrize("optimizer", ["SGD", "KFAC"])
 def test_a_stop_shows_the_dense_matrix_of_the_network_so_trained(found, optimizer):
-    (cell,) = [c for c in EXPERIMENT.grid("smoke")
-               if (c["network"], c["optimizer"], c["seed"]) == ("MLP 6", optimizer, 1)]  # fmt: skip
+    (cell,) = [
+        c for c in EXPERIMENT.grid("smoke") if (c["network"], c["optimizer"], c["seed"]) == ("MLP 6", optimizer, 1)
+    ]
     subject = subject_through(cell, ("hessian", "ggn"))
     make = sgd if optimizer == "SGD" else lambda model, rate: KFAC(model, rate, 0.1, momentum=0.9)
     for epoch, problem in training_stops(subject, load_split("digits"), 1, "cpu", make):

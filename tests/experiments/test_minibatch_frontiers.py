@@ -73,9 +73,11 @@ def test_seeds_without_an_edge_are_left_out_and_counted():
     edges[0], edges[1, 1:], edges[2, 2] = math.nan, math.inf, 0.0
     found = frontier(edges)
     assert [found.cell(size) for size in (1, 2, 4, 8)] == [
-        "nothing trains", "2 (1 of 3 seeds; above the search: 2)", "2 ± 0 % (2 of 3 seeds; below the search: 1)",
+        "nothing trains",
+        "2 (1 of 3 seeds; above the search: 2)",
+        "2 ± 0 % (2 of 3 seeds; below the search: 1)",
         "2 ± 0 %",
-    ]  # fmt: skip
+    ]
     assert math.isnan(float(found.centre()[0]))
     assert found.at(2) == pytest.approx(2.0)
     assert found.slope().value == pytest.approx(0.0, abs=1e-12)
@@ -87,8 +89,10 @@ def test_why_there_is_no_edge_is_told_apart():
     none, every = torch.zeros(2, 3, dtype=torch.bool), torch.ones(2, 3, dtype=torch.bool)
     rows = [largest_passing(lambda values, wanted=wanted: wanted, section, 2) for wanted in (none, every)]
     rates, dampings = torch.stack(rows), torch.stack(rows).reciprocal()
-    cells = [[Frontier("net", "sgd", criterion, (1, 2), edges, 1.01).cell(size) for size in (1, 2)]
-             for edges, criterion in ((rates, "trains"), (dampings, "trains"), (rates, "steady"))]  # fmt: skip
+    cells = [
+        [Frontier("net", "sgd", criterion, (1, 2), edges, 1.01).cell(size) for size in (1, 2)]
+        for edges, criterion in ((rates, "trains"), (dampings, "trains"), (rates, "steady"))
+    ]
     assert cells == [
         ["nothing trains", "above the search"],
         ["nothing trains", "below the search"],

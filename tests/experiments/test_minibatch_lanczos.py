@@ -176,10 +176,17 @@ def made(test, training=0.0, seeds=4):
     for damping, errors in zip((0.1, 1.0), test, strict=True):
         for eta, error in zip((1.0, 3.0, 10.0), errors, strict=True):
             rows += [
-                {"seed": seed, "method": "LanczosOPT", "damping": damping, "eta": eta, "step": 5,
-                 "test error": error * (1 + 0.001 * seed), "training error": training}
+                {
+                    "seed": seed,
+                    "method": "LanczosOPT",
+                    "damping": damping,
+                    "eta": eta,
+                    "step": 5,
+                    "test error": error * (1 + 0.001 * seed),
+                    "training error": training,
+                }
                 for seed in range(seeds)
-            ]  # fmt: skip
+            ]
     return Rows(rows)
 
 

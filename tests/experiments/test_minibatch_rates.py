@@ -139,8 +139,9 @@ def test_where_the_rule_leaves_too_few_sizes_growth_is_read_to_its_measured_end(
     x, y = sizes.log(), (1 / (1 + 1000 / sizes)).log()
     expected = float(((x - x.mean()) * y).sum() / (x - x.mean()).square().sum())
     assert (theirs.own, theirs.ours) == (
-        False, "not known; not testable: fewer than 3 batch sizes with a rate lie up to the rule's threshold, 0.005",
-    )  # fmt: skip
+        False,
+        "not known; not testable: fewer than 3 batch sizes with a rate lie up to the rule's threshold, 0.005",
+    )
     assert ours.reading.value == pytest.approx(expected, rel=1e-6)
     assert (ours.own, ours.unit) == (True, " up to B = 1e+03, chosen after the results")
     short = claims_of([frontier(1 / (1 + 20 / sizes))], [rule(excess=0.01)], [])[1]
@@ -255,8 +256,12 @@ def test_rules_scale_from_the_reference(ground):
 
 def test_every_search_is_made(found):
     assert [(f.optimizer, f.criterion) for f in frontiers_of(found)] == [
-        ("sgd", "trains"), ("sgd", "steady"), ("momentum", "trains"), ("momentum", "steady"), ("adam", "trains"),
-    ]  # fmt: skip
+        ("sgd", "trains"),
+        ("sgd", "steady"),
+        ("momentum", "trains"),
+        ("momentum", "steady"),
+        ("adam", "trains"),
+    ]
     assert [rule.point for rule in rules_of(found)] == ["at the start", "trained"]
     assert [runs.optimizer for runs in scaling_of(found)] == ["momentum", "adam"]
     assert {row["network"] for row in found} == {subject.network for subject in SCALES["smoke"]}
@@ -309,8 +314,13 @@ def test_charts_draw_edges_rules_and_runs(found):
     assert charts[1].series[0].y == pytest.approx(errors.tolist())
     assert charts[3].series[0].y == pytest.approx(scaling_of(found)[0].training_loss[0].mean(1).tolist())
     assert [chart.source for chart in charts[1:]] == [
-        "Figure 5.7a", "Figure 5.8a", "not in the thesis", "Figure 5.16", "not in the thesis", "Figure 5.15",
-    ]  # fmt: skip
+        "Figure 5.7a",
+        "Figure 5.8a",
+        "not in the thesis",
+        "Figure 5.16",
+        "not in the thesis",
+        "Figure 5.15",
+    ]
     for chart in charts:
         draw(chart)
 

@@ -253,8 +253,15 @@ def test_smoothing(sign):
     for sweep in ("alpha", "epsilon"):
         for at in ("end", "equal loss"):
             for seed in range(4):
-                base = {"data": "mnist", "network": "ffnn", "layers": 1, "width": 64, "seed": seed, "at": at,
-                        "sweep": sweep}  # fmt: skip
+                base = {
+                    "data": "mnist",
+                    "network": "ffnn",
+                    "layers": 1,
+                    "width": 64,
+                    "seed": seed,
+                    "at": at,
+                    "sweep": sweep,
+                }
                 wobble = 0.001 * seed**2
                 rows.append({**base, "optimizer": "sgd", "llc": 4.0 + wobble, "llc_batch": 4.0 + wobble})
                 for power in (-3, 0, 3):
@@ -276,8 +283,12 @@ def switched(values):
             rows.append({**base, "branch": "split", "at": "split", "part": 0, **flat})
             for branch, value in values.items():
                 raised = 0.5 if values["SGD ×100"] < 12 else 2.0
-                columns = {"llc": value * wobble, "llc_batch": value * wobble, "update_norm": value / 10 * wobble**2,
-                           "validation_loss": raised if branch == "SGD ×100" else wobble}  # fmt: skip
+                columns = {
+                    "llc": value * wobble,
+                    "llc_batch": value * wobble,
+                    "update_norm": value / 10 * wobble**2,
+                    "validation_loss": raised if branch == "SGD ×100" else wobble,
+                }
                 end = {**base, "branch": branch, "optimizer": branch[:3].lower(), **columns}
                 rows += [{**end, "at": "on the way", "part": 1}, {**end, "at": "equal loss"}]
     return Rows(rows)
@@ -317,8 +328,9 @@ def test_late_switch():
     assert {verdict.verdict for verdict in judge(claims(switched_late(failed, 9.5, 2.0)))} == {FAILS}
     moving = judge(claims(switched_late(held, 8.0, 0.5)))
     assert {("λ̂" in found.claim and not found.own, found.verdict) for found in moving} == {
-        (True, UNTESTED), (False, HOLDS),
-    }  # fmt: skip
+        (True, UNTESTED),
+        (False, HOLDS),
+    }
     assert "λ̂ changed by more than 10% before the split in 5 of 5" in moving[0].evidence
     spoilt = Rows({**row, "below_centre": row["branch"] == "NGD ×10"} for row in rows)
     found = [verdict.claim for verdict in judge(claims(spoilt)) if verdict.verdict == UNTESTED]
@@ -498,10 +510,12 @@ def test_runs_that_cells_share_are_trained_once(monkeypatch):
     works = [work for spec in specs for work in script.works(spec, tiny=False)]
     jobs = script.trainings(works)
     assert [(job.chain or job.optimizer, len(job.members)) for job in jobs] == [
-        ("sgd", 10), ("ngd", 10),  # ten seeds, which the others share
-        ("sgd", 5), ("ngd", 40),  # another network: five α, and three more ε, in one stack
+        ("sgd", 10),
+        ("ngd", 10),  # ten seeds, which the others share
+        ("sgd", 5),
+        ("ngd", 40),  # another network: five α, and three more ε, in one stack
         ("ngd-switch-late", 5),
-    ]  # fmt: skip
+    ]
     first = {work.name: work.needs for work in reversed(works)}
     assert first["ngd-epochs"] == first["ngd-vs-sgd"] == [(0, 60), (1, 60)]
     assert first["ngd-smoothing"] == [(2, 60), *[(3, 60)] * 5]

@@ -28,8 +28,11 @@ def test_the_smoke_scale_runs(name, smoke):
 def test_experiments_come_paper_by_paper():
     found = [experiment.paper for experiment in every()]
     assert [paper for paper, _ in groupby(found)] == [
-        papers.NGD, papers.FLATNESS, papers.REGULARIZATION, papers.SPECTRAL,
-    ]  # fmt: skip
+        papers.NGD,
+        papers.FLATNESS,
+        papers.REGULARIZATION,
+        papers.SPECTRAL,
+    ]
 
 
 def test_every_experiment_says_what_it_is():

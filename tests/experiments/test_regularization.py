@@ -36,8 +36,13 @@ from lambdahat.optim.regularizers import StoppedThenSelectiveL2
 from lambdahat.results.charts import Chart
 
 TASKS = ("xor", "xord", "mnist", "synthetic", "cifar10")
-NAMES = {"xor": "xor", "xord": "xord", "mnist": "rules-mnist", "synthetic": "rules-synthetic",
-         "cifar10": "rules-cifar10"}  # fmt: skip
+NAMES = {
+    "xor": "xor",
+    "xord": "xord",
+    "mnist": "rules-mnist",
+    "synthetic": "rules-synthetic",
+    "cifar10": "rules-cifar10",
+}
 
 
 def networks(seeds):
@@ -231,11 +236,17 @@ def test_experiments_reach_workers():
 def rows_of(**rules):
     """Rows of one activation, from the norms of each rule seed by seed."""
     return Rows(
-        {"activation": "tanh", "rule": rule, "seed": seed, "norm": float(value), "test error": 2 * float(value),
-         "eigenvalues": [4.0 * value, value]}
+        {
+            "activation": "tanh",
+            "rule": rule,
+            "seed": seed,
+            "norm": float(value),
+            "test error": 2 * float(value),
+            "eigenvalues": [4.0 * value, value],
+        }
         for rule, values in rules.items()
         for seed, value in enumerate(values)
-    )  # fmt: skip
+    )
 
 
 def verdict_of(claim):
@@ -285,9 +296,14 @@ def test_networks_that_have_not_learnt_are_not_compared():
     def found(quantity, accuracies):
         claim = Below("", "", ("tanh",), quantity, ("L2",), ("SGD Large",))
         rows = rows_of(**{"L2": (1, 2, 1, 2), "SGD Large": (9, 9.5, 9, 9.6)})
-        return claim.claim("xor", "tanh", Rows(
-            row | {"training accuracy": 1.0 if row["rule"] == "SGD Large" else accuracies[row["seed"]]} for row in rows
-        ))  # fmt: skip
+        return claim.claim(
+            "xor",
+            "tanh",
+            Rows(
+                row | {"training accuracy": 1.0 if row["rule"] == "SGD Large" else accuracies[row["seed"]]}
+                for row in rows
+            ),
+        )
 
     assert verdict_of(found("norm", (1.0, 1.0, 1.0, 0.75))) == "holds"
     spoilt = found("norm", (0.5, 1.0, 1.0, 0.75))
@@ -316,8 +332,15 @@ def test_speed_is_read_off_the_first_quarter_of_the_curve():
 
 
 def test_later_seeds_have_their_speed_in_place_of_curves():
-    row = {"rule": "L2", "seed": 3, "norm": 1.23456789, "recorded": [0, 1, 2, 3, 4], "norm curve": [1.0] * 5,
-           "training accuracy curve": [0.1, 0.5, 0.7, 0.9, 1.0], "weights": [[1.0, 2.0]]}  # fmt: skip
+    row = {
+        "rule": "L2",
+        "seed": 3,
+        "norm": 1.23456789,
+        "recorded": [0, 1, 2, 3, 4],
+        "norm curve": [1.0] * 5,
+        "training accuracy curve": [0.1, 0.5, 0.7, 0.9, 1.0],
+        "weights": [[1.0, 2.0]],
+    }
     assert shortened(row) == row | {"norm": 1.23457}
     later = shortened(row | {"seed": 70})
     assert later == {"rule": "L2", "seed": 70, "norm": 1.23457, "weights": [[1.0, 2.0]], "early training accuracy": 0.5}
@@ -338,9 +361,19 @@ def test_speeds_of_two_regimes_need_the_same_gain():
 
 def test_first_layer_vectors_have_a_chart_for_each_rule():
     weights = [[1.0, 2.0], [-3.0, 0.5]]
-    row = {"activation": "tanh", "rule": "L2", "vectors": 1.5, "weights": weights, "norm": 1.0, "eigenvalues": [],
-           "training accuracy": 1.0, "training accuracy curve": [1.0], "norm curve": [1.0], "recorded": [0],
-           "seed": 0}  # fmt: skip
+    row = {
+        "activation": "tanh",
+        "rule": "L2",
+        "vectors": 1.5,
+        "weights": weights,
+        "norm": 1.0,
+        "eigenvalues": [],
+        "training accuracy": 1.0,
+        "training accuracy curve": [1.0],
+        "norm curve": [1.0],
+        "recorded": [0],
+        "seed": 0,
+    }
     rows = Rows([row, row | {"rule": "SGD Large"}])
     panels = [chart for chart in XOR.charts(rows) if chart.title.startswith("First-layer weights")]
     assert [chart.title for chart in panels] == [f"First-layer weights, tanh, {rule}" for rule in ("L2", "SGD Large")]

@@ -160,8 +160,12 @@ def test_each_cell_says_what_it_was_made_with(tmp_path):
 
 def test_the_commit_is_that_of_our_own_checkout_only(tmp_path, monkeypatch):
     def git(*words):
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words], cwd=tmp_path, check=True,
-                       capture_output=True)  # fmt: skip
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+        )
 
     place = tmp_path / "provenance.py"
     place.touch()
@@ -261,16 +265,19 @@ def test_a_broken_store_is_named(tmp_path, damage):
     assert len(sweep(toy(), tmp_path, scale="smoke", resume=False).rows()) == 12
 
 
-@pytest.mark.parametrize("statement", [
-    "UPDATE rows SET record = REPLACE(record, '\"step\": 1', '\"step\": 7') WHERE key = '{key}'",
-    "DELETE FROM rows WHERE key = '{key}' AND number = 1",
-    "UPDATE cells SET settings = REPLACE(settings, '\"seed\": 0', '\"seed\": 1') WHERE key = '{key}'",
-    "UPDATE cells SET seconds = seconds + 1 WHERE key = '{key}'",
-    "UPDATE cells SET position = 9 WHERE key = '{key}'",
-    "DELETE FROM cells WHERE key = '{key}'",
-    "DELETE FROM made WHERE key = '{key}'",
-    "UPDATE about SET value = 'other' WHERE name = 'command'",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE rows SET record = REPLACE(record, '\"step\": 1', '\"step\": 7') WHERE key = '{key}'",
+        "DELETE FROM rows WHERE key = '{key}' AND number = 1",
+        "UPDATE cells SET settings = REPLACE(settings, '\"seed\": 0', '\"seed\": 1') WHERE key = '{key}'",
+        "UPDATE cells SET seconds = seconds + 1 WHERE key = '{key}'",
+        "UPDATE cells SET position = 9 WHERE key = '{key}'",
+        "DELETE FROM cells WHERE key = '{key}'",
+        "DELETE FROM made WHERE key = '{key}'",
+        "UPDATE about SET value = 'other' WHERE name = 'command'",
+    ],
+)
 def test_changed_rows_are_named_and_run_again(tmp_path, statement):
     store = sweep(toy(), tmp_path, scale="smoke", command="lambdahat reproduce toy")
     before = records(store)

@@ -42,14 +42,25 @@ def toy(**scales: Config) -> Experiment:
         return [Claim("the fast rate is above one", "Table 1", "2", reading, bound=1.0)]
 
     def tables(rows: Rows):
-        return [Table("Values", ("rate", "mean"), tuple((f"{r:g}", str(mean_of(rows.where(rate=r).values("value"))))
-                                                         for r in rows.distinct("rate")))]  # fmt: skip
+        return [
+            Table(
+                "Values",
+                ("rate", "mean"),
+                tuple((f"{r:g}", str(mean_of(rows.where(rate=r).values("value")))) for r in rows.distinct("rate")),
+            )
+        ]
 
     def charts(rows: Rows):
         rates = rows.distinct("rate")
         means = [mean_of(rows.where(rate=rate).values("value")) for rate in rates]
-        return [Chart("Value over rate", "rate", "value",
-                      (Series("ours", rates, [m.value for m in means], [m.stderr for m in means]),))]  # fmt: skip
+        return [
+            Chart(
+                "Value over rate",
+                "rate",
+                "value",
+                (Series("ours", rates, [m.value for m in means], [m.stderr for m in means]),),
+            )
+        ]
 
     every = {"smoke": Config(2), "cpu": Config(4), "paper": Config(8)} | scales
     return Experiment("toy", "A toy", "no paper", "Table 1", every, cells, run, claims, tables, charts, ("nothing",))

@@ -25,16 +25,19 @@ def measured() -> dict[str, Any]:
     """Trace, diagonal, eigenvalues, spectrum, a product, a gradient and λ̂."""
     here = problem()
     hessian = lh.hessian(here)
-    chains = lh.llc(here, kernel="sgld", step_size=1e-4, localization=10.0, chains=2, draws=100, burn_in=50,
-                    batch_size=100, seed=0)  # fmt: skip
+    chains = lh.llc(
+        here, kernel="sgld", step_size=1e-4, localization=10.0, chains=2, draws=100, burn_in=50, batch_size=100, seed=0
+    )
     return {
-        "gradient": here.gradient().cpu(), "loss": torch.tensor(here.loss(), dtype=torch.float64),
+        "gradient": here.gradient().cpu(),
+        "loss": torch.tensor(here.loss(), dtype=torch.float64),
         "product": (hessian @ torch.ones(hessian.dim, dtype=torch.float64, device="cuda")).cpu(),
         "eigenvalues": lh.eigenpairs(hessian, k=3, tol=1e-9).values.cpu(),
         "trace": torch.tensor(float(lh.trace(lh.ggn(here), method="exact"))),
         "spectrum": torch.as_tensor(lh.spectrum(hessian, depth=10).nodes),
-        "llc": float(chains), "llc stderr": float(chains.stderr),
-    }  # fmt: skip
+        "llc": float(chains),
+        "llc stderr": float(chains.stderr),
+    }
 
 
 if __name__ == "__main__":

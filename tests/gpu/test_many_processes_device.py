@@ -19,8 +19,13 @@ WORLD = Path(__file__).with_name("device_world.py")
 def launched(size: int, backend: str, folder: Path) -> subprocess.CompletedProcess[str]:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    return subprocess.run([sys.executable, *torchrun, str(WORLD), str(folder), backend], env=environment,
-                          capture_output=True, text=True, timeout=240)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, *torchrun, str(WORLD), str(folder), backend],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
 
 
 @pytest.fixture(scope="module")

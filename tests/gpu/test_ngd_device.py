@@ -47,10 +47,14 @@ def close(first, second, tol):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"alpha": 0.1, "momentum": 0.9}, {"weight_decay": 0.05, "rescale": False},
-     {"weight_decay": 0.05, "decoupled": True, "momentum": 0.5, "period": 2}],
+    [
+        {},
+        {"alpha": 0.1, "momentum": 0.9},
+        {"weight_decay": 0.05, "rescale": False},
+        {"weight_decay": 0.05, "decoupled": True, "momentum": 0.5, "period": 2},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_replayed_steps_are_those_of_the_cpu(options):
     models = [mlp(SIZES).double() for _ in range(2)]
     models[1].cuda()
@@ -102,10 +106,21 @@ def test_members_on_a_gpu_are_those_on_a_cpu(optimizer, order):
     rng = generator(1, "ngd device")
     data = (torch.randn(90, SIZES[0], generator=rng, dtype=torch.float64), torch.randint(0, 5, (90,), generator=rng))
     runs = [
-        fit_many(lambda seed: mlp(SIZES, seed=seed).double(), data, seeds=range(3), lr=[0.1, 0.2, 0.05], epochs=4,
-                 batch_size=20, optimizer=optimizer, order=order, momentum=0.5, validation=data, device=device)
+        fit_many(
+            lambda seed: mlp(SIZES, seed=seed).double(),
+            data,
+            seeds=range(3),
+            lr=[0.1, 0.2, 0.05],
+            epochs=4,
+            batch_size=20,
+            optimizer=optimizer,
+            order=order,
+            momentum=0.5,
+            validation=data,
+            device=device,
+        )
         for device in ("cpu", "cuda")
-    ]  # fmt: skip
+    ]
     np.testing.assert_allclose(runs[0].loss, runs[1].loss, rtol=1e-6)
     np.testing.assert_allclose(runs[0].validation_accuracy, runs[1].validation_accuracy)
     for name, tensor in runs[0].tensors.items():

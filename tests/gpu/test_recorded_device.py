@@ -110,8 +110,17 @@ def trained(monkeypatch, make, kind, recorded, **options):
         model = make().cuda()
         optimizer = OPTIMIZERS[kind](model)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
-        run = fit(Problem(model, "cross_entropy", TRAIN), optimizer, 6, batch_size=64, validation=TEST, seed=1,
-                  schedule=schedule, schedule_unit="step", **options)  # fmt: skip
+        run = fit(
+            Problem(model, "cross_entropy", TRAIN),
+            optimizer,
+            6,
+            batch_size=64,
+            validation=TEST,
+            seed=1,
+            schedule=schedule,
+            schedule_unit="step",
+            **options,
+        )
     replays = steppers[0].recorded.replay.replays if steppers[0].recorded is not None else 0
     return model, run, replays
 
@@ -171,8 +180,15 @@ def test_no_replayed_step_waits_for_the_device():
     model = normed().cuda()
     problem = Problem(model, "cross_entropy", TRAIN)
     feed = Feed(problem, 60, 1, seed=0)
-    stepper = Stepper(Subject(problem), OPTIMIZERS["sgd"](model), feed, precision="float32", clip=1.0, regularizers=(),
-                      curvature_samples=None)  # fmt: skip
+    stepper = Stepper(
+        Subject(problem),
+        OPTIMIZERS["sgd"](model),
+        feed,
+        precision="float32",
+        clip=1.0,
+        regularizers=(),
+        curvature_samples=None,
+    )
     assert isinstance(stepper.recorded, RecordedGradients)
     groups, tally = list(feed.epoch(0)), Tally(problem.device)
     for step in range(3):

@@ -211,8 +211,9 @@ def test_a_bound_and_divergence_are_told():
 
 
 def test_what_looks_at_draws_runs_uncaptured():
-    found = run(bowl(), sgld(EPSILON, NBETA), "auto", draws=5, observables={"first": lambda w: w[0]},
-                keep_parameters=True)  # fmt: skip
+    found = run(
+        bowl(), sgld(EPSILON, NBETA), "auto", draws=5, observables={"first": lambda w: w[0]}, keep_parameters=True
+    )
     assert found.mode == "batched"
     assert found.observables["first"] == pytest.approx(found.parameters[..., 0].numpy())
     with pytest.raises(ValueError, match="mode must be one of"):

@@ -20,8 +20,18 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def train(folder, epochs=3, resume=False, precision="float32"):
     model = network().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    run = fit(Problem(model, "cross_entropy", TRAIN), optimizer, epochs, batch_size=64, validation=TEST, folder=folder,
-              resume=resume, checkpoint_steps=2, keep=100, precision=precision)  # fmt: skip
+    run = fit(
+        Problem(model, "cross_entropy", TRAIN),
+        optimizer,
+        epochs,
+        batch_size=64,
+        validation=TEST,
+        folder=folder,
+        resume=resume,
+        checkpoint_steps=2,
+        keep=100,
+        precision=precision,
+    )
     return model, run
 
 
@@ -49,8 +59,9 @@ def test_no_step_waits_for_the_device():
     problem = Problem(model, "cross_entropy", TRAIN)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     feed = Feed(problem, 64, 1, seed=0)
-    stepper = Stepper(Subject(problem), optimizer, feed, precision="float32", clip=1.0, regularizers=(),
-                      curvature_samples=None)  # fmt: skip
+    stepper = Stepper(
+        Subject(problem), optimizer, feed, precision="float32", clip=1.0, regularizers=(), curvature_samples=None
+    )
     groups, tally = list(feed.epoch(0)), Tally(problem.device)
     assert all(batch.data[0].is_cuda for group in groups for batch in group)
     stepper(groups[0], 0, tally)

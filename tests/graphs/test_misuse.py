@@ -29,8 +29,12 @@ FILES = {
     "other JSON": ("g.json", '{"a": 1}', ValueError, "g.json must be JSON with node-link, .*, got another: keys a"),
     "broken JSON": ("g.json", '{"a": ', ValueError, "g.json must be JSON with"),
     "another array": ("g.npy", "0 1\n", ValueError, "g.npy must be a file of numpy.save"),
-    "Pajek labels twice": ("g.net", '*Vertices 3\n1 "a"\n2 "a"\n3 "b"\n*Edges\n1 3\n2 3\n', ValueError,
-                           "every Pajek vertex must have a label of its own, got 3 vertices with 2 labels"),
+    "Pajek labels twice": (
+        "g.net",
+        '*Vertices 3\n1 "a"\n2 "a"\n3 "b"\n*Edges\n1 3\n2 3\n',
+        ValueError,
+        "every Pajek vertex must have a label of its own, got 3 vertices with 2 labels",
+    ),
     "a fraction among numbers": ("g.txt", "0 1\n1 2.5\n", ValueError, "g.txt must hold two nodes .*'2.5'"),
     "networkx's data broken": ("g.txt", "0 1 {'weight': x}\n", ValueError, "must hold two nodes and a weight in"),
     "a missing column": ("g.txt", "0 1\n1\n2 3\n", ValueError, r"g.txt must hold two nodes in every row, got another"),
@@ -45,35 +49,75 @@ FILES = {
     "no edges": ("g.txt", "# Nodes: 0\n", ValueError, "the file must hold edges, got g.txt, without a row of data"),
     "an empty file": ("g.txt", "", ValueError, "the file must hold edges"),
     "one node": ("g.txt", "3 3\n", ValueError, "the graph must have at least two nodes, got a single node"),
-    "not square": ("g.mtx", "%%MatrixMarket matrix coordinate real general\n2 3 1\n1 3 1.0\n", ValueError,
-                   r"an adjacency matrix must be square, got shape \(2, 3\)"),
-    "NaN in a matrix": ("g.mtx", "%%MatrixMarket matrix coordinate real general\n2 2 1\n1 2 nan\n", ValueError,
-                        "the weights must be finite, got nan"),
-    "a negative entry": ("g.mtx", "%%MatrixMarket matrix coordinate real general\n2 2 1\n1 2 -1\n", ValueError,
-                         "the weights must be at least 0, got -1"),
-    "a complex matrix": ("g.mtx", "%%MatrixMarket matrix coordinate complex general\n2 2 1\n1 2 1 1\n", ValueError,
-                         "the matrix must be real"),
+    "not square": (
+        "g.mtx",
+        "%%MatrixMarket matrix coordinate real general\n2 3 1\n1 3 1.0\n",
+        ValueError,
+        r"an adjacency matrix must be square, got shape \(2, 3\)",
+    ),
+    "NaN in a matrix": (
+        "g.mtx",
+        "%%MatrixMarket matrix coordinate real general\n2 2 1\n1 2 nan\n",
+        ValueError,
+        "the weights must be finite, got nan",
+    ),
+    "a negative entry": (
+        "g.mtx",
+        "%%MatrixMarket matrix coordinate real general\n2 2 1\n1 2 -1\n",
+        ValueError,
+        "the weights must be at least 0, got -1",
+    ),
+    "a complex matrix": (
+        "g.mtx",
+        "%%MatrixMarket matrix coordinate complex general\n2 2 1\n1 2 1 1\n",
+        ValueError,
+        "the matrix must be real",
+    ),
     "no Matrix Market": ("g.mtx", "0 1\n", ValueError, "g.mtx must begin with %%MatrixMarket matrix"),
-    "half a Matrix Market": ("g.mtx", "%%MatrixMarket matrix coordinate real general\n2 2 5\n1 2 1\n", ValueError,
-                             "g.mtx must hold 5 entries, as its header says, got 1"),
+    "half a Matrix Market": (
+        "g.mtx",
+        "%%MatrixMarket matrix coordinate real general\n2 2 5\n1 2 1\n",
+        ValueError,
+        "g.mtx must hold 5 entries, as its header says, got 1",
+    ),
     "no GML": ("g.gml", "0 1", ValueError, "the file must hold one GML graph, got g.gml with 0"),
     "half a GML": ("g.gml", "graph [ node", ValueError, "GML must hold a value for every key, got none for 'node'"),
-    "an edge of GML to nowhere": ("g.gml", "graph [ node [ id 0 ] node [ id 1 ] edge [ source 0 target 5 ] ]",
-                                  ValueError, "every GML edge must join nodes of the file"),
-    "a weight of GML of text": ("g.gml", 'graph [ node [ id 0 ] node [ id 1 ] edge [ source 0 target 1 weight "x" ] ]',
-                                ValueError, "the weights must be numbers, got could not convert .*take 'weight' out"),
-    "a node of GML without brackets": ("g.gml", "graph [ node 5 node 6 ]", ValueError,
-                                       "every GML node must stand in brackets, got node 5"),
-    "a node of GML twice": ("g.gml", "graph [ node [ id 0 ] node [ id 0 ] ]", ValueError,
-                            "every GML node must have an id of its own, got 2 with 1 ids"),
+    "an edge of GML to nowhere": (
+        "g.gml",
+        "graph [ node [ id 0 ] node [ id 1 ] edge [ source 0 target 5 ] ]",
+        ValueError,
+        "every GML edge must join nodes of the file",
+    ),
+    "a weight of GML of text": (
+        "g.gml",
+        'graph [ node [ id 0 ] node [ id 1 ] edge [ source 0 target 1 weight "x" ] ]',
+        ValueError,
+        "the weights must be numbers, got could not convert .*take 'weight' out",
+    ),
+    "a node of GML without brackets": (
+        "g.gml",
+        "graph [ node 5 node 6 ]",
+        ValueError,
+        "every GML node must stand in brackets, got node 5",
+    ),
+    "a node of GML twice": (
+        "g.gml",
+        "graph [ node [ id 0 ] node [ id 0 ] ]",
+        ValueError,
+        "every GML node must have an id of its own, got 2 with 1 ids",
+    ),
     "a decimal comma": ("g.csv", "0;1;1,5\n1;2;2,5\n", ValueError, "write weights with a decimal point"),
     "a name missing": ("g.csv", "ann,bob\nbob,\n", ValueError, "in every row, got another row after 0 rows: 'bob,'"),
     "three names": ("g.csv", "ann,bob\nbob,eve,dan\n", ValueError, "got another row after 0 rows: 'bob,eve,dan'"),
     "a file of no matrix": ("g.npz", "0 1", ValueError, "g.npz must be a file of scipy.sparse.save_npz, got another"),
     "a node of GML without id": ("g.gml", "graph [ node [ label 0 ] ]", ValueError, "every GML node must have an id"),
-    "an edge of GML without end": ("g.gml", "graph [ node [ id 0 ] edge [ source 0 ] ]", ValueError,
-                                   "every GML edge must have source and target"),
-}  # fmt: skip
+    "an edge of GML without end": (
+        "g.gml",
+        "graph [ node [ id 0 ] edge [ source 0 ] ]",
+        ValueError,
+        "every GML edge must have source and target",
+    ),
+}
 
 
 @pytest.mark.parametrize(("name", "text", "error", "message"), FILES.values(), ids=FILES.keys())
@@ -141,7 +185,7 @@ CALLS = {
     "an edge of isolated nodes": (lambda: edge_perturbation(graph(nx.empty_graph(3)), 1, 0), ValueError, "an edge"),
     "deep Lanczos": (lambda: smoothed_lanczos_clusters(RING, 13), ValueError, r"depth must be an integer in \[2, 12\]"),
     "no width": (lambda: smoothed_lanczos_clusters(RING, 4, width=0.0), ValueError, "width must be a finite number"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("call", "error", "message"), CALLS.values(), ids=CALLS.keys())

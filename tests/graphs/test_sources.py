@@ -56,8 +56,13 @@ FILES = {
     "a list in JSON": ("g.json", "[[0, 1], [1, 2], [0, 2], [2, 3]]"),
     "Pajek": ("g.net", '*Vertices 4\n1 "a b"\n2 "b"\n3 "c"\n4 "d"\n*Edges\n1 2 1\n2 3 1\n1 3 1\n3 4 1\n'),
     "Pajek by another name": ("g.txt", "*vertices 4\n1 a\n2 b\n3 c\n4 d\n*arcs\n1 2\n2 3\n1 3\n3 4\n"),
-    "GML": ("g.gml", "graph [\n" + "".join(f"  node [ id {i} label \"n {i}\" ]\n" for i in range(4))
-            + "".join(f"  edge [\n source {u}\n target {v}\n ]\n" for u, v in EDGES) + "]\n"),
+    "GML": (
+        "g.gml",
+        "graph [\n"
+        + "".join(f'  node [ id {i} label "n {i}" ]\n' for i in range(4))
+        + "".join(f"  edge [\n source {u}\n target {v}\n ]\n" for u, v in EDGES)
+        + "]\n",
+    ),
     "names under a header": ("g.csv", "Source,Target\na,b\nb,c\na,c\nc,d\n"),
     "names and weights under a header": ("g.csv", "who,whom,times\na,b,1\nb,c,1\na,c,1\nc,d,1\n"),
     "names like a header": ("g.txt", "node1 node2\nnode2 node3\nnode1 node3\nnode3 node4\n"),
@@ -69,7 +74,7 @@ FILES = {
     "names in quotes, spaces": ("g.txt", '"a b" b\nb "c"\n"a b" c\nc d\n'),
     "spaces after commas": ("g.csv", "0, 1\n1, 2\n0,\t2\n2, 3\n"),
     "Matrix Market": ("g.mtx", "%%MatrixMarket matrix coordinate pattern symmetric\n4 4 4\n2 1\n3 2\n3 1\n4 3\n"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("name", "text"), FILES.values(), ids=FILES.keys())
@@ -321,8 +326,9 @@ def test_chunks_make_the_same_graph(tmp_path, monkeypatch):
     assert np.array_equal(whole, expected)
     monkeypatch.setattr(text_files, "CHUNK_ROWS", 7)
     assert np.array_equal(dense(path), whole)
-    assert np.array_equal(dense(path, loops="keep"), dense(scipy.sparse.coo_array(
-        (np.ones(400), pairs.T), shape=(50, 50)), loops="keep"))  # fmt: skip
+    assert np.array_equal(
+        dense(path, loops="keep"), dense(scipy.sparse.coo_array((np.ones(400), pairs.T), shape=(50, 50)), loops="keep")
+    )
 
 
 LINES = {

@@ -62,7 +62,7 @@ MATRICES = {
     "negative": ([[0, -1], [-1, 0]], ValueError, "the weights must be at least 0, got -1"),
     "NaN": ([[0, np.nan], [np.nan, 0]], ValueError, "the weights must be finite, got nan"),
     "not square": (np.ones((2, 3)), ValueError, r"adjacency must be square, got shape \(2, 3\)"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("matrix", "error", "message"), MATRICES.values(), ids=MATRICES.keys())

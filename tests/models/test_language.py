@@ -70,8 +70,14 @@ def test_gpt_with_their_weights_is_the_gpt2_of_transformers():
     ours = gpt(20, 8, 16, 2, 2).double().eval()
     parts = {"wte": ours.tokens, "wpe": ours.positions, "ln_f": ours.norm}
     for i, block in enumerate(ours.blocks):
-        layers = {"ln_1": block.norm, "attn.c_attn": block.attention.project, "attn.c_proj": block.attention.out,
-                  "ln_2": block.mlp[0], "mlp.c_fc": block.mlp[1], "mlp.c_proj": block.mlp[3]}  # fmt: skip
+        layers = {
+            "ln_1": block.norm,
+            "attn.c_attn": block.attention.project,
+            "attn.c_proj": block.attention.out,
+            "ln_2": block.mlp[0],
+            "mlp.c_fc": block.mlp[1],
+            "mlp.c_proj": block.mlp[3],
+        }
         parts |= {f"h.{i}.{key}": layer for key, layer in layers.items()}
     weights = theirs.transformer.state_dict()
     with torch.no_grad():

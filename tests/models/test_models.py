@@ -79,9 +79,20 @@ def samples(name, number=3):
         (resnet101, 44_549_160),
         (lstm, 24_221_600),
     ],
-    ids=["softmax", "lenet5", "all_cnn", "vgg16", "vgg16bn", "preresnet164", "wrn28x10", "wrn28x10 no bias", "resnet50",
-         "resnet101", "lstm"],
-)  # fmt: skip
+    ids=[
+        "softmax",
+        "lenet5",
+        "all_cnn",
+        "vgg16",
+        "vgg16bn",
+        "preresnet164",
+        "wrn28x10",
+        "wrn28x10 no bias",
+        "resnet50",
+        "resnet101",
+        "lstm",
+    ],
+)
 def test_sizes_are_those_published(build, published):
     assert count(build()) == published
 
@@ -193,9 +204,13 @@ def test_a_deep_linear_network_is_the_product_of_its_matrices():
     assert torch.allclose(model(x), x @ product.T)
 
 
-LIGHT = {"wide_resnet": {"depth": 10, "width": 1}, "resnext29": {"cardinality": 2, "base_width": 4},
-         "lstm": {"embedding": 4, "hidden": 5}, "gpt": {"width": 8, "heads": 2},
-         "mlp": {"widths": (7, 6), "activation": "tanh"}}  # fmt: skip
+LIGHT = {
+    "wide_resnet": {"depth": 10, "width": 1},
+    "resnext29": {"cardinality": 2, "base_width": 4},
+    "lstm": {"embedding": 4, "hidden": 5},
+    "gpt": {"width": 8, "heads": 2},
+    "mlp": {"widths": (7, 6), "activation": "tanh"},
+}
 
 
 @pytest.mark.parametrize("name", MODELS)

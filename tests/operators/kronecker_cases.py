@@ -93,8 +93,11 @@ def layer_matrix(K: KFAC, names: list[str]) -> Tensor:
     """K's own submatrix of a layer, from products, in the order of [W | b] by rows."""
     whole = K.dense()
     space = K.space
-    parts = [torch.arange(s.start, s.stop).reshape(space.shapes[space.names.index(n)][0], -1)
-             for n, s in space.slices.items() if n in names]  # fmt: skip
+    parts = [
+        torch.arange(s.start, s.stop).reshape(space.shapes[space.names.index(n)][0], -1)
+        for n, s in space.slices.items()
+        if n in names
+    ]
     order = torch.cat(parts, dim=1).reshape(-1)
     return whole[order][:, order]
 

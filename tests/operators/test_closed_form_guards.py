@@ -87,8 +87,9 @@ def test_layers_that_take_one_input_without_a_batch(layer: nn.Module, shape: tup
     given = torch.randn(shape, generator=torch.Generator().manual_seed(0)).double()
 
     def make() -> nn.Module:
-        return Net(lambda m, x: m.b(torch.relu(m.a(x) + m.c(given).flatten())), a=nn.Linear(4, 5), b=nn.Linear(5, 3),
-                   c=layer)  # fmt: skip
+        return Net(
+            lambda m, x: m.b(torch.relu(m.a(x) + m.c(given).flatten())), a=nn.Linear(4, 5), b=nn.Linear(5, 3), c=layer
+        )
 
     problem = problem_of(make, (4,))
     agree(problem, dense_ggn(problem))

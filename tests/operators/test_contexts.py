@@ -54,8 +54,13 @@ def test_a_number_is_the_same_in_every_context(context):
             lh.variance(given).gradient_mean_norm,
         ]
         values = [float(value) for value in found] + lh.eigenpairs(ggn, k=2).values.tolist()
-        return [*values, float((hessian @ v).norm()), float((v @ ggn).norm()), lh.kfac(given).logdet(0.01),
-                float(lh.ekfac(given).dense().norm())]  # fmt: skip
+        return [
+            *values,
+            float((hessian @ v).norm()),
+            float((v @ ggn).norm()),
+            lh.kfac(given).logdet(0.01),
+            float(lh.ekfac(given).dense().norm()),
+        ]
 
     outside = numbers()
     assert min(map(abs, outside)) > 0

@@ -140,8 +140,10 @@ def test_factored_damping_is_that_of_martens_and_grosse() -> None:
         A, G = block.A[0], block.G[0]
         pi = ((A.trace() / len(A)) / (G.trace() / len(G))).sqrt()
         eyes = torch.eye(len(A)).double(), torch.eye(len(G)).double()
-        expected = torch.kron(torch.linalg.inv(G + math.sqrt(DAMPING) / pi * eyes[1]),
-                              torch.linalg.inv(A + math.sqrt(DAMPING) * pi * eyes[0]))  # fmt: skip
+        expected = torch.kron(
+            torch.linalg.inv(G + math.sqrt(DAMPING) / pi * eyes[1]),
+            torch.linalg.inv(A + math.sqrt(DAMPING) * pi * eyes[0]),
+        )
         where = block.indices.reshape(-1)
         assert relative(inverse[where][:, where], expected) < 1e-9
     with pytest.raises(ValueError, match="factored must be False for EKFAC"):
@@ -268,9 +270,14 @@ def test_agrees_with_curvlinops(case: str, loss: str) -> None:
     for ours, theirs in ((kfac, "KFACLinearOperator"), (ekfac, "EKFACLinearOperator")):
         for kind, name in (("exact", "type-2"), ("empirical", "empirical")):
             peer = getattr(curvlinops, theirs)(
-                model, their_loss, parameters, batches, fisher_type=name, separate_weight_and_bias=False,
+                model,
+                their_loss,
+                parameters,
+                batches,
+                fisher_type=name,
+                separate_weight_and_bias=False,
                 check_deterministic=False,
-            )  # fmt: skip
+            )
             expected = torch.cat([part.flatten(0, -2).detach() for part in peer @ columns])
             scale = 3.0 if loss == "mse" and kind == "empirical" else 1.0
             # curvlinops scales the empirical gradients of a mean square by √C; a sample's gradient has no such factor
@@ -302,8 +309,9 @@ def test_a_damped_inverse_keeps_the_small_eigenvalues_of_float32_factors() -> No
     model = mlp([8, 3], "tanh")
     with torch.no_grad():
         model[-1].weight[:, 0] = 0.0  # else the softmax is saturated
-    exact, single = (kfac(Problem(copy.deepcopy(model).to(t), "cross_entropy", (x.to(t), y))) for t in
-                     (torch.float64, torch.float32))  # fmt: skip
+    exact, single = (
+        kfac(Problem(copy.deepcopy(model).to(t), "cross_entropy", (x.to(t), y))) for t in (torch.float64, torch.float32)
+    )
     inputs = next(iter(exact.blocks.values())).basis[0][0]
     assert int((inputs < 9 * torch.finfo(torch.float32).eps * inputs[-1]).sum()) > 4
     V = torch.randn(exact.dim, 3, dtype=torch.float64)

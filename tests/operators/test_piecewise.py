@@ -395,8 +395,18 @@ CURVED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
 
 
 # those whose curvature is that of functions of single elements, which has a closed form too
-SMOOTH = ("tanh", "GELU", "F.gelu", "SiLU", "sigmoid", "softplus", "ELU", "Hardswish", "square by a power",
-          "number divided")  # fmt: skip
+SMOOTH = (
+    "tanh",
+    "GELU",
+    "F.gelu",
+    "SiLU",
+    "sigmoid",
+    "softplus",
+    "ELU",
+    "Hardswish",
+    "square by a power",
+    "number divided",
+)
 
 
 def problem_of(make: Callable[[], nn.Module], shape: Any, loss: str = "cross_entropy", **options: Any) -> Problem:

@@ -19,8 +19,14 @@ def activations() -> int:
 def test_a_dropped_operator_leaves_no_graph(make):
     # a graph whose saved outputs hold their own nodes is a cycle in C++, which Python's collector cannot see
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, 5, 3, padding=1), nn.Tanh(),
-                          nn.Flatten(), nn.Linear(5 * 12 * 12, 3))  # fmt: skip
+    model = nn.Sequential(
+        nn.Conv2d(1, 5, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(5, 5, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(5 * 12 * 12, 3),
+    )
     problem = lh.Problem(model, "cross_entropy", (torch.randn(7, 1, 12, 12), torch.randint(0, 3, (7,))))
     before = activations()
     for _ in range(3):

@@ -137,14 +137,21 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], Any, int]] = {
     "flattened": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), (2, 2), 0),
     "batch-norm": (
         lambda: nn.Sequential(
-            nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.BatchNorm1d(4),
+            nn.Linear(4, 5),
+            nn.BatchNorm1d(5),
+            nn.Tanh(),
+            nn.Linear(5, 4),
+            nn.Tanh(),
+            nn.BatchNorm1d(4),
             nn.Linear(4, 3),
         ),
         (4,),
         0,
     ),
     "a bottleneck between": (
-        lambda: nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2), nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 3)), (4,), 6,
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2), nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 3)),
+        (4,),
+        6,
     ),
     "skip connection": (lambda: Net(residual, a=nn.Linear(4, 5), b=nn.Linear(5, 5), c=nn.Linear(5, 3)), (4,), 0),
     "x − tanh x": (lambda: perceptron(5, 6, act=nn.Tanhshrink)(), (4,), 6),
@@ -156,17 +163,24 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], Any, int]] = {
         0,
     ),
     "linear on positions": (
-        lambda: nn.Sequential(nn.Linear(4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(6, 3)), (3, 4), 6,
+        lambda: nn.Sequential(nn.Linear(4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(6, 3)),
+        (3, 4),
+        6,
     ),
     "convolutions": (
         lambda: nn.Sequential(
-            nn.Conv2d(1, 2, 2), nn.Tanh(), nn.AvgPool2d(2, 1), nn.Conv2d(2, 2, 2), nn.SiLU(), nn.Flatten(),
+            nn.Conv2d(1, 2, 2),
+            nn.Tanh(),
+            nn.AvgPool2d(2, 1),
+            nn.Conv2d(2, 2, 2),
+            nn.SiLU(),
+            nn.Flatten(),
             nn.Linear(8, 3),
         ),
         (1, 5, 5),
         40,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", list(OTHERS))
@@ -232,7 +246,7 @@ def hooked(m: Any, x: Tensor) -> Tensor:
         (lambda m, x: m.b(F.silu(m.a(x)) * m.a(x)), "a.bias enters twice|a.weight enters twice"),
         (lambda m, x: m.b(torch.tanh(x @ m.a.weight.T)), "Tanh is not piecewise linear, and a.bias does not enter"),
     ],
-)  # fmt: skip
+)
 def test_refused_with_the_reason(rule: Any, reason: str) -> None:
     operator = hessian(problem_of(lambda: Net(rule, a=nn.Linear(4, 5), b=nn.Linear(5, 3))))
     assert operator.known_trace() is None

@@ -33,10 +33,16 @@ ERRORS = {
     "one beta": (lambda: Padam(W, betas=(0.9,)), ValueError, r"betas must be two numbers"),
     "negative decay": (lambda: Gadam(W, weight_decay=-0.1), ValueError, "weight_decay must be a finite number of at l"),
     "unknown form": (lambda: Gadam(W, form="adam"), ValueError, "form must be one of 'adamw', 'coded', 'printed', got"),
-    "sparse gradient": (lambda: stepped(nn.Parameter(torch.ones(3)), torch.ones(3).to_sparse()), ValueError,
-                        "gradients must be dense.*SparseAdam"),
-    "complex weights": (lambda: stepped(nn.Parameter(torch.ones(3) * 1j), torch.ones(3) * 1j), ValueError,
-                        "params must be real, got torch.complex64"),
+    "sparse gradient": (
+        lambda: stepped(nn.Parameter(torch.ones(3)), torch.ones(3).to_sparse()),
+        ValueError,
+        "gradients must be dense.*SparseAdam",
+    ),
+    "complex weights": (
+        lambda: stepped(nn.Parameter(torch.ones(3) * 1j), torch.ones(3) * 1j),
+        ValueError,
+        "params must be real, got torch.complex64",
+    ),
     "negative start": (lambda: Gadam(W, average_start=-1), ValueError, "average_start must be an integer of at least "),
     "start as share": (lambda: Gadam(W, average_start=0.5), TypeError, "average_start must be an integer.*start_avera"),
     "no period": (lambda: Gadam(W, average_every=0), ValueError, "average_every must be an integer of at least 1, got"),
@@ -60,7 +66,7 @@ ERRORS = {
     "a start after the end": (lambda: schedules.averaging_decay(sgd(), 9, 10), ValueError, r"averaging_start must be "),
     "no factor": (lambda: schedules.step_decay(sgd(), 9, factor=0.0), ValueError, "factor must be a finite number abo"),
     "milestone as share": (lambda: schedules.step_decay(sgd(), 9, (0.5,)), TypeError, "milestones must be an integer"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ERRORS)

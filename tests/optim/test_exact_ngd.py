@@ -169,7 +169,7 @@ ERRORS = {
     "another model's problem": (lambda: ExactNGD(W, lr=0.1).observe(classifier()), ValueError, "problem must have"),
     "a model for a problem": (lambda: ExactNGD(W, lr=0.1).observe(nn.Linear(1, 1)), TypeError, "be a lambdahat.Prob"),
     "singular": (lambda: _singular(), ValueError, r"F \+ κI must be positive definite.*raise alpha"),
-}  # fmt: skip
+}
 
 
 def _singular():

@@ -20,8 +20,14 @@ def test_gadams_steps_are_adamws(average_start):
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
-TAKEN = [(0, 1, range(1, 12)), (1, 1, range(1, 12)), (5, 1, range(5, 12)), (4, 3, (4, 7, 10)), (11, 4, (11,)),
-         (0, 5, (5, 10))]  # fmt: skip
+TAKEN = [
+    (0, 1, range(1, 12)),
+    (1, 1, range(1, 12)),
+    (5, 1, range(5, 12)),
+    (4, 3, (4, 7, 10)),
+    (11, 4, (11,)),
+    (0, 5, (5, 10)),
+]
 
 
 @pytest.mark.parametrize(("start", "every", "taken"), TAKEN)

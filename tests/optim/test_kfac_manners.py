@@ -332,7 +332,9 @@ def test_functional_transforms_of_the_hooked_model_work(model, data):
 
 MISUSES = {
     "parameters in place of a model": (
-        lambda m: KFAC(m.parameters(), 0.1), TypeError, r"model must be a torch.nn.Module.*parameters=",
+        lambda m: KFAC(m.parameters(), 0.1),
+        TypeError,
+        r"model must be a torch.nn.Module.*parameters=",
     ),
     "negative damping": (lambda m: KFAC(m, 0.1, -1.0), ValueError, "damping must be a finite number of at least 0"),
     "infinite rate": (lambda m: KFAC(m, float("inf")), ValueError, "lr must be a finite number of at least 0, got inf"),
@@ -346,38 +348,51 @@ MISUSES = {
     "unknown sharing": (lambda m: KFAC(m, 0.1, sharing="sum"), ValueError, "sharing must be one of 'expand', 'reduce'"),
     "EKFAC of low rank": (lambda m: KFAC(m, 0.1, kind="ekfac", rank=3), ValueError, 'rank must be None for kind="ekf'),
     "bad group": (
-        lambda m: KFAC(m, 0.1, parameters=[{"params": m.parameters(), "damping": -1}]), ValueError, "damping must be",
+        lambda m: KFAC(m, 0.1, parameters=[{"params": m.parameters(), "damping": -1}]),
+        ValueError,
+        "damping must be",
     ),
     "step before any pass": (lambda m: KFAC(m, 0.1).step(), RuntimeError, "the model must have run forward and backw"),
     "training in eval mode": (
-        lambda m: train(KFAC(m, 0.1), m.eval(), torch.ones(2, 4).double(), torch.tensor([0, 1])), RuntimeError,
+        lambda m: train(KFAC(m, 0.1), m.eval(), torch.ones(2, 4).double(), torch.tensor([0, 1])),
+        RuntimeError,
         r"call model.train\(\)",
     ),
     "observing the empirical Fisher": (
-        lambda m: KFAC(m, 0.1).observe(None), ValueError, 'fisher must be "monte_carlo" or "exact"',
+        lambda m: KFAC(m, 0.1).observe(None),
+        ValueError,
+        'fisher must be "monte_carlo" or "exact"',
     ),
     "no observation": (
         lambda m: train(KFAC(m, 0.1, fisher="exact"), m, torch.ones(2, 4).double(), torch.tensor([0, 1])),
-        RuntimeError, r"observe\(problem\) must be called before the first step",
+        RuntimeError,
+        r"observe\(problem\) must be called before the first step",
     ),
     "observing a model": (
-        lambda m: KFAC(m, 0.1, fisher="exact").observe(m), TypeError, "problem must be a lambdahat.Problem",
+        lambda m: KFAC(m, 0.1, fisher="exact").observe(m),
+        TypeError,
+        "problem must be a lambdahat.Problem",
     ),
     "another model": (
         lambda m: KFAC(m, 0.1, fisher="exact").observe(
             lh.Problem(nn.Linear(4, 3).double(), "cross_entropy", (torch.ones(2, 4).double(), torch.tensor([0, 1])))
-        ), ValueError, "problem must have parameters of shapes",
+        ),
+        ValueError,
+        "problem must have parameters of shapes",
     ),
     "another point": (
         lambda m: KFAC(m, 0.1, fisher="exact").observe(
             lh.Problem(m, "cross_entropy", (torch.ones(2, 4).double(), torch.tensor([0, 1]))).at(torch.zeros(53))
-        ), ValueError, "problem must be at the optimiser's present parameters",
+        ),
+        ValueError,
+        "problem must be at the optimiser's present parameters",
     ),
     "singular without damping": (
-        lambda m: train(KFAC(m, 0.1, 0.0), m, torch.zeros(2, 4).double(), torch.tensor([0, 1])), RuntimeError,
+        lambda m: train(KFAC(m, 0.1, 0.0), m, torch.zeros(2, 4).double(), torch.tensor([0, 1])),
+        RuntimeError,
         "damping must make the moments of layer '0' positive definite.*raise damping",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISUSES)

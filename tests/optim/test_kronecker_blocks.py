@@ -51,8 +51,11 @@ def test_the_inverse_is_that_of_the_damped_moment_which_stays(dtype):
         assert torch.equal(state[f"{side}_inverse"], state[f"{side}_inverse"].mT)
 
 
-@pytest.mark.parametrize("dtypes", [[torch.float32] * 3, [torch.float64] * 3, [torch.float32, torch.float64],
-                                    [torch.bfloat16, torch.float32], []], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "dtypes",
+    [[torch.float32] * 3, [torch.float64] * 3, [torch.float32, torch.float64], [torch.bfloat16, torch.float32], []],
+    ids=str,
+)
 def test_the_norm_of_several_tensors_is_that_of_all_their_entries(dtypes):
     tensors = [drawn(5, 4, name=k).to(dtype)[:, : 4 - k] for k, dtype in enumerate(dtypes)]
     exact = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))

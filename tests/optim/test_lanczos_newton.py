@@ -196,7 +196,8 @@ MISUSES = {
     "no damping": (lambda t: LanczosNewton([t], 0.1, 0.0), ValueError, "damping must be a finite number above 0"),
     "negative pairs": (lambda t: LanczosNewton([t], 0.1, 1.0, -1), ValueError, "pairs must be an integer of at least"),
     "unknown curvature": (
-        lambda t: LanczosNewton([t], 0.1, 1.0, curvature="hessian"), ValueError,
+        lambda t: LanczosNewton([t], 0.1, 1.0, curvature="hessian"),
+        ValueError,
         "curvature must be one of 'absolute_hessian', 'ggn'",
     ),
     "eta of 0": (lambda t: LanczosNewton([t], 0.1, 1.0, eta=0), ValueError, "eta must be a finite number above 0"),
@@ -204,15 +205,21 @@ MISUSES = {
     "no observation": (lambda t: step_unseen(), RuntimeError, r"observe\(problem\) must be called before the first"),
     "more pairs than parameters": (lambda t: observe(parabola()[1], pairs=99), ValueError, r"pairs must lie in"),
     "another point": (
-        lambda t: observe(t), ValueError, "problem must be at the optimiser's present parameters",
+        lambda t: observe(t),
+        ValueError,
+        "problem must be at the optimiser's present parameters",
     ),
     "another shape": (
-        lambda t: observe(nn.Parameter(torch.ones(2))), ValueError, "problem must have parameters of shapes",
+        lambda t: observe(nn.Parameter(torch.ones(2))),
+        ValueError,
+        "problem must have parameters of shapes",
     ),
     "a model": (
-        lambda t: LanczosNewton([t], 0.1, 1.0).observe(nn.Linear(2, 2)), TypeError, "problem must be a lambdahat.Prob",
+        lambda t: LanczosNewton([t], 0.1, 1.0).observe(nn.Linear(2, 2)),
+        TypeError,
+        "problem must be a lambdahat.Prob",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISUSES)

@@ -195,8 +195,10 @@ def test_low_rank_fishers_are_exact_to_a_percent(alpha):
 @pytest.mark.parametrize("rescale", [True, False])
 def test_infinite_smoothing_is_sgd(options, rescale):
     models = [mlp([5, 7, 3]).double() for _ in range(2)]
-    optimizers = [NGD(models[0].parameters(), lr=0.1, alpha=1e12, rescale=rescale, **options),
-                  torch.optim.SGD(models[1].parameters(), lr=0.1, **options)]  # fmt: skip
+    optimizers = [
+        NGD(models[0].parameters(), lr=0.1, alpha=1e12, rescale=rescale, **options),
+        torch.optim.SGD(models[1].parameters(), lr=0.1, **options),
+    ]
     for t in range(15):
         for model, optimizer in zip(models, optimizers, strict=True):
             train_once(model, optimizer, t)
@@ -473,9 +475,12 @@ ERRORS = {
     "momentum of 1": (lambda: NGD(W, lr=0.1, momentum=1.0), ValueError, r"momentum must lie in \[0, 1\), got 1.0"),
     "negative decay": (lambda: NGD(W, lr=0.1, weight_decay=-0.1), ValueError, "weight_decay must be a finite number"),
     "complex weights": (lambda: NGD([nn.Parameter(torch.ones(3) * 1j)], lr=0.1), ValueError, "real floating point"),
-    "sparse gradient": (lambda: stepped(nn.Parameter(torch.ones(3)), torch.ones(3).to_sparse()), ValueError,
-                        "gradients must be dense.*sparse=False"),
-}  # fmt: skip
+    "sparse gradient": (
+        lambda: stepped(nn.Parameter(torch.ones(3)), torch.ones(3).to_sparse()),
+        ValueError,
+        "gradients must be dense.*sparse=False",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", ERRORS, ids=str)

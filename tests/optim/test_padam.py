@@ -76,8 +76,10 @@ def test_the_recursion_of_each_form(form, amsgrad, decoupled, capturable):
 def test_half_is_torch_adam_and_adamw(dtype, amsgrad):
     common = {"lr": 0.05, "betas": BETAS, "eps": 1e-6, "weight_decay": 0.1, "amsgrad": amsgrad}
     rtol = 2e-6 if dtype == torch.float32 else 1e-14
-    pairs = [(lambda p: Padam(p, p=0.5, **common), lambda p: torch.optim.Adam(p, **common)),
-             (lambda p: PadamW(p, p=0.5, **common), lambda p: torch.optim.AdamW(p, **common))]  # fmt: skip
+    pairs = [
+        (lambda p: Padam(p, p=0.5, **common), lambda p: torch.optim.Adam(p, **common)),
+        (lambda p: PadamW(p, p=0.5, **common), lambda p: torch.optim.AdamW(p, **common)),
+    ]
     for ours, theirs in pairs:
         torch.testing.assert_close(run(ours, dtype=dtype), run(theirs, dtype=dtype), rtol=rtol, atol=0)
 

@@ -9,8 +9,14 @@ from lambdahat.problem import Problem
 from lambdahat.training import fit
 
 NEEDED = {"lanczos-newton": {"damping": 1.0}}
-RULES = {"l1": {}, "l2": {}, "metric": {}, "selective-l2": {"omega": 0.5}, "stopped-l2": {"tau": 1},
-         "stopped-selective-l2": {"tau": 1, "omega": 0.5}}  # fmt: skip
+RULES = {
+    "l1": {},
+    "l2": {},
+    "metric": {},
+    "selective-l2": {"omega": 0.5},
+    "stopped-l2": {"tau": 1},
+    "stopped-selective-l2": {"tau": 1, "omega": 0.5},
+}
 
 
 def problem():

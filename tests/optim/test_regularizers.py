@@ -313,18 +313,33 @@ MISUSES = {
     "negative tau": (lambda: StoppedL2(0.1, -1), ValueError, "tau must be an integer of at least 0, got -1"),
     "negative second rate": (lambda: StoppedThenSelectiveL2(0.1, 1, 0.1, -1.0), ValueError, "selective_rate must be"),
     "depth of 0": (lambda: Metric(0.1, "absolute_hessian", depth=0), ValueError, "depth must be an integer of at"),
-    "third derivatives of |H|": (lambda: Metric(0.1, "absolute_hessian", third_derivative=True), ValueError,
-                                 "reading must be 'hessian_vector' with third derivatives"),
-    "no product": (lambda: Metric(0.1).add_to([torch.ones(2)], None, 0), TypeError,
-                   r"product must be a function v -> Hv for Metric, got None; make it with .*batch_product"),
-    "a plain product": (lambda: added(Metric(0.1, third_derivative=True), network(), product=lambda v: v), TypeError,
-                        "product must be a BatchProduct where third derivatives are asked for"),
-    "too few layers": (lambda: added(SelectiveL2(0.1, 0.1, layers="ab"), network()), ValueError,
-                       r"layers must name the layer of each of the 4 parameters, got 2 names; .*layers_of"),
-    "a loss per sample": (lambda: batch_product(torch.ones(3, requires_grad=True), []), ValueError,
-                          r"loss must be a scalar tensor, got Tensor of shape \(3,\); take its mean"),
+    "third derivatives of |H|": (
+        lambda: Metric(0.1, "absolute_hessian", third_derivative=True),
+        ValueError,
+        "reading must be 'hessian_vector' with third derivatives",
+    ),
+    "no product": (
+        lambda: Metric(0.1).add_to([torch.ones(2)], None, 0),
+        TypeError,
+        r"product must be a function v -> Hv for Metric, got None; make it with .*batch_product",
+    ),
+    "a plain product": (
+        lambda: added(Metric(0.1, third_derivative=True), network(), product=lambda v: v),
+        TypeError,
+        "product must be a BatchProduct where third derivatives are asked for",
+    ),
+    "too few layers": (
+        lambda: added(SelectiveL2(0.1, 0.1, layers="ab"), network()),
+        ValueError,
+        r"layers must name the layer of each of the 4 parameters, got 2 names; .*layers_of",
+    ),
+    "a loss per sample": (
+        lambda: batch_product(torch.ones(3, requires_grad=True), []),
+        ValueError,
+        r"loss must be a scalar tensor, got Tensor of shape \(3,\); take its mean",
+    ),
     "a loss without graph": (lambda: batch_product(torch.tensor(1.0), []), ValueError, "loss must have its graph"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("call", "error", "message"), MISUSES.values(), ids=MISUSES)

@@ -164,9 +164,11 @@ MISUSES = {
     "concave": (lambda t: concave(), ValueError, "the curvature must have a positive eigenvalue.*larger batch"),
     "a model": (lambda t: SpectralSGD([t]).observe(nn.Linear(2, 2)), TypeError, "problem must be a lambdahat.Problem"),
     "another point": (
-        lambda t: SpectralSGD([t]).observe(quadratic(torch.eye(3))), ValueError, "present parameters.*in training",
+        lambda t: SpectralSGD([t]).observe(quadratic(torch.eye(3))),
+        ValueError,
+        "present parameters.*in training",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISUSES)

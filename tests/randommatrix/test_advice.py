@@ -114,18 +114,27 @@ def test_the_end_of_scaling_names_the_direction_that_sets_it():
     assert re.search(r"more than half that of all data; without momentum it is near τ²/λ₁² = 0\.\d", alone)
 
 
-@pytest.mark.parametrize(("tau2", "words"), [
-    (0.5, "at B = 1 the limit is already more than half"), (0.9, "limit may already be more than half"),
-    (1.2, "the limit is half that of all data there"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tau2", "words"),
+    [
+        (0.5, "at B = 1 the limit is already more than half"),
+        (0.9, "limit may already be more than half"),
+        (1.2, "the limit is half that of all data there"),
+    ],
+)
 def test_the_end_of_scaling_is_no_surer_of_one_sample_than_its_error(tau2, words):
     """Curvatures 1 ± τ of two kinds of samples, so many that b* = τ² is B* but for 1/N: its error is MODEL of it."""
     kinds = torch.tensor([1 - math.sqrt(tau2), 1 + math.sqrt(tau2)], dtype=torch.float64)
     rows = kinds.abs().sqrt().repeat(2000)[:, None]
-    found = advise(Problem.from_function(
-        lambda p, x: 0.5 * (x[:, 1] * (x[:, 0] * p["w"]).square()).mean(), {"w": torch.ones(1).double()},
-        torch.cat([rows, kinds.sign().repeat(2000)[:, None]], 1),
-    ), "sgd", 4000)  # fmt: skip
+    found = advise(
+        Problem.from_function(
+            lambda p, x: 0.5 * (x[:, 1] * (x[:, 0] * p["w"]).square()).mean(),
+            {"w": torch.ones(1).double()},
+            torch.cat([rows, kinds.sign().repeat(2000)[:, None]], 1),
+        ),
+        "sgd",
+        4000,
+    )
     assert words in found.recommendations[-1].reason
     end = found["end of scaling"]
     assert math.isclose(float(end), max(tau2, 1.0), rel_tol=1e-2)
@@ -139,9 +148,13 @@ def test_without_noise_scaling_has_ended_at_one_sample():
     assert math.isclose(float(found["largest stable rate"]), 2 * 1.9 / 2, rel_tol=1e-6)
 
 
-@pytest.mark.parametrize(("optimizer", "name", "rate"), [
-    ("lanczos-newton", "least damping", 1.0), ("adam", "least epsilon", 1e-3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("optimizer", "name", "rate"),
+    [
+        ("lanczos-newton", "least damping", 1.0),
+        ("adam", "least epsilon", 1e-3),
+    ],
+)
 def test_damping_is_the_mended_equation(optimizer, name, rate):
     found = advise(PROBLEM, optimizer, 4, 8)
     for size in (4, 8):
@@ -200,16 +213,25 @@ def test_a_rate_above_the_limit_is_a_caution():
 
 def test_a_saddle_is_a_caution():
     rows = torch.tensor([[2.0, 1.0], [2.0, 1.0], [2.0, 1.0]]).double()
-    problem = Problem.from_function(lambda p, x: 0.5 * (x[:, 0].square() * p["w"][0] ** 2 - p["w"][1] ** 2).mean(),
-                                    {"w": torch.ones(2).double()}, rows)  # fmt: skip
+    problem = Problem.from_function(
+        lambda p, x: 0.5 * (x[:, 0].square() * p["w"][0] ** 2 - p["w"][1] ** 2).mean(),
+        {"w": torch.ones(2).double()},
+        rows,
+    )
     assert any("smallest eigenvalue is -1" in each for each in advise(problem, "sgd", 3).cautions)
 
 
-@pytest.mark.parametrize(("value", "error", "words"), [
-    (0.95, 0.01, "linear scaling"), (0.5, 0.05, "square-root scaling"), (0.02, 0.01, "hardly any scaling"),
-    (0.5, math.nan, "how, is unknown"),
-    (0.5, 0.5, "anything from hardly any to linear scaling"), (0.7, 0.1, "anything from square-root to linear scaling"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "error", "words"),
+    [
+        (0.95, 0.01, "linear scaling"),
+        (0.5, 0.05, "square-root scaling"),
+        (0.02, 0.01, "hardly any scaling"),
+        (0.5, math.nan, "how, is unknown"),
+        (0.5, 0.5, "anything from hardly any to linear scaling"),
+        (0.7, 0.1, "anything from square-root to linear scaling"),
+    ],
+)
 def test_words_are_no_surer_than_the_interval(value, error, words):
     assert in_words(Estimate(value, error)) == words
 
@@ -225,8 +247,13 @@ def test_it_prints_tabulates_saves_and_loads(tmp_path):
     assert second == "momentum 0.9, 4 parameters, 48 samples"
     assert f"λ₁ = {SHARPEST:.4g}" in text
     rows = found.table()
-    assert [row["name"] for row in rows] == ["largest stable rate", "largest stable rate", "learning rate",
-                                             "scaling exponent", "end of scaling"]  # fmt: skip
+    assert [row["name"] for row in rows] == [
+        "largest stable rate",
+        "largest stable rate",
+        "learning rate",
+        "scaling exponent",
+        "end of scaling",
+    ]
     assert rows[0]["low"] < rows[0]["value"] < rows[0]["high"]
     assert all(row["reason"] for row in rows)
     found.save(tmp_path / "advice")
@@ -255,8 +282,11 @@ def test_of_the_smallest_eigenvalues_only_one_is_looked_for(monkeypatch):
     """Flat directions crowd, and ten of them cost far more than the ten sharpest: none is ever used."""
     asked = []
     whole = noise_levels.eigenpairs
-    monkeypatch.setattr(noise_levels, "eigenpairs", lambda a, k, which, *rest, **named: (
-        asked.append((which, k)), whole(a, k, which, *rest, **named))[1])  # fmt: skip
+    monkeypatch.setattr(
+        noise_levels,
+        "eigenpairs",
+        lambda a, k, which, *rest, **named: (asked.append((which, k)), whole(a, k, which, *rest, **named))[1],
+    )
     advise(PROBLEM, "sgd", SAMPLES)
     assert asked == [("largest", ORDER), ("smallest", 1)]
     asked.clear()
@@ -393,8 +423,13 @@ def test_with_batch_statistics_training_finds_a_rate(tmp_path):
 
 
 DATALESS = Problem.from_function(lambda p: p["w"].square().sum(), {"w": torch.ones(2).double()}, num_samples=100)
-NORMED = Problem(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), "mse", (torch.randn(8, 2), torch.zeros(8, 3)),
-                 norm="train", batch_size=4)  # fmt: skip
+NORMED = Problem(
+    nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)),
+    "mse",
+    (torch.randn(8, 2), torch.zeros(8, 3)),
+    norm="train",
+    batch_size=4,
+)
 MISUSES = {
     "a model": (lambda: advise(nn.Linear(1, 1)), TypeError, "problem must be a lambdahat.Problem"),
     "unknown optimiser": (lambda: advise(PROBLEM, "lbfgs", 4), ValueError, "be one of 'sgd', 'momentum', 'nesterov'"),
@@ -403,13 +438,19 @@ MISUSES = {
     "the same batch": (lambda: advise(PROBLEM, "sgd", 4, 4), ValueError, "new_batch_size must differ from batch_size"),
     "empty batch": (lambda: advise(PROBLEM, "sgd", 0), ValueError, "batch_size must be an integer in"),
     "no data": (lambda: advise(DATALESS, "sgd", 4), ValueError, "problem must be a loss over data"),
-    "a maximum": (lambda: advise(least_squares(ROWS, sign=-1.0), "sgd", 4), ValueError,
-                  "the largest eigenvalue of the hessian must be above 0.*train further"),
+    "a maximum": (
+        lambda: advise(least_squares(ROWS, sign=-1.0), "sgd", 4),
+        ValueError,
+        "the largest eigenvalue of the hessian must be above 0.*train further",
+    ),
     "rate of 0": (lambda: advise(PROBLEM, "sgd", 4, learning_rate=0.0), ValueError, "learning_rate must be a finite"),
     "momentum of 1": (lambda: advise(PROBLEM, "momentum", 4, momentum=1.0), ValueError, r"must lie in \[0, 1\)"),
     "momentum as text": (lambda: advise(PROBLEM, "momentum", 4, momentum="0.9"), TypeError, "must be a number in"),
-    "momentum of adam": (lambda: advise(PROBLEM, "adam", 4, momentum=0.9), ValueError,
-                         "momentum must be left out with 'adam', got 0.9"),
+    "momentum of adam": (
+        lambda: advise(PROBLEM, "adam", 4, momentum=0.9),
+        ValueError,
+        "momentum must be left out with 'adam', got 0.9",
+    ),
     "momentum of kfac": (lambda: advise(classifier(), "kfac", 4, momentum=0.0), ValueError, "left out with 'kfac'"),
     "one sample in all": (lambda: advise(least_squares(ROWS[:1])), ValueError, "two samples or more, got 1"),
     "a factor of 0": (lambda: advise(PROBLEM, "sgd", 4, steps=5, factor=0.0), ValueError, "factor must be a finite"),
@@ -421,7 +462,7 @@ MISUSES = {
     "kfac of a function": (lambda: advise(PROBLEM, "kfac", 4), TypeError, "made of a model and a loss of its output"),
     "training of kfac": (lambda: advise(classifier(), "kfac", 4, steps=5), ValueError, "steps must be .*any torch"),
     "unknown advice": (lambda: advise(PROBLEM, "sgd", 4)["damping"], KeyError, "be one of 'largest stable rate', 4"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISUSES)

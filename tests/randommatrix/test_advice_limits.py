@@ -116,8 +116,12 @@ def test_the_interval_holds_the_exact_limit_where_not_all_directions_are_known(s
     assert 0 < low <= exact_limit(rows, size, rho) <= high < 10 * low
 
 
-COVERAGE = [("one sharp direction", 4, 0.0, None), ("rare features", 1, 0.0, None), ("all alike", 16, 0.9, None),
-            ("one sharp direction", 4, 0.9, 20)]  # fmt: skip
+COVERAGE = [
+    ("one sharp direction", 4, 0.0, None),
+    ("rare features", 1, 0.0, None),
+    ("all alike", 16, 0.9, None),
+    ("one sharp direction", 4, 0.9, 20),
+]
 
 
 @pytest.mark.parametrize(("name", "size", "rho", "samples"), COVERAGE)

@@ -65,8 +65,11 @@ def test_outliers_are_counted_and_edges_found(case, spiked):
     assert np.sqrt(np.mean(np.square(scores))) < 1.6, scores  # 16 of them: 1 ± 0.18 if their errors were known
 
 
-TAILS = {"Laplace": lambda rng: rng.laplace(size=5000), "Pareto": lambda rng: rng.pareto(1.0, size=5000),
-         "lognormal": lambda rng: np.exp(2 * rng.normal(size=5000))}  # fmt: skip
+TAILS = {
+    "Laplace": lambda rng: rng.laplace(size=5000),
+    "Pareto": lambda rng: rng.pareto(1.0, size=5000),
+    "lognormal": lambda rng: np.exp(2 * rng.normal(size=5000)),
+}
 
 
 @pytest.mark.parametrize("law", TAILS)

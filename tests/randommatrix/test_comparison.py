@@ -64,15 +64,22 @@ def test_it_saves_and_loads(tmp_path):
 
 ONE = BatchComparison(compared(10), (measured(10, [0.0]),))
 MISUSES = {
-    "sizes that were not measured": (lambda: BatchComparison(compared(10), (measured(20, [0.0]),)), ValueError,
-                                     r"predictions must be of the batch sizes that were measured.*\[10, 20\]"),
+    "sizes that were not measured": (
+        lambda: BatchComparison(compared(10), (measured(20, [0.0]),)),
+        ValueError,
+        r"predictions must be of the batch sizes that were measured.*\[10, 20\]",
+    ),
     "a model without a size": (
-        lambda: BatchComparison((*compared(10, 20), replace(compared(10)[0], model="directional")),
-                                (measured(10, [0.0]), measured(20, [0.0]))),
-        ValueError, r"measured, for 'directional', got others: \[20\]"),
+        lambda: BatchComparison(
+            (*compared(10, 20), replace(compared(10)[0], model="directional")),
+            (measured(10, [0.0]), measured(20, [0.0])),
+        ),
+        ValueError,
+        r"measured, for 'directional', got others: \[20\]",
+    ),
     "an unknown model": (lambda: ONE.scores("directional"), ValueError, "model must be one of 'additive'"),
     "no deviations": (lambda: ONE.within("additive", 0), ValueError, "deviations must be a finite number above 0"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("call", "error", "message"), MISUSES.values(), ids=MISUSES)

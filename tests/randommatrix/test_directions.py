@@ -151,13 +151,19 @@ FUNCTION = quadratic(torch.eye(3, dtype=torch.float64))
 MISUSES = {
     "a model": (lambda: directional_variance(None, other()), TypeError, "problem must be a lambdahat.Problem"),
     "eigenvalues": (lambda: directional_variance(PROBLEM, torch.ones(2)), TypeError, "eigenpairs must be Eigenpairs"),
-    "pairs of another problem": (lambda: directional_variance(PROBLEM, other()), ValueError,
-                                 "eigenpairs must be of this problem's operator, got a residual"),
-    "an unknown operator": (lambda: directional_variance(PROBLEM, pairs_of(PROBLEM), "fisher"), ValueError,
-                            "operator must be one of 'hessian', 'ggn'"),
+    "pairs of another problem": (
+        lambda: directional_variance(PROBLEM, other()),
+        ValueError,
+        "eigenpairs must be of this problem's operator, got a residual",
+    ),
+    "an unknown operator": (
+        lambda: directional_variance(PROBLEM, pairs_of(PROBLEM), "fisher"),
+        ValueError,
+        "operator must be one of 'hessian', 'ggn'",
+    ),
     "no probes": (lambda: directional_variance(PROBLEM, pairs_of(PROBLEM), probes=0), ValueError, "probes must be"),
     "one sample": (lambda: directional_variance(PROBLEM, pairs_of(PROBLEM), samples=1), ValueError, "samples must be"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("call", "error", "message"), MISUSES.values(), ids=MISUSES)

@@ -169,11 +169,17 @@ MISUSES = {
     "no variance": (lambda: predict(HESSIAN, None, 5), TypeError, "variance must be a number, an Estimate or a Direc"),
     "a batch larger than the data": (lambda: predict(HESSIAN, 1.0, 6, 5), ValueError, "batch_size must be at most the"),
     "an unknown model": (lambda: predict(HESSIAN, 1.0, 5, model="wigner"), ValueError, "model must be one of"),
-    "a number for a direction": (lambda: predict(HESSIAN, 1.0, 5, model="directional"), TypeError,
-                                 r"variance must be directional_variance\(…\) for 'directional'"),
-    "a covariance of few": (lambda: predict(HESSIAN, 1.0, 5, model="multiplicative"), TypeError,
-                            "spectrum must be a Spectrum for multiplicative noise"),
-}  # fmt: skip
+    "a number for a direction": (
+        lambda: predict(HESSIAN, 1.0, 5, model="directional"),
+        TypeError,
+        r"variance must be directional_variance\(…\) for 'directional'",
+    ),
+    "a covariance of few": (
+        lambda: predict(HESSIAN, 1.0, 5, model="multiplicative"),
+        TypeError,
+        "spectrum must be a Spectrum for multiplicative noise",
+    ),
+}
 
 
 @pytest.mark.parametrize(("call", "error", "message"), MISUSES.values(), ids=MISUSES)

@@ -20,11 +20,13 @@ def growth(step, old, noise):
     ``noise`` is (Var A, Cov(A, B), Var B). The state is (E x², E xy, E y²).
     """
     var_a, cov, var_b = noise
-    matrix = np.array([
-        [step**2 + var_a, 2 * (step * old + cov), old**2 + var_b],
-        [step, old, 0.0],
-        [1.0, 0.0, 0.0],
-    ])  # fmt: skip
+    matrix = np.array(
+        [
+            [step**2 + var_a, 2 * (step * old + cov), old**2 + var_b],
+            [step, old, 0.0],
+            [1.0, 0.0, 0.0],
+        ]
+    )
     return np.abs(np.linalg.eigvals(matrix)).max()
 
 
@@ -102,15 +104,18 @@ def test_a_limit_has_the_errors_of_curvature_and_excess():
     assert math.isclose(float(found.stderr), 0.05 * 2 / 25, rel_tol=1e-3)
 
 
-@pytest.mark.parametrize(("arguments", "text"), [
-    ((1.0, 0.0, "0.9"), r"momentum must be a number in \[0, 1\), got '0.9'"),
-    ((1.0, "a"), "excess must be a number, got 'a'"),
-    ((1.0, math.nan), "excess must be a number, got nan"),
-    ((0.0,), "curvature must be a finite number above 0, got 0.0; a direction that bends down"),
-    ((-1.0,), "curvature must be a finite number above 0"),
-    ((1.0, 0.0, 1.0), r"momentum must lie in \[0, 1\), got 1.0"),
-    ((1.0, 0.0, -0.1), r"momentum must lie in \[0, 1\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((1.0, 0.0, "0.9"), r"momentum must be a number in \[0, 1\), got '0.9'"),
+        ((1.0, "a"), "excess must be a number, got 'a'"),
+        ((1.0, math.nan), "excess must be a number, got nan"),
+        ((0.0,), "curvature must be a finite number above 0, got 0.0; a direction that bends down"),
+        ((-1.0,), "curvature must be a finite number above 0"),
+        ((1.0, 0.0, 1.0), r"momentum must lie in \[0, 1\), got 1.0"),
+        ((1.0, 0.0, -0.1), r"momentum must lie in \[0, 1\)"),
+    ],
+)
 def test_misuse(arguments, text):
     with pytest.raises((ValueError, TypeError), match=text):
         stability_limit(*arguments)
@@ -124,9 +129,16 @@ def test_the_allowed_excess_inverts_the_limit(rho, nesterov, excess):
     assert math.isclose(allowed_excess(limit, CURVATURE, rho, nesterov), excess, rel_tol=1e-9, abs_tol=1e-9)
 
 
-@pytest.mark.parametrize(("second", "sure"), [
-    (Estimate(1.0), True), (Estimate(0.1), False), (Estimate(0.5, 0.1), True), (Estimate(0.5, 0.2, dof=1), False),
-    (Estimate(-0.5, 0.1), True), (Estimate(5.0, math.nan), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("second", "sure"),
+    [
+        (Estimate(1.0), True),
+        (Estimate(0.1), False),
+        (Estimate(0.5, 0.1), True),
+        (Estimate(0.5, 0.2, dof=1), False),
+        (Estimate(-0.5, 0.1), True),
+        (Estimate(5.0, math.nan), False),
+    ],
+)
 def test_estimates_differ_where_their_interval_says_so(second, sure):
     assert differ(Estimate(0.0, 0.1), second) == sure

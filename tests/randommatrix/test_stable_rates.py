@@ -19,9 +19,11 @@ FINE = 0.02
 def least_squares(rows, theta):
     """½ of the mean of (x_iᵀθ)², which vanishes at θ = 0: H̄ = XᵀX/n, H_i = x_i x_iᵀ."""
     return Problem.from_function(
-        lambda p, x: 0.5 * (x @ p["theta"]).square().mean(), {"theta": torch.as_tensor(theta).double()}, rows,
+        lambda p, x: 0.5 * (x @ p["theta"]).square().mean(),
+        {"theta": torch.as_tensor(theta).double()},
+        rows,
         batch_size=3,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -141,22 +143,39 @@ BOWL = Problem.from_function(lambda p: p["w"].square().sum(), {"w": torch.ones(2
 MISUSES = {
     "a model": (lambda: largest_stable_rate(nn.Linear(1, 1)), TypeError, "problem must be a lambdahat.Problem"),
     "unknown name": (lambda: largest_stable_rate(BOWL, "kfac"), ValueError, r"be one of 'sgd'.*pass a f"),
-    "an optimiser": (lambda: largest_stable_rate(BOWL, torch.optim.SGD([torch.ones(1)], 0.1)), TypeError,
-                     r"a function \(parameters, rate\)"),
+    "an optimiser": (
+        lambda: largest_stable_rate(BOWL, torch.optim.SGD([torch.ones(1)], 0.1)),
+        TypeError,
+        r"a function \(parameters, rate\)",
+    ),
     "a number": (lambda: largest_stable_rate(BOWL, 3), TypeError, "optimizer must be one of sgd, momentum"),
-    "another thing returned": (lambda: largest_stable_rate(BOWL, lambda p, rate: rate), TypeError,
-                               "optimizer must return a torch.optim.Optimizer, got 0.1"),
-    "batch beyond the data": (lambda: largest_stable_rate(BOWL, batch_size=2), ValueError,
-                              r"batch_size must be an integer in \[1, 1\].*than the data"),
+    "another thing returned": (
+        lambda: largest_stable_rate(BOWL, lambda p, rate: rate),
+        TypeError,
+        "optimizer must return a torch.optim.Optimizer, got 0.1",
+    ),
+    "batch beyond the data": (
+        lambda: largest_stable_rate(BOWL, batch_size=2),
+        ValueError,
+        r"batch_size must be an integer in \[1, 1\].*than the data",
+    ),
     "no steps": (lambda: largest_stable_rate(BOWL, steps=0), ValueError, "steps must be an integer of at least 1"),
     "one run": (lambda: largest_stable_rate(BOWL, runs=1), ValueError, "runs must be .* 2, got 1; one run shows no"),
     "no tolerance": (lambda: largest_stable_rate(BOWL, tol=0.0), ValueError, "tol must be a finite number above 0"),
     "start below 0": (lambda: largest_stable_rate(BOWL, start=-1.0), ValueError, "start must be a finite number"),
-    "from a minimum": (lambda: largest_stable_rate(BOWL.at(torch.zeros(2))), ValueError,
-                       "loss at the start must be above 0, got 0"),
-    "a negative loss": (lambda: largest_stable_rate(Problem.from_function(
-        lambda p: p["w"].square().sum() - 5, {"w": torch.ones(2).double()})), ValueError, "shift it"),
-}  # fmt: skip
+    "from a minimum": (
+        lambda: largest_stable_rate(BOWL.at(torch.zeros(2))),
+        ValueError,
+        "loss at the start must be above 0, got 0",
+    ),
+    "a negative loss": (
+        lambda: largest_stable_rate(
+            Problem.from_function(lambda p: p["w"].square().sum() - 5, {"w": torch.ones(2).double()})
+        ),
+        ValueError,
+        "shift it",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", MISUSES)

@@ -137,8 +137,9 @@ def test_what_the_user_observes_is_not_observed_in_pilots(make):
 
         return function
 
-    found = llc(make(), max_gradients=4000, observables={"one": counted("observable")},
-                averages={"mean": counted("average")})  # fmt: skip
+    found = llc(
+        make(), max_gradients=4000, observables={"one": counted("observable")}, averages={"mean": counted("average")}
+    )
     draws = found.chains.losses.size
     assert seen == {"observable": draws, "average": draws}
     assert found.chains.observables["one"].shape == found.chains.losses.shape
@@ -166,8 +167,9 @@ def test_a_step_size_at_which_nothing_stays_is_refused():
     """A cliff at any distance: reducing the step does not help."""
     cliff = Problem.from_function(
         lambda p: torch.where(p["w"].abs().sum() > 0, torch.tensor(math.inf).double(), p["w"].sum()),
-        {"w": torch.zeros(2, dtype=torch.float64)}, num_samples=1000,
-    )  # fmt: skip
+        {"w": torch.zeros(2, dtype=torch.float64)},
+        num_samples=1000,
+    )
     with pytest.raises(ValueError, match=r"step_size must let the chains stay around the centre, got 1, at which they"):
         llc(cliff, step_size=1.0, localization=1.0)
     with pytest.raises(ValueError, match=r"step_size must let the chains stay"):
@@ -179,8 +181,11 @@ def test_a_step_size_at_which_nothing_stays_is_refused():
 
 def test_a_distance_that_still_grows_is_told():
     """Flat directions of a plane, hardly tied: the loss has settled, the distance has not."""
-    plane = Problem.from_function(lambda p: 0.5 * p["w"][0] ** 2 + 0.0 * p["w"].sum(),
-                                  {"w": torch.zeros(30, dtype=torch.float64)}, num_samples=10_000)  # fmt: skip
+    plane = Problem.from_function(
+        lambda p: 0.5 * p["w"][0] ** 2 + 0.0 * p["w"].sum(),
+        {"w": torch.zeros(30, dtype=torch.float64)},
+        num_samples=10_000,
+    )
     found = llc(plane, chains=8, kernel=sgld(1e-4, 1000.0, 1e-3), draws=600, burn_in=0)
     drift = found.chains.diagnostics.distance_drift
     thirds = found.chains.distances.mean(axis=0)

@@ -91,8 +91,9 @@ def test_runs_take_what_was_planned(kernel, settings, mode):
 
 def test_the_room_decides_between_one_by_one_together_and_recorded():
     """Four chains of SGLD: 12 vectors of their own, 5 in common, 13 of one that is probed, and their passes."""
-    alone, together, recorded = (take / ROW for take in (
-        demand(36).one_by_one(), demand(36).together(), demand(36).together(recorded=True)))  # fmt: skip
+    alone, together, recorded = (
+        take / ROW for take in (demand(36).one_by_one(), demand(36).together(), demand(36).together(recorded=True))
+    )
     assert 12 + 5 + 13 < alone < 36
     assert alone < together < 40
     assert recorded == pytest.approx(together + CHAINS * 2)  # a copy of the positions and buffers

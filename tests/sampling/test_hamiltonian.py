@@ -111,8 +111,10 @@ def test_the_acceptance_is_that_of_the_energy(forces):
 
 def test_the_proposal_of_mala_is_a_step_of_sgld():
     start, centre = normal(5, 3), normal(3, seed=2)
-    moved = [kernel.step(kernel.init(start, centre), double_well, Given(normal(5, 3, seed=1)))[0].position
-             for kernel in (mala(0.01, 2.0, 0.3), sgld(0.01, 2.0, 0.3))]  # fmt: skip
+    moved = [
+        kernel.step(kernel.init(start, centre), double_well, Given(normal(5, 3, seed=1)))[0].position
+        for kernel in (mala(0.01, 2.0, 0.3), sgld(0.01, 2.0, 0.3))
+    ]
     assert torch.allclose(*moved, rtol=1e-13)
 
 

@@ -197,9 +197,15 @@ def test_the_thermostat_takes_the_heat_of_noisy_gradients_away():
 
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
     kernel = sgnht(EPSILON, a, diffusion=diffusion)
-    walked(kernel, noisy, torch.zeros(2, count).double(), 600, lambda state: seen.append(
-        (state.memory["friction"].mean(), state.position.square().mean(), state.memory["velocity"].square().mean())
-    ))  # fmt: skip
+    walked(
+        kernel,
+        noisy,
+        torch.zeros(2, count).double(),
+        600,
+        lambda state: seen.append(
+            (state.memory["friction"].mean(), state.position.square().mean(), state.memory["velocity"].square().mean())
+        ),
+    )
     means = [float(torch.stack(values[200:]).mean()) for values in zip(*seen, strict=True)]
     assert means == pytest.approx([friction, 1 / a, exact[1, 1]], rel=0.01)
     hot = underdamped(a, diffusion, diffusion, extra)[0, 0]
@@ -242,8 +248,10 @@ def test_kinetic_dynamics_of_huge_friction_are_leimkuhler_and_matthews(scale):
 
 def test_sghmc_without_inertia_is_sgld():
     for scale in (None, torch.tensor([1.0, 2.0, 0.5, 1.5]).double()):
-        runs = [walked(make, bowl(CURVATURES), normal(5, 4), 20)[0].position for make in
-                (sgld(EPSILON, 1.0, 0.5, scale), sghmc(EPSILON, 1.0, 0.5, scale, friction=1.0))]  # fmt: skip
+        runs = [
+            walked(make, bowl(CURVATURES), normal(5, 4), 20)[0].position
+            for make in (sgld(EPSILON, 1.0, 0.5, scale), sghmc(EPSILON, 1.0, 0.5, scale, friction=1.0))
+        ]
         assert torch.allclose(*runs, rtol=1e-12)
 
 
@@ -265,8 +273,7 @@ def test_the_friction_of_a_thermostat_follows_the_heat():
 
 def test_rmsprop_that_never_learns_is_sgld_of_a_smaller_step():
     slow = rmsprop_sgld(EPSILON, NBETA, GAMMA, decay=1.0, epsilon=0.25)
-    runs = [walked(kernel, bowl(CURVATURES), normal(5, 4), 20)
-            for kernel in (slow, sgld(EPSILON / 1.25, NBETA, GAMMA))]  # fmt: skip
+    runs = [walked(kernel, bowl(CURVATURES), normal(5, 4), 20) for kernel in (slow, sgld(EPSILON / 1.25, NBETA, GAMMA))]
     assert torch.allclose(runs[0][0].position, runs[1][0].position, rtol=1e-12)
     assert torch.allclose(runs[0][1].force_square * 1.25, runs[1][1].force_square)
 
@@ -300,8 +307,9 @@ def test_a_preconditioned_chain_is_the_chain_of_the_transformed_quadratic(name):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_localization_as_a_number_and_as_a_vector(name):
-    kinds = [dataclasses.replace(KERNELS[name], localization=gamma)
-             for gamma in (1.5, torch.full((4,), 1.5).double(), 0.0)]  # fmt: skip
+    kinds = [
+        dataclasses.replace(KERNELS[name], localization=gamma) for gamma in (1.5, torch.full((4,), 1.5).double(), 0.0)
+    ]
     runs = [walked(kernel, bowl(CURVATURES), normal(3, 4), 8)[0].position for kernel in kinds]
     assert torch.allclose(runs[0], runs[1], rtol=1e-12)
     assert not torch.allclose(runs[0], runs[2], atol=1e-3)
@@ -350,10 +358,13 @@ def test_settings_of_numpy_are_numbers():
 
 def test_a_chains_stream_does_not_depend_on_its_neighbours():
     together, alone, other = Streams(3, [0, 1, 2]), Streams(3, [2]), Streams(4, [2])
-    for many, one in zip(*(
-        (rng.normal_(torch.empty(count, 20)), rng.uniform(count, torch.float64), rng.integers(10, count, 6))
-        for rng, count in ((together, 3), (alone, 1))
-    ), strict=True):  # fmt: skip
+    for many, one in zip(
+        *(
+            (rng.normal_(torch.empty(count, 20)), rng.uniform(count, torch.float64), rng.integers(10, count, 6))
+            for rng, count in ((together, 3), (alone, 1))
+        ),
+        strict=True,
+    ):
         assert torch.equal(many[2:], one)
     assert not torch.equal(alone.normal_(torch.empty(1, 20)), other.normal_(torch.empty(1, 20)))
 

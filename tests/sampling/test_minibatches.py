@@ -98,10 +98,11 @@ OWN: dict[str, Any] = {
     "norm=train": lambda: network("batch-norm", norm="train"),
     "ignored targets": language,
     "shapes that differ": lambda: Problem(
-        nn.Sequential(nn.AdaptiveAvgPool1d(3), nn.Flatten(), nn.Linear(3, 1)).double(), "mse",
+        nn.Sequential(nn.AdaptiveAvgPool1d(3), nn.Flatten(), nn.Linear(3, 1)).double(),
+        "mse",
         [(torch.rand(k, 1, 4 + k, generator=generator(k, "x")).double(), torch.ones(k, 1).double()) for k in (2, 3, 5)],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -199,8 +200,17 @@ def test_the_noise_of_batches_heats_a_chain_by_what_its_recursion_says(shared):
     """The paired losses have the mean ½nβ·tr(HV); without the noise of batches it would be a third less."""
     problem, chains, draws, batch = regression(), 32, 1000, 5
     kernel = sgld(0.05, 12.0, 2.0)
-    found = sample(problem, kernel, chains, draws, burn_in=60, batch_size=batch, shared_batches=shared,
-                   keep_parameters=True, mode="batched")  # fmt: skip
+    found = sample(
+        problem,
+        kernel,
+        chains,
+        draws,
+        burn_in=60,
+        batch_size=batch,
+        shared_batches=shared,
+        keep_parameters=True,
+        mode="batched",
+    )
     assert found.parameters is not None
     x = problem.batches.first().data[0].numpy()
     hessian, exact = x.T @ x / len(x), noisy_covariance(problem, kernel, batch)

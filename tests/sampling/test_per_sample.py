@@ -53,8 +53,11 @@ def function(make: Any) -> Problem:
 
 
 CASES: dict[str, Any] = {
-    **{f"{name}, {loss}": lambda name=name, loss=loss: network(name, loss)
-       for name in NETWORKS for loss in ("cross_entropy", "mse")},
+    **{
+        f"{name}, {loss}": lambda name=name, loss=loss: network(name, loss)
+        for name in NETWORKS
+        for loss in ("cross_entropy", "mse")
+    },
     "bce": lambda: network("mlp", "bce_with_logits"),
     "a callable loss": lambda: network("mlp", loss=lambda z, y: F.smooth_l1_loss(z, y)),
     "a module": lambda: network("mlp", loss=nn.HuberLoss()),
@@ -64,7 +67,7 @@ CASES: dict[str, Any] = {
     "function that returns (1,)": lambda: function(lambda p, b: (b @ p["w"]).square().mean().reshape(1)),
     "function with attention": attention,
     "function that cannot be mapped": lambda: function(lambda p, b: Branching()(b @ p["w"]).square().mean()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -351,8 +351,15 @@ def test_float32_chains_are_paired_too():
 
 def test_chains_survive_the_disk(tmp_path):
     kernel = sgld(1e-3, 50.0, {classifier().space.names[0]: 2.0})
-    found = run(kernel=kernel, observables={"w": lambda w: w[:2]}, averages={"w": lambda w: w[0]}, keep_parameters=True,
-                baseline="both", bound=0.2, forces=True)  # fmt: skip
+    found = run(
+        kernel=kernel,
+        observables={"w": lambda w: w[:2]},
+        averages={"w": lambda w: w[0]},
+        keep_parameters=True,
+        baseline="both",
+        bound=0.2,
+        forces=True,
+    )
     back = Result.load(found.save(tmp_path / "chains"))
     assert isinstance(back, Chains)
     assert equal(found, back)

@@ -53,4 +53,4 @@ SINGULAR: dict[str, Row] = {
     "no dimension": (lambda: exact.regular(-1), ValueError, "dimension"),
     "a step that diverges": (lambda: exact.quadratic([1.0], 100.0, 0.0, 1.0), ValueError, "step_size"),
     "a NaN eigenvalue": (lambda: exact.quadratic([math.nan], 100.0, 0.0), ValueError, "eigenvalues"),
-}  # fmt: skip
+}

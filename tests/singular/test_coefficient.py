@@ -155,8 +155,9 @@ def test_dead_parameters_change_nothing():
     h = torch.tensor([1.0, 4.0], dtype=torch.float64)
     with_dead = Problem.from_function(
         lambda p: 0.5 * (h * p["w"] ** 2).sum() + 0.0 * p["dead"].sum(),
-        {"w": torch.zeros(2).double(), "dead": torch.zeros(6).double()}, num_samples=10_000,
-    )  # fmt: skip
+        {"w": torch.zeros(2).double(), "dead": torch.zeros(6).double()},
+        num_samples=10_000,
+    )
     found = llc(with_dead, max_gradients=8000)
     assert within(found, exact.quadratic([1.0, 4.0], found.nbeta, found.localization))
 
@@ -250,8 +251,9 @@ def test_the_noise_of_batches_is_taken_out_of_the_sensitivity(kernel):
 def test_some_parameters_only():
     problem = Problem.from_function(
         lambda p: 0.5 * (p["a"] ** 2).sum() + 0.5 * (p["b"] ** 2).sum(),
-        {"a": torch.zeros(2).double(), "b": torch.zeros(5).double()}, num_samples=10_000,
-    )  # fmt: skip
+        {"a": torch.zeros(2).double(), "b": torch.zeros(5).double()},
+        num_samples=10_000,
+    )
     found = llc(problem.restrict("a"))
     assert within(found, exact.quadratic([1.0, 1.0], found.nbeta, found.localization))
 

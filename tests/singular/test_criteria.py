@@ -25,8 +25,14 @@ from tests.singular.regression import Coin, Regression, regression
 KNOWN = regression(30, 3)
 HELD_OUT = KNOWN.more(50, seed=7)
 SETTINGS = {"kernel": "hmc", "step_size": 0.04, "burn_in": 30, "localization": KNOWN.gamma}
-READINGS = ("bayes_training_loss", "gibbs_training_loss", "functional_variance", "waic",
-            "bayes_generalisation_loss", "gibbs_generalisation_loss")  # fmt: skip
+READINGS = (
+    "bayes_training_loss",
+    "gibbs_training_loss",
+    "functional_variance",
+    "waic",
+    "bayes_generalisation_loss",
+    "gibbs_generalisation_loss",
+)
 
 
 def exact(model: Regression, held_out) -> dict[str, float]:

@@ -106,9 +106,13 @@ def answers(asked):
         number = gamma if isinstance(gamma, float | int) else 1.0
         slope = Estimate(exact_slope(value, number, "nbeta"), 0.1)
         return LearningCoefficient(
-            quadratic(EIGENVALUES.tolist(), value, number), 0.1, 10, localization=gamma, nbeta=value,
+            quadratic(EIGENVALUES.tolist(), value, number),
+            0.1,
+            10,
+            localization=gamma,
+            nbeta=value,
             sensitivity=Sensitivity(dataclasses.replace(slope, value=-slope.value), slope),
-        )  # fmt: skip
+        )
 
     return llc
 
@@ -210,7 +214,7 @@ def result(localization=1.0, nbeta=10.0):
         ({"localization": torch.tensor([1.0, 2.0])}, "localization must be the same for all .* got 1.0, by parameter"),
         ({"nbeta": 11.0}, r"nbeta must be the same for all results, got 10\.0, 11\.0"),
     ],
-)  # fmt: skip
+)
 def test_a_trajectory_of_different_settings_is_refused(others, message):
     with pytest.raises(ValueError, match=message):
         Trajectory(np.array([0.0, 1.0]), (result(), result(**others)))

@@ -23,9 +23,7 @@ def network(seed: int = 0) -> nn.Sequential:
     """A perceptron with batch norm and dropout, so that both statistics and random draws must survive."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 10)
-        )  # fmt: skip
+        return nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 10))
 
 
 def plain(seed: int = 0) -> nn.Sequential:
@@ -60,8 +58,14 @@ def _sgd(model: nn.Module) -> tuple[Any, dict[str, Any]]:
 def _adam(model: nn.Module) -> tuple[Any, dict[str, Any]]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=40)
-    return optimizer, {"schedule": schedule, "schedule_unit": "step", "precision": "bfloat16", "accumulate": 2,
-                       "batch_size": 32, "clip": 1.0}  # fmt: skip
+    return optimizer, {
+        "schedule": schedule,
+        "schedule_unit": "step",
+        "precision": "bfloat16",
+        "accumulate": 2,
+        "batch_size": 32,
+        "clip": 1.0,
+    }
 
 
 def _scaled(model: nn.Module) -> tuple[Any, dict[str, Any]]:

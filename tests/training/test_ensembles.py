@@ -85,10 +85,15 @@ def test_ngd_is_that_of_the_optimiser_one_by_one(options):
 
 @pytest.mark.parametrize(
     ("optimizer", "kind", "name", "values"),
-    [("sgd", torch.optim.SGD, "lr", (0.3, 0.1, 0.01)), ("ngd", NGD, "lr", torch.tensor([0.3, 0.1, 0.01])),
-     ("ngd", NGD, "alpha", np.array([4.0, 0.1, 0.5])), ("sgd", torch.optim.SGD, "weight_decay", [0.0, 0.1, 0.2]),
-     ("ngd", NGD, "weight_decay", [0.0, 0.1, 0.2]), ("sgd", torch.optim.SGD, "momentum", [0.0, 0.5, 0.9])],
-)  # fmt: skip
+    [
+        ("sgd", torch.optim.SGD, "lr", (0.3, 0.1, 0.01)),
+        ("ngd", NGD, "lr", torch.tensor([0.3, 0.1, 0.01])),
+        ("ngd", NGD, "alpha", np.array([4.0, 0.1, 0.5])),
+        ("sgd", torch.optim.SGD, "weight_decay", [0.0, 0.1, 0.2]),
+        ("ngd", NGD, "weight_decay", [0.0, 0.1, 0.2]),
+        ("sgd", torch.optim.SGD, "momentum", [0.0, 0.5, 0.9]),
+    ],
+)
 def test_a_value_for_each_member_of_one_seed(optimizer, kind, name, values):
     ensemble = together(seeds=[5], optimizer=optimizer, **{name: values})
     assert ensemble.seeds == (5, 5, 5)
@@ -119,8 +124,9 @@ def test_held_out_curves_are_those_of_the_models():
 def test_convolutions_and_regression():
     rng = generator(0, "images")
     images, y = torch.randn(12, 1, 28, 28, generator=rng), torch.randint(0, 10, (12,), generator=rng)
-    ensemble = fit_many(lambda seed: lenet5(seed=seed), (images, y), seeds=[0, 1], lr=0.05, epochs=2, batch_size=6,
-                        optimizer="ngd")  # fmt: skip
+    ensemble = fit_many(
+        lambda seed: lenet5(seed=seed), (images, y), seeds=[0, 1], lr=0.05, epochs=2, batch_size=6, optimizer="ngd"
+    )
     model = lenet5(seed=1)
     optimizer = NGD(model.parameters(), lr=0.05)
     for epoch in range(2):
@@ -196,7 +202,7 @@ ERRORS = {
     "uneven models": (lambda: fail(make_model=uneven), ValueError, "make_model must give the same tensors for every"),
     "dropout": (lambda: fail(make_model=with_layer(nn.Dropout())), ValueError, "draw nothing in training, got Dropout"),
     "batch norm": (lambda: fail(make_model=with_layer(nn.BatchNorm1d(8).double())), ValueError, "without batch norm"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", ERRORS, ids=str)

@@ -42,14 +42,25 @@ def other(kind):
 MISUSES = {
     "a model as problem": (lambda: fit(plain(), None, 1), TypeError, r"make one with lh\.Problem"),
     "an optimiser's class": (lambda: call(optimizer=lambda m: torch.optim.SGD), TypeError, "optimizer must be a torch"),
-    "an optimiser of another model": (lambda: call(optimizer=other(torch.optim.SGD)), ValueError,
-                                      r"optimizer must hold parameters of the problem's own model.*4 others"),
+    "an optimiser of another model": (
+        lambda: call(optimizer=other(torch.optim.SGD)),
+        ValueError,
+        r"optimizer must hold parameters of the problem's own model.*4 others",
+    ),
     "a closure": (lambda: call(optimizer=lambda m: torch.optim.LBFGS(m.parameters())), ValueError, "without a closure"),
-    "parameters without gradients": (lambda: call(optimizer=lambda m: torch.optim.SGD(
-        [p.requires_grad_(i > 1) for i, p in enumerate(m.parameters())])), ValueError, "that require gradients"),
+    "parameters without gradients": (
+        lambda: call(
+            optimizer=lambda m: torch.optim.SGD([p.requires_grad_(i > 1) for i, p in enumerate(m.parameters())])
+        ),
+        ValueError,
+        "that require gradients",
+    ),
     "a problem elsewhere": (lambda: call(problem=elsewhere), ValueError, "problem must follow its model.*at()"),
-    "a problem in another dtype": (lambda: call(problem=partial(digits, dtype=torch.float64)), ValueError,
-                                   "problem must have its model's own dtype"),
+    "a problem in another dtype": (
+        lambda: call(problem=partial(digits, dtype=torch.float64)),
+        ValueError,
+        "problem must have its model's own dtype",
+    ),
     "no epochs": (lambda: call(0), ValueError, "epochs must be an integer of at least 1, got 0"),
     "half an epoch": (lambda: call(0.5), TypeError, "epochs must be an integer"),
     "an empty batch": (lambda: call(batch_size=0), ValueError, "batch_size must be an integer of at least 1"),
@@ -60,8 +71,11 @@ MISUSES = {
     "keeping none": (lambda: call(keep=0), ValueError, "keep must be an integer of at least 1"),
     "an unknown unit": (lambda: call(schedule_unit="batch"), ValueError, "schedule_unit must be one of"),
     "a schedule's name": (lambda: call(schedule="cosine"), TypeError, r"be a scheduler.*schedules\.cosine"),
-    "a schedule of another": (lambda: call(schedule=schedules.flat(other(torch.optim.SGD)(None), 1)), ValueError,
-                              "schedule must be of this optimizer"),
+    "a schedule of another": (
+        lambda: call(schedule=schedules.flat(other(torch.optim.SGD)(None), 1)),
+        ValueError,
+        "schedule must be of this optimizer",
+    ),
     "a regularizer alone": (lambda: call(regularizers=L2(0.1)), TypeError, "regularizers must be a list"),
     "a number as regularizer": (lambda: call(regularizers=[0.1]), TypeError, "regularizers must have add_to"),
     "a tracker's name": (lambda: call(trackers=["trace"]), TypeError, "trackers must have measure"),
@@ -74,25 +88,46 @@ MISUSES = {
     "resuming nothing": (lambda: call(resume=True), ValueError, "resume must come with the folder"),
     "checkpoints nowhere": (lambda: call(checkpoint_steps=5), ValueError, "checkpoint_steps must come with a folder"),
     "watching nothing": (lambda: call(early_stopping=3), ValueError, "validation must be given for early stopping"),
-    "watching the unknown": (lambda: call(validation=TEST, early_stopping=EarlyStopping(3, "f1")), ValueError,
-                             "metric of early stopping must be one of kind, epoch.*got 'f1'"),
+    "watching the unknown": (
+        lambda: call(validation=TEST, early_stopping=EarlyStopping(3, "f1")),
+        ValueError,
+        "metric of early stopping must be one of kind, epoch.*got 'f1'",
+    ),
     "no patience": (lambda: call(validation=TEST, early_stopping=0), ValueError, "early_stopping must be an integer"),
     "a negative margin": (lambda: EarlyStopping(3, least=-1.0), ValueError, "least must be at least 0"),
-    "patience without validation": (lambda: call(optimizer=lambda m: make_optimizer("gadam-auto", m)), ValueError,
-                                    "validation must be given to an optimiser with a patience"),
-    "scaled products": (lambda: call(precision="float16", regularizers=[Metric(0.1)]), ValueError,
-                        'precision must be "float32" or "bfloat16" with a regularizer of curvature'),
-    "products beside hooks": (lambda: call(optimizer=lambda m: KFAC(m, lr=0.1), regularizers=[Metric(0.1)]), ValueError,
-                              'optimizer must be KFAC with another Fisher.*pass fisher="monte_carlo"'),
-    "samples of odd batches": (lambda: on_odd_batches(batch_size=2), ValueError,
-                               "batch_size must be None where samples cannot be drawn one by one"),
+    "patience without validation": (
+        lambda: call(optimizer=lambda m: make_optimizer("gadam-auto", m)),
+        ValueError,
+        "validation must be given to an optimiser with a patience",
+    ),
+    "scaled products": (
+        lambda: call(precision="float16", regularizers=[Metric(0.1)]),
+        ValueError,
+        'precision must be "float32" or "bfloat16" with a regularizer of curvature',
+    ),
+    "products beside hooks": (
+        lambda: call(optimizer=lambda m: KFAC(m, lr=0.1), regularizers=[Metric(0.1)]),
+        ValueError,
+        'optimizer must be KFAC with another Fisher.*pass fisher="monte_carlo"',
+    ),
+    "samples of odd batches": (
+        lambda: on_odd_batches(batch_size=2),
+        ValueError,
+        "batch_size must be None where samples cannot be drawn one by one",
+    ),
     "an unknown optimiser": (lambda: make_optimizer("sdg", plain()), ValueError, "name must be one of 'sgd'"),
-    "an unknown option": (lambda: make_optimizer("sgd", plain(), alpha=1), ValueError,
-                          "options of 'sgd' must be among lr, momentum.*got alpha"),
-    "a missing option": (lambda: make_optimizer("lanczos-newton", plain(), lr=1.0), ValueError,
-                         "options of 'lanczos-newton' must include damping, got lr"),
+    "an unknown option": (
+        lambda: make_optimizer("sgd", plain(), alpha=1),
+        ValueError,
+        "options of 'sgd' must be among lr, momentum.*got alpha",
+    ),
+    "a missing option": (
+        lambda: make_optimizer("lanczos-newton", plain(), lr=1.0),
+        ValueError,
+        "options of 'lanczos-newton' must include damping, got lr",
+    ),
     "a missing rate": (lambda: make_regularizer("l2"), ValueError, "options of 'l2' must include rate, got none"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISUSES)
@@ -117,13 +152,15 @@ SGD = torch.optim.SGD
 CHANGES = {
     "lr": ({"optimizer": lambda m: SGD(m.parameters(), lr=0.5)}, r"lr = \['0.5'\], got one with lr = \['0.1'\]"),
     "momentum": ({"optimizer": lambda m: SGD(m.parameters(), lr=0.1, momentum=0.9)}, "momentum = "),
-    "weight decay": ({"optimizer": lambda m: SGD([{"params": m.parameters(), "weight_decay": 0.1}], lr=0.1)},
-                     "weight_decay = "),
+    "weight decay": (
+        {"optimizer": lambda m: SGD([{"params": m.parameters(), "weight_decay": 0.1}], lr=0.1)},
+        "weight_decay = ",
+    ),
     "regularizers": ({"regularizers": [L2(0.2)]}, r"regularizers = \['L2\(rate=0.2"),
     "early stopping": ({"early_stopping": EarlyStopping(4, "loss")}, "early stopping = .*'patience': 4"),
     "data": ({"problem": lambda m: Problem(m, "cross_entropy", (TRAIN[0] + 5, TRAIN[1]))}, "data = torch.float32"),
     "labels": ({"problem": lambda m: Problem(m, "cross_entropy", (TRAIN[0], TRAIN[1].flip(0)))}, "data = .*int64"),
-}  # fmt: skip
+}
 
 
 def test_what_differs_from_the_run_in_the_folder_is_named(tmp_path):

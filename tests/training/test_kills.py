@@ -33,9 +33,20 @@ def train(folder, epochs, told):
     average = optim.IterateAverage(model, "ema", unit="step", decay=0.9)
     trackers = [*make_trackers("trace", samples=50, every=2), *make_trackers("norms", samples=50, every=4, unit="step")]
     with progress(lambda task, *_: os.write(told, b".") if task == "training" else None):
-        fit(Problem(model, "cross_entropy", (x[:300], y[:300])), optimizer, epochs, batch_size=50, schedule=schedule,
-            averaging=average, validation=(x_test[:100], y_test[:100]), trackers=trackers, folder=folder, resume=True,
-            checkpoint_steps=4, seed=1)  # fmt: skip
+        fit(
+            Problem(model, "cross_entropy", (x[:300], y[:300])),
+            optimizer,
+            epochs,
+            batch_size=50,
+            schedule=schedule,
+            averaging=average,
+            validation=(x_test[:100], y_test[:100]),
+            trackers=trackers,
+            folder=folder,
+            resume=True,
+            checkpoint_steps=4,
+            seed=1,
+        )
 
 
 def start(folder, epochs):

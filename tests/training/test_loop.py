@@ -102,10 +102,15 @@ def test_the_form_of_the_data_does_not_matter(form):
         def forward(self, x):
             return self.inner(x)
 
-    data = {"dataset": TensorDataset(X, Y), "loader": DataLoader(TensorDataset(X, Y), batch_size=50),
-            "list": [(X[:100], Y[:100]), (X[100:], Y[100:])], "dict": {"x": X, "labels": Y},
-            "own batches": [(X[order], Y[order]) for order in
-                            torch.randperm(300, generator=generator(3, "epoch 0")).split(64)]}[form]  # fmt: skip
+    data = {
+        "dataset": TensorDataset(X, Y),
+        "loader": DataLoader(TensorDataset(X, Y), batch_size=50),
+        "list": [(X[:100], Y[:100]), (X[100:], Y[100:])],
+        "dict": {"x": X, "labels": Y},
+        "own batches": [
+            (X[order], Y[order]) for order in torch.randperm(300, generator=generator(3, "epoch 0")).split(64)
+        ],
+    }[form]
     model, reference = Named(), Setup("sgd", plain())
     reference.fit(1)
     options = {"batch_size": None} if form == "own batches" else {"batch_size": 64}
@@ -227,8 +232,9 @@ def test_steps_that_a_scaled_loss_skips_are_no_divergence(tmp_path):
     def train(**options):
         model = plain()
         problem = Problem(model, "cross_entropy", (50 * X, Y))
-        run = fit(problem, torch.optim.SGD(model.parameters(), lr=1e-4), 2, batch_size=64, precision="float16",
-                  **options)  # fmt: skip
+        run = fit(
+            problem, torch.optim.SGD(model.parameters(), lr=1e-4), 2, batch_size=64, precision="float16", **options
+        )
         return model, run
 
     (model, run), (kept, again) = train(), train(folder=tmp_path, checkpoint_steps=1)
@@ -241,12 +247,24 @@ def test_steps_that_a_scaled_loss_skips_are_no_divergence(tmp_path):
 def test_decoupled_regularizers_rest_on_skipped_steps():
     model = plain()
     before = plain().state_dict()
-    run = fit(Problem(model, "cross_entropy", (1e4 * X, Y)), torch.optim.SGD(model.parameters(), lr=0.1), 1,
-              batch_size=300, precision="float16", regularizers=[optim.L2(0.1, decoupled=True)])  # fmt: skip
+    run = fit(
+        Problem(model, "cross_entropy", (1e4 * X, Y)),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        1,
+        batch_size=300,
+        precision="float16",
+        regularizers=[optim.L2(0.1, decoupled=True)],
+    )
     assert math.isnan(run.last["gradient_norm"])  # the only step was skipped
     assert same(model.state_dict(), before)
-    fit(Problem(model, "cross_entropy", TRAIN), torch.optim.SGD(model.parameters(), lr=0.0), 1, batch_size=300,
-        precision="float16", regularizers=[optim.L2(0.1, decoupled=True)])  # fmt: skip
+    fit(
+        Problem(model, "cross_entropy", TRAIN),
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        1,
+        batch_size=300,
+        precision="float16",
+        regularizers=[optim.L2(0.1, decoupled=True)],
+    )
     assert torch.allclose(model[0].weight, 0.9 * before["0.weight"])
 
 
@@ -254,8 +272,15 @@ def test_a_metric_that_comes_late_is_not_judged_before():
     def train(metric, **options):
         model = plain()
         average = optim.IterateAverage(model, start=3)
-        return fit(Problem(model, "cross_entropy", TRAIN), torch.optim.SGD(model.parameters(), lr=0.1), 6,
-                   validation=TEST, averaging=average, early_stopping=EarlyStopping(2, metric), **options)  # fmt: skip
+        return fit(
+            Problem(model, "cross_entropy", TRAIN),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            6,
+            validation=TEST,
+            averaging=average,
+            early_stopping=EarlyStopping(2, metric),
+            **options,
+        )
 
     run = train("average_validation_loss")
     seen = {row["epoch"]: row["average_validation_loss"] for row in run.epochs if "average_validation_loss" in row}
@@ -366,8 +391,14 @@ def test_trackers_add_columns_and_change_nothing():
     bare.fit(2)
     assert same(bare.tensors, tracked.tensors)
     assert [(row["kind"], row["step"]) for row in run.history] == [
-        ("step", 2), ("step", 4), ("epoch", 5), ("step", 6), ("step", 8), ("step", 10), ("epoch", 10)
-    ]  # fmt: skip
+        ("step", 2),
+        ("step", 4),
+        ("epoch", 5),
+        ("step", 6),
+        ("step", 8),
+        ("step", 10),
+        ("epoch", 10),
+    ]
     assert run.column("count_step")[0].tolist() == [2 / 5, 4 / 5, 6 / 5, 8 / 5, 2.0]
     assert run.last["count_epoch"] == 1.0
     assert math.isnan(run.last["count_epoch_nan"])
@@ -417,11 +448,22 @@ def test_regularizers_get_the_product_of_the_step():
     model, hand = plain().double(), plain().double()
     data = (X[:64].double(), Y[:64])
     rule = Curl(0.3)
-    fit(Problem(model, "cross_entropy", data), torch.optim.SGD(model.parameters(), lr=0.1), 2, batch_size=64,
-        regularizers=[rule])  # fmt: skip
+    fit(
+        Problem(model, "cross_entropy", data),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        2,
+        batch_size=64,
+        regularizers=[rule],
+    )
     pieces = plain().double()
-    fit(Problem(pieces, "cross_entropy", data), torch.optim.SGD(pieces.parameters(), lr=0.1), 2, batch_size=16,
-        accumulate=4, regularizers=[Curl(0.3)])  # fmt: skip
+    fit(
+        Problem(pieces, "cross_entropy", data),
+        torch.optim.SGD(pieces.parameters(), lr=0.1),
+        2,
+        batch_size=16,
+        accumulate=4,
+        regularizers=[Curl(0.3)],
+    )
     for _ in range(2):
         theta = list(hand.parameters())
         problem = Problem(hand, "cross_entropy", data)
@@ -447,8 +489,13 @@ def test_augmentation_sees_each_batch_once_with_its_own_stream():
         return inputs + 1.0
 
     model = plain()
-    run = fit(Problem(model, "cross_entropy", TRAIN), torch.optim.SGD(model.parameters(), lr=1e-9), 1, batch_size=300,
-              augment=shift)  # fmt: skip
+    run = fit(
+        Problem(model, "cross_entropy", TRAIN),
+        torch.optim.SGD(model.parameters(), lr=1e-9),
+        1,
+        batch_size=300,
+        augment=shift,
+    )
     assert [shape for shape, _ in seen] == [(300, 64)]
     shifted = Problem(plain(), "cross_entropy", (X + 1.0, Y))
     assert run.last["loss"] == pytest.approx(shifted.loss(), rel=1e-5)
@@ -460,8 +507,12 @@ def test_accuracy_by_the_users_rule():
     model = plain()
     one_hot = F.one_hot(Y, 10).float()
     problem = Problem(model, "mse", (X, one_hot))
-    run = fit(problem, torch.optim.SGD(model.parameters(), lr=1e-12), 1,
-              accuracy=lambda output, target: output.argmax(1) == target.argmax(1))  # fmt: skip
+    run = fit(
+        problem,
+        torch.optim.SGD(model.parameters(), lr=1e-12),
+        1,
+        accuracy=lambda output, target: output.argmax(1) == target.argmax(1),
+    )
     with torch.no_grad():
         assert run.last["accuracy"] == pytest.approx(float((model(X).argmax(1) == Y).double().mean()))
 

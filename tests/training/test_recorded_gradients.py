@@ -32,8 +32,15 @@ OPTIMIZERS = {
 def stepper(model: nn.Module, kind: str, recorded: bool, accumulate: int = 1, loss="cross_entropy") -> Stepper:
     problem, optimizer = Problem(model, loss, TRAIN), OPTIMIZERS[kind](model)
     rules = [optim.L2(0.01)]
-    found = Stepper(Subject(problem), optimizer, Feed(problem, 64, accumulate, seed=0), precision="float32", clip=0.5,
-                    regularizers=rules, curvature_samples=None)  # fmt: skip
+    found = Stepper(
+        Subject(problem),
+        optimizer,
+        Feed(problem, 64, accumulate, seed=0),
+        precision="float32",
+        clip=0.5,
+        regularizers=rules,
+        curvature_samples=None,
+    )
     assert found.recorded is None, "on a CPU nothing is recorded"
     if recorded:
         found.recorded = RecordedGradients(found.subject, found.parameters, joint_norm)

@@ -185,9 +185,11 @@ def test_only_the_last_and_the_best_stay(tmp_path):
     assert steps_of(tmp_path) == sorted({best, last - 1, last})
     assert last - best == 6
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
-    assert names == {"best.json", "initial.safetensors",
-                     *(f"step-{step:08d}.{kind}" for step in {best, last - 1, last}
-                       for kind in ("json", "safetensors"))}  # fmt: skip
+    assert names == {
+        "best.json",
+        "initial.safetensors",
+        *(f"step-{step:08d}.{kind}" for step in {best, last - 1, last} for kind in ("json", "safetensors")),
+    }
 
 
 def test_a_diverged_run_keeps_what_was_good(tmp_path):

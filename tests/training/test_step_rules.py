@@ -170,9 +170,12 @@ MISUSES = {
     "unknown optimiser": (lambda p: Strange(p), TypeError, "optimizer must be SGD, .*got Strange; for others no diag"),
     "no step yet": (lambda p: Adam(p), ValueError, "optimizer must have taken a step.*not known yet"),
     "maximise": (lambda p: SGD(p, lr=0.1, maximize=True), ValueError, "optimizer must minimise"),
-    "another model": (lambda p: SGD([nn.Parameter(torch.ones(3))], lr=0.1), ValueError,
-        "optimizer must hold parameters of the problem, got none of them"),
-}  # fmt: skip
+    "another model": (
+        lambda p: SGD([nn.Parameter(torch.ones(3))], lr=0.1),
+        ValueError,
+        "optimizer must hold parameters of the problem, got none of them",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", MISUSES)

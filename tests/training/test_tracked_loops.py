@@ -52,8 +52,15 @@ def test_what_is_due_is_measured():
     assert by_epoch.calls == [(0, 0), (2, 8)]
     assert row == {"kind": "epoch", "epoch": 3, "step": 12, "progress": 3.0, "loss": 0.5}
     kinds = [(row["kind"], row["progress"]) for row in track.rows]
-    assert kinds == [("start", 0.0), ("step", 0.75), ("step", 1.5), ("epoch", 2.0), ("step", 2.25), ("step", 3.0),
-                     ("epoch", 3.0)]  # fmt: skip
+    assert kinds == [
+        ("start", 0.0),
+        ("step", 0.75),
+        ("step", 1.5),
+        ("epoch", 2.0),
+        ("step", 2.25),
+        ("step", 3.0),
+        ("epoch", 3.0),
+    ]
 
 
 def test_rows_follow_the_training_and_are_on_disk(tmp_path):
@@ -185,8 +192,9 @@ def test_fit_with_trackers_is_fit_without(tmp_path):
     for trackers in ([], [make_tracker("edge"), make_tracker("top", every=2, unit="step", keep=True)]):
         problem = classifier(samples=40, batch_size=None)
         optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.1, momentum=0.9)
-        run = lh.training.fit(problem, optimizer, 2, batch_size=10, trackers=trackers,
-                              folder=tmp_path / f"run{len(trackers)}")  # fmt: skip
+        run = lh.training.fit(
+            problem, optimizer, 2, batch_size=10, trackers=trackers, folder=tmp_path / f"run{len(trackers)}"
+        )
         found.append(problem.vector)
     assert torch.equal(*found)
     assert len(run.column("edge")[0]) == 2
@@ -200,10 +208,13 @@ MISUSES = {
     "an unknown name": (lambda p: tracking(p, "trace,lambda"), ValueError, "name must be one of"),
     "what is no tracker": (lambda p: tracking(p, [3]), TypeError, "trackers must have name, every, unit and measure"),
     "a number": (lambda p: tracking(p, 3), TypeError, "trackers must be a list of trackers or names"),
-    "a tracker twice": (lambda p: tracking(p, ["trace", make_tracker("trace")]), ValueError,
-        "trackers must be one of a kind.*got trace"),
+    "a tracker twice": (
+        lambda p: tracking(p, ["trace", make_tracker("trace")]),
+        ValueError,
+        "trackers must be one of a kind.*got trace",
+    ),
     "epochs of no steps": (lambda p: tracking(p, "trace", steps_per_epoch=0), ValueError, "steps_per_epoch must be"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISUSES)

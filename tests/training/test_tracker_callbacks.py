@@ -155,8 +155,13 @@ def test_a_lightning_trainer_with_trackers_is_one_without(tmp_path):
     assert torch.equal(parameters([callback]), parameters([]))
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [(r["kind"], r["epoch"], r["step"]) for r in rows] == [
-        ("start", 0, 0), ("step", 0, 2), ("epoch", 1, 3), ("step", 1, 4), ("step", 1, 6), ("epoch", 2, 6)
-    ]  # fmt: skip
+        ("start", 0, 0),
+        ("step", 0, 2),
+        ("epoch", 1, 3),
+        ("step", 1, 4),
+        ("step", 1, 6),
+        ("epoch", 2, 6),
+    ]
     assert rows[-1]["norms_status"] == rows[-2]["edge_status"] == "CONVERGED"
 
 
@@ -206,9 +211,15 @@ def test_a_hugging_face_trainer_with_trackers_is_one_without(tmp_path):
     def parameters(callbacks):
         model = Net()
         args = transformers.TrainingArguments(
-            str(tmp_path / "out"), num_train_epochs=2, per_device_train_batch_size=8, report_to=[], seed=0,
-            save_strategy="no", disable_tqdm=True, use_cpu=True,
-        )  # fmt: skip
+            str(tmp_path / "out"),
+            num_train_epochs=2,
+            per_device_train_batch_size=8,
+            report_to=[],
+            seed=0,
+            save_strategy="no",
+            disable_tqdm=True,
+            use_cpu=True,
+        )
         transformers.Trainer(model, args, train_dataset=rows, callbacks=callbacks).train()
         return torch.nn.utils.parameters_to_vector(model.parameters())
 
@@ -216,6 +227,11 @@ def test_a_hugging_face_trainer_with_trackers_is_one_without(tmp_path):
     assert torch.equal(parameters([callback]), parameters([]))
     found = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [(r["kind"], r["epoch"], r["step"]) for r in found] == [
-        ("start", 0, 0), ("step", 0, 2), ("epoch", 1, 3), ("step", 1, 4), ("step", 1, 6), ("epoch", 2, 6)
-    ]  # fmt: skip
+        ("start", 0, 0),
+        ("step", 0, 2),
+        ("epoch", 1, 3),
+        ("step", 1, 4),
+        ("step", 1, 6),
+        ("epoch", 2, 6),
+    ]
     assert found[1]["edge_status"] == "CONVERGED"

@@ -358,27 +358,45 @@ MISUSES = {
     "a path to keep": (lambda: make_tracker("trace", keep="here"), TypeError, "keep must be True or False"),
     "tol 0": (lambda: make_tracker("trace", tol=0.0), ValueError, "tol must be a finite number above 0"),
     "depth 0": (lambda: make_tracker("spectrum", depth=0), ValueError, "depth must be an integer of at least 1"),
-    "more pairs than products": (lambda: make_tracker("top", k=10, max_matvecs=5), ValueError,
-        "k must be an integer in .*raise max_matvecs"),
+    "more pairs than products": (
+        lambda: make_tracker("top", k=10, max_matvecs=5),
+        ValueError,
+        "k must be an integer in .*raise max_matvecs",
+    ),
     "one probe": (lambda: make_tracker("variance", probes=1), ValueError, "probes must be an integer of at least 2"),
-    "chains apart": (lambda: make_tracker("llc", settings={"chains": 2}), ValueError,
-        "settings must hold none of the tracker's own, got chains"),
+    "chains apart": (
+        lambda: make_tracker("llc", settings={"chains": 2}),
+        ValueError,
+        "settings must hold none of the tracker's own, got chains",
+    ),
     "few gradients": (lambda: make_tracker("llc", max_gradients=10), ValueError, "max_gradients must be an integer"),
-    "no room for a pilot": (lambda: make_tracker("llc", max_gradients=400), ValueError,
-                            "max_gradients must be at least 1600 for 4 chains of HMC, got 400.*name another kernel"),
-    "no room for draws": (lambda: make_tracker("llc", max_gradients=400, settings={"kernel": "sgld", "draws": 300}),
-                          ValueError, "max_gradients must be at least .* for 4 chains, got 400"),
+    "no room for a pilot": (
+        lambda: make_tracker("llc", max_gradients=400),
+        ValueError,
+        "max_gradients must be at least 1600 for 4 chains of HMC, got 400.*name another kernel",
+    ),
+    "no room for draws": (
+        lambda: make_tracker("llc", max_gradients=400, settings={"kernel": "sgld", "draws": 300}),
+        ValueError,
+        "max_gradients must be at least .* for 4 chains, got 400",
+    ),
     "settings that are no dict": (lambda: make_tracker("llc", settings=3), TypeError, "settings must be a dict"),
     "no setting of llc": (lambda: make_tracker("llc", settings={"drawz": 300}), TypeError, "options must be those"),
     "a setting out of range": (lambda: make_tracker("llc", settings={"draws": 1}), ValueError, "draws must be"),
     "no temperature": (lambda: make_tracker("llc", settings={"nbeta": "hot"}), ValueError, "nbeta must be"),
     "no kernel": (lambda: make_tracker("llc", settings={"kernel": "slgd"}), ValueError, "kernel must be one of"),
     "no mode": (lambda: make_tracker("llc", settings={"mode": "quick"}), ValueError, "mode must be one of"),
-    "another's setting": (lambda: make_tracker("trace", k=3), TypeError,
-        "settings must be those of TraceTracker: tol, max_matvecs, keep, got k"),
-    "another's state": (lambda: make_tracker("top").load_state_dict({"vectors": 3}), ValueError,
-        r"state\['vectors'\] must be a tensor \(P, k\), or None"),
-}  # fmt: skip
+    "another's setting": (
+        lambda: make_tracker("trace", k=3),
+        TypeError,
+        "settings must be those of TraceTracker: tol, max_matvecs, keep, got k",
+    ),
+    "another's state": (
+        lambda: make_tracker("top").load_state_dict({"vectors": 3}),
+        ValueError,
+        r"state\['vectors'\] must be a tensor \(P, k\), or None",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", MISUSES)

@@ -78,8 +78,7 @@ def our_steps(problem: Problem, settings: Settings, mode: str = "auto", make: ty
         marks.append((time.perf_counter(), energies.shape[1]))
 
     kernel = make(settings.step_size, settings.nbeta, settings.localization)
-    sample(problem, kernel, settings.chains, settings.draws, 0, batch_size=settings.batch_size, mode=mode,
-           watch=watch)  # fmt: skip
+    sample(problem, kernel, settings.chains, settings.draws, 0, batch_size=settings.batch_size, mode=mode, watch=watch)
     steps = [(end - start) / ((after - before) * settings.chains) for (start, before), (end, after) in pairwise(marks)]
     return Clocked(statistics.median(steps))
 
@@ -87,8 +86,14 @@ def our_steps(problem: Problem, settings: Settings, mode: str = "auto", make: ty
 def _peer_steps(case: Case, settings: Settings) -> Clocked:
     """It runs chain after chain, so that four tell as much as more."""
     losses = partial(cross_entropy, reduction="none")
-    few = Settings(settings.step_size, settings.nbeta, settings.localization, settings.batch_size,
-                   min(settings.chains, 4), settings.draws)  # fmt: skip
+    few = Settings(
+        settings.step_size,
+        settings.nbeta,
+        settings.localization,
+        settings.batch_size,
+        min(settings.chains, 4),
+        settings.draws,
+    )
     return Clocked(sampled(case.model, losses, case.whole(), few).step_s)
 
 
@@ -121,8 +126,14 @@ def _coefficient_rows(plan: Plan) -> list[BenchRow]:
         makers["devinterp"] = devinterp
     timed = plan.timed(makers)
     # a standard error of the accuracy leaves an error of thrice that once in 400 runs
-    found = rows(f"λ̂ to {accuracy * 100:.0f} %", "least squares, d = 30", timed, error=partial(_error, known),
-                 accuracy=3 * accuracy, notes=notes)  # fmt: skip
+    found = rows(
+        f"λ̂ to {accuracy * 100:.0f} %",
+        "least squares, d = 30",
+        timed,
+        error=partial(_error, known),
+        accuracy=3 * accuracy,
+        notes=notes,
+    )
     return [_over_seeds(known, row, [timed[row.by].value, *rest.get(row.by, [])]) for row in found]
 
 

@@ -87,8 +87,16 @@ def _cube_rows(plan: Plan, cube: Cube, peers: bool) -> list[BenchRow]:
     least = Limit() if plan.quick else Limit(effort.depth * effort.probes, "its products")
     work = f"log-determinant to {100 * cube.accuracy:g} %"
     accuracy = max(cube.accuracy, 0.01) if plan.quick else cube.accuracy  # few probes of a small matrix vary by more
-    return rows(work, f"Laplacian, n = {cube.side**3:,}", timed, least=least, error=error, accuracy=accuracy,
-                unit="product", notes=notes)  # fmt: skip
+    return rows(
+        work,
+        f"Laplacian, n = {cube.side**3:,}",
+        timed,
+        least=least,
+        error=error,
+        accuracy=accuracy,
+        unit="product",
+        notes=notes,
+    )
 
 
 def _factorised(matrix: Any) -> float:

@@ -162,14 +162,21 @@ def sampled(
     for chain in range(settings.chains):
         with contextlib.redirect_stderr(io.StringIO()):  # its progress bars
             sampler.sample_single_chain(
-                model, Numbers(numbers, whole=True),
+                model,
+                Numbers(numbers, whole=True),
                 lambda model, batch: (loss(model, batch["input_ids"]), {}),
                 {name: None for name, _ in model.named_parameters()},
-                num_draws=settings.draws, batch_size=settings.batch_size,
-                sampling_method=devinterp("optim").SGMCMC.sgld, sampling_method_kwargs=options,
-                chain=chain, seed=settings.seed + chain, dataloader_seed=settings.seed, device=str(inputs.device),
-                micro_callback=on_batch, step_callback=on_step,
-            )  # fmt: skip
+                num_draws=settings.draws,
+                batch_size=settings.batch_size,
+                sampling_method=devinterp("optim").SGMCMC.sgld,
+                sampling_method_kwargs=options,
+                chain=chain,
+                seed=settings.seed + chain,
+                dataloader_seed=settings.seed,
+                device=str(inputs.device),
+                micro_callback=on_batch,
+                step_callback=on_step,
+            )
     synchronize()
     total = time.perf_counter() - start
     return _as_run(seen, clock, losses_at(model, losses, data), settings, total)
@@ -193,10 +200,24 @@ def official(model: nn.Module, losses: Losses, data: tuple[Tensor, Tensor], sett
     dataset = Numbers(torch.arange(len(data[1])), whole=False)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
-        found = devinterp("slt.llc").llc(
-            model, dataset, {}, lr=settings.step_size, n_beta=settings.nbeta,
-            localization=settings.localization, num_chains=settings.chains, num_draws=settings.draws,
-            batch_size=settings.batch_size, init_seed=settings.seed, num_init_loss_batches=INIT_BATCHES,
-            device=str(data[0].device), loss_fn=token_loss(losses, data), output_path=Path(folder) / "samples.zarr",
-        ).load()  # fmt: skip
+        found = (
+            devinterp("slt.llc")
+            .llc(
+                model,
+                dataset,
+                {},
+                lr=settings.step_size,
+                n_beta=settings.nbeta,
+                localization=settings.localization,
+                num_chains=settings.chains,
+                num_draws=settings.draws,
+                batch_size=settings.batch_size,
+                init_seed=settings.seed,
+                num_init_loss_batches=INIT_BATCHES,
+                device=str(data[0].device),
+                loss_fn=token_loss(losses, data),
+                output_path=Path(folder) / "samples.zarr",
+            )
+            .load()
+        )
     return torch.as_tensor(found.llc_per_chain.values, dtype=torch.float64), float(found.init_loss)

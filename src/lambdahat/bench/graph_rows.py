@@ -52,8 +52,16 @@ def _torus_rows(plan: Plan, side: int) -> list[BenchRow]:
     least = Limit() if plan.quick else Limit(PROBES / COLUMNS * MOMENTS / 2, "its products")
     notes = {"SciPy": f"{PROBES} probes, one product a moment", "networkx": "all eigenvalues"}
     timed = plan.timed(makers)
-    return rows(f"{MOMENTS} graph moments", f"torus, n = {len(one):,}", timed, least=least, error=error, accuracy=0.05,
-                unit=f"product with {COLUMNS} vectors", notes=notes)  # fmt: skip
+    return rows(
+        f"{MOMENTS} graph moments",
+        f"torus, n = {len(one):,}",
+        timed,
+        least=least,
+        error=error,
+        accuracy=0.05,
+        unit=f"product with {COLUMNS} vectors",
+        notes=notes,
+    )
 
 
 def _cluster_rows(plan: Plan, count: int) -> list[BenchRow]:
@@ -70,8 +78,15 @@ def _cluster_rows(plan: Plan, count: int) -> list[BenchRow]:
         return abs(found / count - 1)
 
     notes = {"SciPy": f"eigsh, {count + BEYOND} eigenvalues, a number it was told"}
-    return rows("cluster count", f"{count} clusters, n = {len(one):,}", plan.timed(makers), error=error, accuracy=0.05,
-                unit=f"product with {COLUMNS} vectors", notes=notes)  # fmt: skip
+    return rows(
+        "cluster count",
+        f"{count} clusters, n = {len(one):,}",
+        plan.timed(makers),
+        error=error,
+        accuracy=0.05,
+        unit=f"product with {COLUMNS} vectors",
+        notes=notes,
+    )
 
 
 def _largest_gap(one: Graph, many: int) -> float:

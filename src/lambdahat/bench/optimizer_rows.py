@@ -99,11 +99,11 @@ def _inverse_rows(plan: Plan) -> list[BenchRow]:
 def _stacked_rows(plan: Plan, sizes: list[int]) -> list[BenchRow]:
     """Ten seeds of NGD trained together, as ``fit_many`` does, over one: 40 steps with their data, in a CUDA graph."""
     makers: dict[str, Maker] = {
-        UNIT: partial(_stacked, 1, sizes, plan.device), OURS: partial(_stacked, 10, sizes, plan.device),
-    }  # fmt: skip
+        UNIT: partial(_stacked, 1, sizes, plan.device),
+        OURS: partial(_stacked, 10, sizes, plan.device),
+    }
     timed = {name: replace(one, seconds=one.seconds / STEPS) for name, one in plan.timed(makers).items()}
-    return rows("NGD step of ten seeds", "mlp, batch 128", timed, least=Limit(2.0, "our goal"),
-                unit="step of one seed")  # fmt: skip
+    return rows("NGD step of ten seeds", "mlp, batch 128", timed, least=Limit(2.0, "our goal"), unit="step of one seed")
 
 
 def _stacked(members: int, sizes: list[int], device: str) -> Run:

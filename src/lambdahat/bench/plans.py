@@ -92,12 +92,24 @@ def rows(
     for name, one in timed.items():
         failed = bool(one.note)
         row = BenchRow(
-            work, case, name, one.seconds, one.cost, unit,
-            math.nan if failed or error is None or name == UNIT else error(one.value), accuracy, one.memory,
+            work,
+            case,
+            name,
+            one.seconds,
+            one.cost,
+            unit,
+            math.nan if failed or error is None or name == UNIT else error(one.value),
+            accuracy,
+            one.memory,
             note=one.note or (notes or {}).get(name, ""),
-        )  # fmt: skip
+        )
         if name == OURS:
-            row = replace(row, limit=least.units, limit_why=least.why, flop_seconds=least.flop_seconds,
-                          byte_seconds=least.byte_seconds)  # fmt: skip
+            row = replace(
+                row,
+                limit=least.units,
+                limit_why=least.why,
+                flop_seconds=least.flop_seconds,
+                byte_seconds=least.byte_seconds,
+            )
         found.append(row)
     return found

@@ -71,10 +71,15 @@ def described(plan: Plan) -> dict[str, Any]:
     versions = {peer.name: peer.version() for peer in PEERS} | {name: _version(of) for name, of in VERSIONS.items()}
     sizes = {"samples": plan.samples, "batch size": plan.batch_size, "hidden width": plan.width}
     return {
-        **asdict(plan), "chip": chip, "threads": torch.get_num_threads(), "torch": torch.__version__,
-        "python": platform.python_version(), "command": " ".join(sys.argv[1:]), **sizes,
+        **asdict(plan),
+        "chip": chip,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "command": " ".join(sys.argv[1:]),
+        **sizes,
         "versions": versions if plan.peers else {},
-    }  # fmt: skip
+    }
 
 
 def _load_peers() -> None:

@@ -119,29 +119,50 @@ def _interval(value: Estimate) -> str:
 
 def reasons(found: Advice) -> str:
     """Why, one line each, and what to mind."""
-    lines = [f"{each.name}{f' ({each.batch_size:,})' if each.batch_size else ''}: {each.reason}"
-             for each in found.recommendations]  # fmt: skip
+    lines = [
+        f"{each.name}{f' ({each.batch_size:,})' if each.batch_size else ''}: {each.reason}"
+        for each in found.recommendations
+    ]
     return "\n".join([*lines, *(f"caution: {caution}" for caution in found.cautions)])
 
 
 def document(found: Advice) -> dict[str, Any]:
     """Everything for --json."""
     levels = found.levels
-    numbers = {} if isinstance(levels, BatchLevels) else {
-        "largest": levels.largest, "smallest": levels.smallest, "variance": levels.variance, "tau2": levels.tau2
-    }  # fmt: skip
+    numbers = (
+        {}
+        if isinstance(levels, BatchLevels)
+        else {"largest": levels.largest, "smallest": levels.smallest, "variance": levels.variance, "tau2": levels.tau2}
+    )
     views = [
-        {"batch_size": view.batch_size, "effective": view.effective, "measured": _pair(view.measured),
-         "spread": view.spread, "overlap": _pair(view.overlap),
-         "predicted": {model: _pair(each) for model, each in view.predicted.items()}}
+        {
+            "batch_size": view.batch_size,
+            "effective": view.effective,
+            "measured": _pair(view.measured),
+            "spread": view.spread,
+            "overlap": _pair(view.overlap),
+            "predicted": {model: _pair(each) for model, each in view.predicted.items()},
+        }
         for view in levels.views
-    ]  # fmt: skip
-    about = {"optimizer": found.optimizer, "momentum": found.momentum, "learning_rate": found.learning_rate,
-             "curvature": levels.operator, "parameters": levels.parameters, "samples": levels.population}  # fmt: skip
-    return {"headline": found.headline, "about": about,
-            "measured": {name: _pair(each) for name, each in numbers.items()}, "batches": views,
-            "advice": found.table(), "cautions": list(found.cautions), "cost": found.cost,
-            "status": found.status.name}  # fmt: skip
+    ]
+    about = {
+        "optimizer": found.optimizer,
+        "momentum": found.momentum,
+        "learning_rate": found.learning_rate,
+        "curvature": levels.operator,
+        "parameters": levels.parameters,
+        "samples": levels.population,
+    }
+    return {
+        "headline": found.headline,
+        "about": about,
+        "measured": {name: _pair(each) for name, each in numbers.items()},
+        "batches": views,
+        "advice": found.table(),
+        "cautions": list(found.cautions),
+        "cost": found.cost,
+        "status": found.status.name,
+    }
 
 
 def _pair(value: Estimate) -> dict[str, float]:

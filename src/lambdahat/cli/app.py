@@ -102,16 +102,45 @@ def train(
         options = {**({} if lr is None else {"lr": lr}), **extra_options(context.args)}
         loggers = [name.strip() for name in log.split(",") if name.strip()]
         loop = {
-            "batch_size": batch_size, "early_stopping": early_stopping, "precision": precision, "clip": clip,
-            "accumulate": accumulate, "curvature_samples": curvature_samples, "loggers": loggers, "resume": resume,
-            "keep": keep, "checkpoint_every": checkpoint_every, "checkpoint_steps": checkpoint_steps,
-        }  # fmt: skip
-        plan = Plan(optimizer, options, epochs, loop, schedule, regularizer or (), averaging, lookahead, track,
-                    track_every, track_unit, track_samples, augment, device)  # fmt: skip
+            "batch_size": batch_size,
+            "early_stopping": early_stopping,
+            "precision": precision,
+            "clip": clip,
+            "accumulate": accumulate,
+            "curvature_samples": curvature_samples,
+            "loggers": loggers,
+            "resume": resume,
+            "keep": keep,
+            "checkpoint_every": checkpoint_every,
+            "checkpoint_steps": checkpoint_steps,
+        }
+        plan = Plan(
+            optimizer,
+            options,
+            epochs,
+            loop,
+            schedule,
+            regularizer or (),
+            averaging,
+            lookahead,
+            track,
+            track_every,
+            track_unit,
+            track_samples,
+            augment,
+            device,
+        )
         settings, free = plan.document()
-        recipe = Recipe(model, data, model_options=key_values(model_option or ()),
-                        data_options=key_values(data_option or ()), seed=seed, samples=samples, settings=settings,
-                        free=free)  # fmt: skip
+        recipe = Recipe(
+            model,
+            data,
+            model_options=key_values(model_option or ()),
+            data_options=key_values(data_option or ()),
+            seed=seed,
+            samples=samples,
+            settings=settings,
+            free=free,
+        )
         code = run_train(recipe, plan, out, as_json, quiet)
     raise typer.Exit(code)
 

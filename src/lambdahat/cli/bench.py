@@ -51,8 +51,13 @@ def run_bench(
 def show(found: BenchResult, slower: Sequence[Regression], as_json: bool, quiet: bool) -> None:
     """On standard output."""
     if as_json:
-        print_json({"about": found.about, "rows": [_document(found, row) for row in found.rows],
-                    "regressions": [asdict(one) for one in slower]})  # fmt: skip
+        print_json(
+            {
+                "about": found.about,
+                "rows": [_document(found, row) for row in found.rows],
+                "regressions": [asdict(one) for one in slower],
+            }
+        )
     elif not quiet:
         print_table(HEADER, [as_row(found, row) for row in found.rows], headline(found))
         print(NOTE)
@@ -68,9 +73,18 @@ def as_row(found: BenchResult, row: BenchRow) -> tuple[str, ...]:
     """One row in words."""
     ratio = "" if row.by in (OURS, UNIT) else number(found.ratio(row))
     return (
-        row.work, row.case, row.label, number(1e3 * row.seconds), number(row.cost), ratio, number(row.error),
-        number(row.memory), number(row.over_limit), number(row.over_machine), row.note,
-    )  # fmt: skip
+        row.work,
+        row.case,
+        row.label,
+        number(1e3 * row.seconds),
+        number(row.cost),
+        ratio,
+        number(row.error),
+        number(row.memory),
+        number(row.over_limit),
+        number(row.over_machine),
+        row.note,
+    )
 
 
 def number(value: float) -> str:

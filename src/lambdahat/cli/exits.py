@@ -32,9 +32,17 @@ EXIT_CODES = (
 NAMELESS = Path("\0")  # no file can be called so
 ROOM = 1 << 16  # bytes that a folder for output must have room for
 DISK = {
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR,
-    errno.EISDIR, errno.EEXIST,
-}  # fmt: skip
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+}
 
 
 class InputError(Exception):

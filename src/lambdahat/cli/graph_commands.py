@@ -11,8 +11,9 @@ import typer
 from lambdahat.cli.exits import EXIT_CODES, exit_codes
 from lambdahat.cli.options import Output, Seed, with_groups
 
-graph_commands = typer.Typer(help="The spectrum of a graph: its density, clusters, likeness, random model.",
-                             no_args_is_help=True)  # fmt: skip
+graph_commands = typer.Typer(
+    help="The spectrum of a graph: its density, clusters, likeness, random model.", no_args_is_help=True
+)
 READING = "How files are read"
 GraphFiles = Annotated[list[Path], typer.Argument(help="Edge lists (SNAP, CSV), .gml, .mtx or .npz, also packed.")]
 MomentCount = Annotated[int, typer.Option(min=8, help="Chebyshev moments.")]

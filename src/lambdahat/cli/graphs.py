@@ -36,8 +36,14 @@ def graphs_of(files: Sequence[Path], reading: Reading, output: Output) -> Iterat
     seen: set[str] = set()
     for file in files:
         with bars(output.quiet):
-            one = graph(file, format=reading.format, weighted=not reading.unweighted, loops=reading.loops,
-                        duplicates=reading.duplicates, directed=reading.directed)  # fmt: skip
+            one = graph(
+                file,
+                format=reading.format,
+                weighted=not reading.unweighted,
+                loops=reading.loops,
+                duplicates=reading.duplicates,
+                directed=reading.directed,
+            )
         name, number = one.name, 1
         while name in seen:
             number += 1
@@ -77,16 +83,30 @@ def run_spectrum(
         statuses.append(found.status)
         about = _about(one)
         low, middle, high = (float(x) for x in found.density.quantile([0.05, 0.5, 0.95]))
-        documents.append({
-            **about, "entropy": found.density.entropy(), "quantiles": {"0.05": low, "0.5": middle, "0.95": high},
-            "moments": found.moments.values.tolist(), "stderr": found.moments.stderr.tolist(),
-            "products": found.cost, "status": found.status.name,
-        })  # fmt: skip
-        rows.append((
-            one.name, f"{about['nodes']:,}", f"{about['edges']:,}", f"{about['components']:,}",
-            f"{about['isolated']:,}", f"{found.density.entropy():.4g}", f"{low:.3g}, {middle:.3g}, {high:.3g}",
-            f"{found.cost:,}", found.status.name,
-        ))  # fmt: skip
+        documents.append(
+            {
+                **about,
+                "entropy": found.density.entropy(),
+                "quantiles": {"0.05": low, "0.5": middle, "0.95": high},
+                "moments": found.moments.values.tolist(),
+                "stderr": found.moments.stderr.tolist(),
+                "products": found.cost,
+                "status": found.status.name,
+            }
+        )
+        rows.append(
+            (
+                one.name,
+                f"{about['nodes']:,}",
+                f"{about['edges']:,}",
+                f"{about['components']:,}",
+                f"{about['isolated']:,}",
+                f"{found.density.entropy():.4g}",
+                f"{low:.3g}, {middle:.3g}, {high:.3g}",
+                f"{found.cost:,}",
+                found.status.name,
+            )
+        )
     header = ("graph", "nodes", "edges", "components", "isolated", "entropy", "5, 50, 95 % of λ", "products", "status")
     show(output, documents, header, rows)
     return code_of(statuses)
@@ -113,10 +133,19 @@ def run_clusters(
         gap = f"{result.gaps[0].low:.3g} … {result.gaps[0].high:.3g}" if result.gaps else ""
         known = math.isfinite(result.cut)
         rivals = ", ".join(f"{count} ({weight:.0%})" for count, weight in list(result.rivals.items())[1:4])
-        rows.append((
-            one.name, f"{len(one):,}", value_text(result) if known else "none", f"{result.cut:.3g}" if known else "",
-            gap, rivals, f"{result.components:,}", f"{result.cost:,}", result.status.name,
-        ))  # fmt: skip
+        rows.append(
+            (
+                one.name,
+                f"{len(one):,}",
+                value_text(result) if known else "none",
+                f"{result.cut:.3g}" if known else "",
+                gap,
+                rivals,
+                f"{result.components:,}",
+                f"{result.cost:,}",
+                result.status.name,
+            )
+        )
     header = ("graph", "nodes", "clusters", "λ*", "gap", "rivals", "components", "products", "status")
     show(output, documents, header, rows)
     for name, result in found:
@@ -136,8 +165,12 @@ def run_compare(
     order = found.order()
     header = ("", *(found.names[i] for i in order))
     rows = [(found.names[i], *(_divergence(found, i, j) for j in order)) for i in order]
-    document = {"names": found.names, "divergences": found.divergences.tolist(), "stderr": found.stderr.tolist(),
-                "status": found.status.name}  # fmt: skip
+    document = {
+        "names": found.names,
+        "divergences": found.divergences.tolist(),
+        "stderr": found.stderr.tolist(),
+        "status": found.status.name,
+    }
     show(output, document, header, rows, "symmetric KL divergence between spectra")
     return code_of([found.status])
 
@@ -162,16 +195,30 @@ def run_fit(
         write(output, f"fit-{one.name}", found)
         for fit in found.fits if isinstance(found, ModelChoice) else (found,):
             documents.append({"name": one.name, **_fit_document(fit)})
-            rows.append((one.name, fit.model, f"{fit.parameter} = {value_text(fit)}", f"{fit.divergence:.4g}",
-                         f"{fit.typical:.2g}", f"{fit.size:,}", f"{fit.cost:,}"))  # fmt: skip
+            rows.append(
+                (
+                    one.name,
+                    fit.model,
+                    f"{fit.parameter} = {value_text(fit)}",
+                    f"{fit.divergence:.4g}",
+                    f"{fit.typical:.2g}",
+                    f"{fit.size:,}",
+                    f"{fit.cost:,}",
+                )
+            )
     header = ("graph", "model", "parameter", "divergence", "typical", "nodes", "graphs drawn")
     show(output, documents, header, rows)
     return OK
 
 
 def _about(one: Graph) -> dict[str, Any]:
-    return {"name": one.name, "nodes": len(one), "edges": one.num_edges,
-            "components": int(one.components.max()) + 1, "isolated": int((one.degrees == 0).sum())}  # fmt: skip
+    return {
+        "name": one.name,
+        "nodes": len(one),
+        "edges": one.num_edges,
+        "components": int(one.components.max()) + 1,
+        "isolated": int((one.degrees == 0).sum()),
+    }
 
 
 def _clusters_document(one: Graph, result: Clusters) -> dict[str, Any]:
@@ -183,8 +230,15 @@ def _clusters_document(one: Graph, result: Clusters) -> dict[str, Any]:
     if result.labels is not None:
         names = range(len(one)) if one.names is None else one.names
         labels = {str(name): int(label) for name, label in zip(names, result.labels, strict=True)}
-    return {"clusters": result.value, "stderr": result.stderr, "cut": result.cut, "gaps": gaps,
-            "products": result.cost, "status": result.status.name, "labels": labels}  # fmt: skip
+    return {
+        "clusters": result.value,
+        "stderr": result.stderr,
+        "cut": result.cut,
+        "gaps": gaps,
+        "products": result.cost,
+        "status": result.status.name,
+        "labels": labels,
+    }
 
 
 def _divergence(found: Similarity, i: int, j: int) -> str:
@@ -194,6 +248,14 @@ def _divergence(found: Similarity, i: int, j: int) -> str:
 
 
 def _fit_document(fit: ModelFit) -> dict[str, Any]:
-    return {"model": fit.model, "parameter": fit.parameter, "value": fit.value, "stderr": fit.stderr,
-            "divergence": fit.divergence, "typical": fit.typical, "size": fit.size, "neighbours": fit.neighbours,
-            "graphs_drawn": fit.cost}  # fmt: skip
+    return {
+        "model": fit.model,
+        "parameter": fit.parameter,
+        "value": fit.value,
+        "stderr": fit.stderr,
+        "divergence": fit.divergence,
+        "typical": fit.typical,
+        "size": fit.size,
+        "neighbours": fit.neighbours,
+        "graphs_drawn": fit.cost,
+    }

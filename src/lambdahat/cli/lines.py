@@ -89,8 +89,17 @@ def run_landscape(
         else:
             end = load_problem(factory, dataclasses.replace(choices, checkpoint=lines.towards))
             label = f"towards {lines.towards.name}"
-            found = {"towards": landscape(problem, towards(problem, end), (0.0, 1.0), lines.points, rest,
-                                          refresh=lines.refresh, labels=[label])}  # fmt: skip
+            found = {
+                "towards": landscape(
+                    problem,
+                    towards(problem, end),
+                    (0.0, 1.0),
+                    lines.points,
+                    rest,
+                    refresh=lines.refresh,
+                    labels=[label],
+                )
+            }
     table = []
     if not (as_json or quiet):  # on all ranks, for it may ask for losses
         here = problem.refresh_statistics() if lines.refresh else problem
@@ -166,8 +175,14 @@ def _row(name: str, found: Landscape, here: Problem, other: Problem | None) -> t
 
 def _document(found: Landscape) -> dict[str, Any]:
     rest = None if found.held_out is None else found.held_out.tolist()
-    return {"offsets": found.offsets.tolist(), "loss": found.loss.tolist(), "held_out": rest, "labels": found.labels,
-            "curvature": found.curvature, "status": found.status.name}  # fmt: skip
+    return {
+        "offsets": found.offsets.tolist(),
+        "loss": found.loss.tolist(),
+        "held_out": rest,
+        "labels": found.labels,
+        "curvature": found.curvature,
+        "status": found.status.name,
+    }
 
 
 def _predict(operator: LinearOperator, lines: Lines, as_json: bool) -> int:
@@ -180,9 +195,18 @@ def _predict(operator: LinearOperator, lines: Lines, as_json: bool) -> int:
     if rank():
         return OK
     if as_json:
-        print_json({**dataclasses.asdict(first), "products": products, "products_seconds": seconds,
-                    "loss_evaluations": lines.evaluations, "vectors_bytes": held})  # fmt: skip
+        print_json(
+            {
+                **dataclasses.asdict(first),
+                "products": products,
+                "products_seconds": seconds,
+                "loss_evaluations": lines.evaluations,
+                "vectors_bytes": held,
+            }
+        )
     else:
-        print(f"{first}\n{products} products, {duration(seconds)}, and {size(held)} of memory for vectors; "
-              f"then {lines.evaluations} times the loss of all data")  # fmt: skip
+        print(
+            f"{first}\n{products} products, {duration(seconds)}, and {size(held)} of memory for vectors; "
+            f"then {lines.evaluations} times the loss of all data"
+        )
     return OK

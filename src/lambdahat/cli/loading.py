@@ -42,8 +42,10 @@ def load_problem(spec: str, choices: Choices) -> Problem:
     run = Path(spec).is_dir()
     problem = _run_problem(spec) if run else call_factory(spec)
     if not isinstance(problem, Problem):
-        raise InputError(f"{spec} must return a lambdahat.Problem, got {type(problem).__name__}; "
-                         "end it with: return lambdahat.Problem(model, loss, data)")  # fmt: skip
+        raise InputError(
+            f"{spec} must return a lambdahat.Problem, got {type(problem).__name__}; "
+            "end it with: return lambdahat.Problem(model, loss, data)"
+        )
     if choices.checkpoint is not None:
         problem = _with_checkpoint(problem, _within(spec, choices.checkpoint) if run else choices.checkpoint)
     if choices.device is not None or choices.dtype is not None or choices.norm is not None:
@@ -191,17 +193,23 @@ def _rebuilt(problem: Problem, device: str | None, dtype: str | None, norm: str 
     """The same model, loss and batches as a new problem."""
     model = problem.model
     if model is None:
-        raise InputError("--device, --dtype and --norm need a problem made of a model, got one made by from_function; "
-                         "set them in the factory")  # fmt: skip
+        raise InputError(
+            "--device, --dtype and --norm need a problem made of a model, got one made by from_function; "
+            "set them in the factory"
+        )
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if device is not None:
         _require_device(device)
     return Problem(
-        model, problem.loss_function or "model", problem.batches, parameters=list(problem.space.names),
-        norm=norm or problem.norm, device=device or problem.device,
+        model,
+        problem.loss_function or "model",
+        problem.batches,
+        parameters=list(problem.space.names),
+        norm=norm or problem.norm,
+        device=device or problem.device,
         dtype=_cast_of(problem, model) if dtype is None else DTYPES[dtype],
-    )  # fmt: skip
+    )
 
 
 def _require_device(device: str) -> None:

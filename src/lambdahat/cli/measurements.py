@@ -51,9 +51,17 @@ def run_measure(
         return _predict(problem, names, settings, as_json)
     with bars(quiet), foreign_output(), own_folder(out) as folder:
         measurement = measure(
-            problem, names, settings.curvature, depth=settings.depth, probes=settings.probes, top=settings.top,
-            seed=settings.seed, sampling=settings.sampling, folder=folder, keep_vectors=vectors,
-        )  # fmt: skip
+            problem,
+            names,
+            settings.curvature,
+            depth=settings.depth,
+            probes=settings.probes,
+            top=settings.top,
+            seed=settings.seed,
+            sampling=settings.sampling,
+            folder=folder,
+            keep_vectors=vectors,
+        )
     if rank() == 0:
         if out is not None:
             write_tables(measurement, out)

@@ -70,10 +70,11 @@ BatchSize = Annotated[int | None, typer.Option(min=1, rich_help_panel=LLC, help=
 Nbeta = Annotated[
     str | None,
     typer.Option(
-        rich_help_panel=LLC, show_default="n/log n",
+        rich_help_panel=LLC,
+        show_default="n/log n",
         help='Inverse temperature: "n/log n", "batch" (B/log B, as in devinterp) or a number.',
     ),
-]  # fmt: skip
+]
 Localization = Annotated[
     float | None,
     typer.Option(
@@ -139,10 +140,17 @@ def measure(
     with exit_codes("" if dry_run else kept):
         choices = Choices(checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed)
         given = {
-            "chains": chains, "draws": draws, "burn_in": burn_in, "batch_size": batch_size, "nbeta": _number(nbeta),
-            "localization": localization, "step_size": step_size, "kernel": kernel, "tol": tol,
+            "chains": chains,
+            "draws": draws,
+            "burn_in": burn_in,
+            "batch_size": batch_size,
+            "nbeta": _number(nbeta),
+            "localization": localization,
+            "step_size": step_size,
+            "kernel": kernel,
+            "tol": tol,
             "max_gradients": max_gradients,
-        }  # fmt: skip
+        }
         sampling = {name: value for name, value in given.items() if value is not None}
         settings = Settings(curvature.value, depth, probes, top, seed, sampling)
         names = [name.strip() for name in what.split(",") if name.strip()]
@@ -240,10 +248,17 @@ def advise(
     with exit_codes():
         choices = Choices(checkpoint, device, dtype and dtype.value, norm and norm.value, samples, seed)
         question = {
-            "optimizer": optimizer, "batch_size": batch_size, "new_batch_size": new_batch_size,
-            "learning_rate": learning_rate, "momentum": momentum, "batches": batches, "samples": variance_samples,
-            "steps": steps, "factor": factor, "seed": seed,
-        }  # fmt: skip
+            "optimizer": optimizer,
+            "batch_size": batch_size,
+            "new_batch_size": new_batch_size,
+            "learning_rate": learning_rate,
+            "momentum": momentum,
+            "batches": batches,
+            "samples": variance_samples,
+            "steps": steps,
+            "factor": factor,
+            "seed": seed,
+        }
         code = run_advise(factory, choices, question, out, as_json, quiet)
     raise typer.Exit(code)
 

@@ -35,8 +35,10 @@ def of_torchrun(arguments: Sequence[str]) -> Iterator[None]:
     command = next((word for word in arguments if not word.startswith("-")), "")
     if command not in SHARED:
         if os.environ["RANK"] == "0":
-            say(f"error: {command or 'lambdahat'} is for one process, got torchrun with {os.environ['WORLD_SIZE']}; "
-                f"only {' and '.join(SHARED)} are shared out, start the others without torchrun")  # fmt: skip
+            say(
+                f"error: {command or 'lambdahat'} is for one process, got torchrun with {os.environ['WORLD_SIZE']}; "
+                f"only {' and '.join(SHARED)} are shared out, start the others without torchrun"
+            )
         raise SystemExit(BAD_INPUT)
     dist.init_process_group(_backend(), timeout=TIMEOUT)
     try:

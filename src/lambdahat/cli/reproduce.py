@@ -44,8 +44,9 @@ def asked_for(names: list[str] | None, everything: bool) -> list[str]:
     if everything and not names:
         return list(registry.PLACES)
     if not names or everything:
-        raise InputError("EXPERIMENTS must be some names or --all, got " + ("both" if names else "none")
-                         + "; --list describes them")  # fmt: skip
+        raise InputError(
+            "EXPERIMENTS must be some names or --all, got " + ("both" if names else "none") + "; --list describes them"
+        )
     return list(dict.fromkeys(names))
 
 
@@ -77,10 +78,17 @@ def run_reproduce(names: list[str], choices: Choices, as_json: bool, quiet: bool
     for experiment in experiments:
         with bars(quiet):
             store = sweep(
-                experiment, choices.out, scale=choices.scale, jobs=choices.jobs, backend=choices.backend,
-                address=choices.address, only=choices.only, device=choices.device, resume=choices.resume,
+                experiment,
+                choices.out,
+                scale=choices.scale,
+                jobs=choices.jobs,
+                backend=choices.backend,
+                address=choices.address,
+                only=choices.only,
+                device=choices.device,
+                resume=choices.resume,
                 command=" ".join(["lambdahat", *sys.argv[1:]]),
-            )  # fmt: skip
+            )
         code = max(code, say_errors(store))
         if len(store.rows()) == 0:
             continue
@@ -178,8 +186,10 @@ def run_report(folders: list[Path], out: Path, quiet: bool) -> int:
 def _found(name: str) -> Experiment:
     if name not in registry.PLACES:
         near = did_you_mean(name, registry.PLACES)
-        raise InputError(f"EXPERIMENT must be one of {', '.join(registry.PLACES)}, got {name!r}; "
-                         f"{near}{' ' if near else ''}--list describes them")  # fmt: skip
+        raise InputError(
+            f"EXPERIMENT must be one of {', '.join(registry.PLACES)}, got {name!r}; "
+            f"{near}{' ' if near else ''}--list describes them"
+        )
     return registry.find(name)
 
 
@@ -236,9 +246,16 @@ def document(experiment: Experiment, store: Store, found: Findings) -> dict[str,
     """The same for --json."""
     named = [{"title": t.title, "rows": _records(t)} for t in found.tables]
     claims = [record for table in tables_of(found)[len(found.tables) :] for record in _records(table)]
-    return {"experiment": experiment.name, "scale": store.scale, "about": store.about(),
-            "cells": {"finished": found.done, "all": found.total}, "notes": list(found.notes), "tables": named,
-            "claims": claims, "assumptions": list(experiment.assumptions)}  # fmt: skip
+    return {
+        "experiment": experiment.name,
+        "scale": store.scale,
+        "about": store.about(),
+        "cells": {"finished": found.done, "all": found.total},
+        "notes": list(found.notes),
+        "tables": named,
+        "claims": claims,
+        "assumptions": list(experiment.assumptions),
+    }
 
 
 def _records(table: Table) -> list[dict[str, str]]:

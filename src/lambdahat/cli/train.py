@@ -39,8 +39,16 @@ HEADER = (
     "rate",
     "seconds",
 )
-COLUMNS = ("loss", "accuracy", "validation_loss", "validation_accuracy", "update_norm", "norm", "learning_rate",
-           "seconds")  # fmt: skip
+COLUMNS = (
+    "loss",
+    "accuracy",
+    "validation_loss",
+    "validation_accuracy",
+    "update_norm",
+    "norm",
+    "learning_rate",
+    "seconds",
+)
 FREE = ("epochs", "device", "loggers", "resume", "keep", "checkpoint_every", "checkpoint_steps")
 SHOWN = 12  # rows of the table
 
@@ -95,10 +103,20 @@ def run_train(recipe: Recipe, plan: Plan, out: Path | None, as_json: bool, quiet
     with bars(quiet), warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always", RuntimeWarning)
         run = _written(
-            fit, problem, optimizer, plan.epochs, schedule=schedule, regularizers=rules, averaging=average,
-            trackers=trackers, validation=split.test, augment=augment if plan.augment else None, folder=out,
-            seed=recipe.seed, **plan.fit,
-        )  # fmt: skip
+            fit,
+            problem,
+            optimizer,
+            plan.epochs,
+            schedule=schedule,
+            regularizers=rules,
+            averaging=average,
+            trackers=trackers,
+            validation=split.test,
+            augment=augment if plan.augment else None,
+            folder=out,
+            seed=recipe.seed,
+            **plan.fit,
+        )
     for warning in heard:
         say(f"warning: {one_line(Warning(warning.message))}")
     if out is not None:
@@ -112,8 +130,12 @@ def loss_for(split: Split, recipe: Recipe) -> str:
     x, y = split.train
     kind = MODELS[require_choice(recipe.model, "--model", MODELS)].takes
     tokens, text = kind == "tokens", not x.is_floating_point()
-    require(tokens == text, "--model", f"take the inputs of {recipe.data!r}, {'tokens' if text else 'real numbers'}",
-            f"{recipe.model!r}, which takes {kind}")  # fmt: skip
+    require(
+        tokens == text,
+        "--model",
+        f"take the inputs of {recipe.data!r}, {'tokens' if text else 'real numbers'}",
+        f"{recipe.model!r}, which takes {kind}",
+    )
     if not y.is_floating_point():
         require(split.classes > 1, "--data", "have at least 2 classes", f"{recipe.data!r} with {split.classes}")
         return "cross_entropy"
@@ -184,8 +206,16 @@ def _device(name: str) -> torch.device:
 def show(run: Run, out: Path | None, as_json: bool, quiet: bool) -> None:
     """The epochs as a table, or the JSON document, on standard output; the remedy on standard error."""
     if as_json:
-        print_json({"ended": run.ended, "status": run.status.name, "last": _finite(run.last), "best": _finite(run.best),
-                    "averaged": _finite(run.averaged), "folder": run.folder})  # fmt: skip
+        print_json(
+            {
+                "ended": run.ended,
+                "status": run.status.name,
+                "last": _finite(run.last),
+                "best": _finite(run.best),
+                "averaged": _finite(run.averaged),
+                "folder": run.folder,
+            }
+        )
     elif not quiet:
         print_table(HEADER, [_row(row) for row in _thinned(run.epochs)], str(run))
         if out is not None:

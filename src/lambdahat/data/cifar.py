@@ -63,8 +63,13 @@ def checked(data: Any, labels: Any, path: Path, classes: int, first: int = 0, pi
     whole = numbers.ndim == 1 and numbers.dtype.kind in "iu" and len(numbers) == len(data)
     require(whole, str(path), f"hold {len(data):,} whole labels", f"{numbers.dtype} {numbers.shape}", CURE)
     inside = len(numbers) > 0 and numbers.min() >= first and numbers.max() < first + classes
-    require(inside, str(path), f"hold labels {first} to {first + classes - 1}",
-            f"{numbers.min()} to {numbers.max()}" if len(numbers) else "none", CURE)  # fmt: skip
+    require(
+        inside,
+        str(path),
+        f"hold labels {first} to {first + classes - 1}",
+        f"{numbers.min()} to {numbers.max()}" if len(numbers) else "none",
+        CURE,
+    )
     side = round((pixels // 3) ** 0.5)
     return data.reshape(-1, 3, side, side), numbers.astype(np.int64) - first
 
@@ -80,8 +85,14 @@ def _batches(folder: Path, prefix: str) -> list[Path]:
     found = {int(match[1]): path for match, path in named if bool(match[2]) == binary}
     wanted = list(range(1, max(found, default=1) + 1))
     missing = sorted(set(wanted) - set(found))
-    require(not missing, "folder", f"hold {prefix}{missing[0] if missing else ''}", str(folder),
-            "fetch the data again: lambdahat data fetch", FileNotFoundError)  # fmt: skip
+    require(
+        not missing,
+        "folder",
+        f"hold {prefix}{missing[0] if missing else ''}",
+        str(folder),
+        "fetch the data again: lambdahat data fetch",
+        FileNotFoundError,
+    )
     return [found[number] for number in wanted]
 
 

@@ -25,8 +25,13 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     require(len(data) >= start, str(path), f"have a header of {start} bytes", f"{len(data)} bytes in all", CURE)
     sizes = struct.unpack(f">{data[3]}I", data[4:start])
     whole = start + math.prod(sizes)
-    require(len(data) == whole, str(path), f"hold {whole:,} bytes for {'×'.join(map(str, sizes))} values",
-            f"{len(data):,}", CURE)  # fmt: skip
+    require(
+        len(data) == whole,
+        str(path),
+        f"hold {whole:,} bytes for {'×'.join(map(str, sizes))} values",
+        f"{len(data):,}",
+        CURE,
+    )
     return np.frombuffer(data, np.uint8, offset=start).reshape(sizes).copy()
 
 
@@ -36,12 +41,27 @@ def handwriting_files(folder: Path, normalization: str) -> Split:
     for images_name, labels_name in (NAMES[:2], NAMES[2:]):
         images_path, labels_path = (_found(folder, name) for name in (images_name, labels_name))
         images, labels = read_idx(images_path), read_idx(labels_path)
-        require(images.ndim == 3 and images.shape[1:] == (28, 28), str(images_path), "hold images of 28 × 28",
-                f"an array {images.shape}", CURE)  # fmt: skip
-        require(labels.shape == images.shape[:1], str(labels_path), f"hold {len(images):,} labels",
-                f"an array {labels.shape}", CURE)  # fmt: skip
-        require(len(labels) > 0 and int(labels.max()) < 10, str(labels_path), "hold labels 0 to 9",
-                f"up to {labels.max(initial=0)}", CURE)  # fmt: skip
+        require(
+            images.ndim == 3 and images.shape[1:] == (28, 28),
+            str(images_path),
+            "hold images of 28 × 28",
+            f"an array {images.shape}",
+            CURE,
+        )
+        require(
+            labels.shape == images.shape[:1],
+            str(labels_path),
+            f"hold {len(images):,} labels",
+            f"an array {labels.shape}",
+            CURE,
+        )
+        require(
+            len(labels) > 0 and int(labels.max()) < 10,
+            str(labels_path),
+            "hold labels 0 to 9",
+            f"up to {labels.max(initial=0)}",
+            CURE,
+        )
         parts.append((images[:, None], labels))
     return image_split(parts[0], parts[1], 10, normalization)
 

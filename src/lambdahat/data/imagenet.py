@@ -57,8 +57,14 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
     def __init__(self, folder: str | Path, size: int = 224, normalization: str = "standard") -> None:
         self.folder, self.size = Path(folder), require_count(size, "size")
         self.normalization = require_choice(normalization, "normalization", ("unit", "symmetric", "standard"))
-        require(self.folder.is_dir(), "folder", "be a folder of one folder per class", f"{folder} (no such folder)",
-                "", FileNotFoundError)  # fmt: skip
+        require(
+            self.folder.is_dir(),
+            "folder",
+            "be a folder of one folder per class",
+            f"{folder} (no such folder)",
+            "",
+            FileNotFoundError,
+        )
         self.classes = sorted(path.name for path in self.folder.iterdir() if path.is_dir())
         self.samples = [
             (path, label)
@@ -68,8 +74,12 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         ]
         found = {label for _, label in self.samples}
         empty = [name for label, name in enumerate(self.classes) if label not in found]
-        require(bool(self.samples) and not empty, "folder", "hold one folder of pictures for each class",
-                f"{self.folder} with {', '.join(empty[:3]) + ' empty' if empty else 'no folders'}")  # fmt: skip
+        require(
+            bool(self.samples) and not empty,
+            "folder",
+            "hold one folder of pictures for each class",
+            f"{self.folder} with {', '.join(empty[:3]) + ' empty' if empty else 'no folders'}",
+        )
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -74,8 +74,13 @@ def _read(name: str, folder: str | Path | None, verify: bool, **options: Any) ->
         check(name, found.folder)
     read = entry.read(found.folder, **options)
     came = (len(read.train), len(read.test)) if isinstance(read, Text) else (len(read.train[0]), len(read.test[0]))
-    require(not verify or came == entry.counts, str(found.folder), f"hold {_pair(entry.counts)} samples", _pair(came),
-            "fetch the data again, or pass verify=False to use a part on purpose")  # fmt: skip
+    require(
+        not verify or came == entry.counts,
+        str(found.folder),
+        f"hold {_pair(entry.counts)} samples",
+        _pair(came),
+        "fetch the data again, or pass verify=False to use a part on purpose",
+    )
     return read
 
 

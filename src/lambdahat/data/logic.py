@@ -39,8 +39,13 @@ def xord(pairs: int = 5, train: int = 12, test: int = 10, seed: int = 0) -> Spli
     points = _points(2 * pairs)
     differing = (points.view(-1, pairs, 2).prod(-1) < 0).sum(1)
     half, all_halves = train // 2, (train + test) // 2
-    require(all_halves <= 2**pairs, "train + test", f"be at most {2 ** (pairs + 1)} for {pairs} pairs",
-            repr(train + test), "raise pairs")  # fmt: skip
+    require(
+        all_halves <= 2**pairs,
+        "train + test",
+        f"be at most {2 ** (pairs + 1)} for {pairs} pairs",
+        repr(train + test),
+        "raise pairs",
+    )
     rng = generator(seed, "xord")
     chosen = [pool[torch.randperm(len(pool), generator=rng)[:all_halves]] for pool in _pools(points, differing)]
     parts = [torch.cat([drawn[part] for drawn in chosen]) for part in (slice(half), slice(half, None))]

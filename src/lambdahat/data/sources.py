@@ -141,8 +141,12 @@ def _unpack(archive: Path, inside: str, files: Sequence[File], folder: Path) -> 
             for file in files:
                 member = members[f"{inside}/{file.name}"]
                 require(member.isfile(), archive.name, f"hold {inside}/{file.name} as a file", "a folder")
-                require(file.size in (None, member.size), archive.name,
-                        f"hold {inside}/{file.name} of {file.size} bytes", f"{member.size:,}")  # fmt: skip
+                require(
+                    file.size in (None, member.size),
+                    archive.name,
+                    f"hold {inside}/{file.name} of {file.size} bytes",
+                    f"{member.size:,}",
+                )
                 stream = stored.extractfile(member)
                 assert stream is not None
                 _write(stream.read(), file, folder)
@@ -155,8 +159,12 @@ def _require_plain(member: tarfile.TarInfo, archive: str) -> None:
     path = PurePosixPath(member.name)
     outside = path.is_absolute() or ".." in path.parts or "\\" in member.name
     kind = "a link" if member.issym() or member.islnk() else "" if member.isfile() or member.isdir() else "a device"
-    require(not outside and not kind, archive, "hold files and folders below its own",
-            f"{describe(member.name)} ({kind or 'a path out of it'})")  # fmt: skip
+    require(
+        not outside and not kind,
+        archive,
+        "hold files and folders below its own",
+        f"{describe(member.name)} ({kind or 'a path out of it'})",
+    )
 
 
 def _most(file: File) -> int | None:

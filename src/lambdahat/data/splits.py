@@ -52,8 +52,13 @@ class Split:
         if place.type == "cuda":
             idle = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)  # torch keeps what it freed
             free = torch.cuda.mem_get_info(place)[0] + idle
-            require(self.nbytes < free, "device", f"have {self.nbytes:,} bytes free for the data", f"{free:,}",
-                    'keep the data on the CPU, or load them with normalization="raw"')  # fmt: skip
+            require(
+                self.nbytes < free,
+                "device",
+                f"have {self.nbytes:,} bytes free for the data",
+                f"{free:,}",
+                'keep the data on the CPU, or load them with normalization="raw"',
+            )
         (x, y), (x_test, y_test) = self
         return Split((x.to(place), y.to(place)), (x_test.to(place), y_test.to(place)), self.classes)
 

@@ -11,9 +11,15 @@ from lambdahat.data.splits import Split
 
 
 def synthetic_regression(
-    samples: int = 2000, inputs: int = 256, a: float = 1.0, b: float = 2.0, c: float = 1.0, noise: float = 1.0,
-    held_out: float = 0.2, seed: int = 0,
-) -> Split:  # fmt: skip
+    samples: int = 2000,
+    inputs: int = 256,
+    a: float = 1.0,
+    b: float = 2.0,
+    c: float = 1.0,
+    noise: float = 1.0,
+    held_out: float = 0.2,
+    seed: int = 0,
+) -> Split:
     """y = a·sin(XW) + a·XB + ε (§4.2.3 of the regularization thesis), of shapes (n, inputs) and (n, 1).
 
     X is uniform on (0, b), W and B on (0, c), ε normal with deviation ``noise``. The defaults are those of §5.5, where

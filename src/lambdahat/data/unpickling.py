@@ -36,9 +36,23 @@ NAMES = {
     ("__builtin__", "bytes"): "bytes",
 }
 PUSHED = {
-    "INT", "LONG", "LONG1", "LONG4", "BININT", "BININT1", "BININT2", "FLOAT", "BINFLOAT", "UNICODE", "BINUNICODE",
-    "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
-}  # fmt: skip
+    "INT",
+    "LONG",
+    "LONG1",
+    "LONG4",
+    "BININT",
+    "BININT1",
+    "BININT2",
+    "FLOAT",
+    "BINFLOAT",
+    "UNICODE",
+    "BINUNICODE",
+    "SHORT_BINUNICODE",
+    "BINUNICODE8",
+    "BINBYTES",
+    "SHORT_BINBYTES",
+    "BINBYTES8",
+}
 STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # of Python 2, which stay bytes
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 

@@ -42,12 +42,21 @@ def rank_bound(problem: Problem) -> RankBound:
     assert model is not None
     layers = [layer for layer in model.modules() if any(True for _ in layer.parameters(recurse=False))]
     strange = sorted({type(layer).__name__ for layer in layers if not isinstance(layer, nn.Linear)})
-    require(not strange, "the model", "have parameters in Linear layers only, a feed-forward network",
-            f"parameters in {', '.join(strange)}", "the bound is stated for no other")  # fmt: skip
+    require(
+        not strange,
+        "the model",
+        "have parameters in Linear layers only, a feed-forward network",
+        f"parameters in {', '.join(strange)}",
+        "the bound is stated for no other",
+    )
     chain = [layer for layer in layers if isinstance(layer, nn.Linear)]
     linked = all(first.out_features == second.in_features for first, second in pairwise(chain))
-    require(linked, "the model", "be a chain of Linear layers, each fed by the one before",
-            " then ".join(f"{layer.in_features} → {layer.out_features}" for layer in chain))  # fmt: skip
+    require(
+        linked,
+        "the model",
+        "be a chain of Linear layers, each fed by the one before",
+        " then ".join(f"{layer.in_features} → {layer.out_features}" for layer in chain),
+    )
     inputs, outputs = chain[0].in_features, chain[-1].out_features
     neurons = sum(layer.out_features for layer in chain)
     return RankBound(4 * outputs * (neurons + inputs), problem.num_parameters, inputs, outputs, neurons)

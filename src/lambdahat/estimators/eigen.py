@@ -217,6 +217,11 @@ def basis_capacity(operator: LinearOperator, count: int, max_memory: float | Non
     least, most = min(count + 3, operator.dim), min(max(4 * count, 200), operator.dim)
     rows = int(min(allowed // row, most + 1))
     name = "max_memory" if max_memory is not None or operator.budget() is None else "memory"
-    require(rows > least, name, f"hold {least + 1} vectors, {(least + 1) * row:,} bytes, for {count} pairs",
-            f"{allowed:,.0f} bytes for them", "raise it, or ask for fewer pairs")  # fmt: skip
+    require(
+        rows > least,
+        name,
+        f"hold {least + 1} vectors, {(least + 1) * row:,} bytes, for {count} pairs",
+        f"{allowed:,.0f} bytes for them",
+        "raise it, or ask for fewer pairs",
+    )
     return rows - 1

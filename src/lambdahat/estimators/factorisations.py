@@ -100,5 +100,10 @@ def _require_room(need: int, operator: LinearOperator) -> None:
     bound = operator.budget() is not None and not sparse
     free = operator.room(1.0) if bound else free_memory(torch.device("cpu") if sparse else operator.device)
     where = "what is left of the problem's memory" if bound else "the free memory"
-    require(need <= free, "method", f"fit into {where}, {free:,.0f} bytes",
-            f"'exact', which {'may need' if sparse else 'needs'} {need:,}", 'call logdet(operator, "slq")')  # fmt: skip
+    require(
+        need <= free,
+        "method",
+        f"fit into {where}, {free:,.0f} bytes",
+        f"'exact', which {'may need' if sparse else 'needs'} {need:,}",
+        'call logdet(operator, "slq")',
+    )

@@ -147,8 +147,11 @@ def sharpness(
         rise=Estimate(climb.best_loss - climb.centre, math.inf),
         slope=Estimate(float(slope.double().norm())),
         curvature=Estimate(float(leading.values[0]), float(leading.residuals[0]), leading.cost, status),
-        radius=float(radius), adaptive=adaptive, cost=climb.gradients + leading.cost, status=status,
-    )  # fmt: skip
+        radius=float(radius),
+        adaptive=adaptive,
+        cost=climb.gradients + leading.cost,
+        status=status,
+    )
 
 
 class _Climb:

@@ -76,8 +76,13 @@ def random_direction(problem: Problem, seed: int = 0, name: str = "direction", f
     if not filters:
         return drawn.div(torch.linalg.vector_norm(drawn)).to(problem.device, problem.dtype)
     own = problem.space.unflatten(problem.vector.double().cpu())
-    require(any(tensor.ndim > 1 for tensor in own.values()), "the problem", "have a weight of two dimensions or more",
-            "only vectors", 'use the direction "random"')  # fmt: skip
+    require(
+        any(tensor.ndim > 1 for tensor in own.values()),
+        "the problem",
+        "have a weight of two dimensions or more",
+        "only vectors",
+        'use the direction "random"',
+    )
     for key, noise in problem.space.unflatten(drawn).items():
         if noise.ndim < 2:
             noise.zero_()

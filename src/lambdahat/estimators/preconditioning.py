@@ -97,8 +97,13 @@ def _diagonal(operator: LinearOperator, kind: str, scale: float) -> Tensor:
     require(diagonal is not None, "precondition", "be 'none' where no diagonal is known", f"{kind!r}")
     assert diagonal is not None
     least = float(diagonal.min())
-    require(least > 0, "the operator of logdet", "be positive definite", f"the diagonal entry {scale * least:.3g}",
-            "add a shift: operator + delta * identity(operator)")  # fmt: skip
+    require(
+        least > 0,
+        "the operator of logdet",
+        "be positive definite",
+        f"the diagonal entry {scale * least:.3g}",
+        "add a shift: operator + delta * identity(operator)",
+    )
     return diagonal
 
 

@@ -172,8 +172,13 @@ def moments_within(
             refuse(None)
         for end in seen:
             refuse(middle + half * end)
-        require(attempt < WIDENINGS, "the operator of moments", "be one symmetric matrix at every product",
-                f"products whose spectrum outgrows {bounds}", "fix its batches and its random numbers")  # fmt: skip
+        require(
+            attempt < WIDENINGS,
+            "the operator of moments",
+            "be one symmetric matrix at every product",
+            f"products whose spectrum outgrows {bounds}",
+            "fix its batches and its random numbers",
+        )
         # a Ritz value lies inside of its eigenvalue: go half as far again, and by a margin that doubles
         margin = MARGIN * 2.0**attempt
         low, high = (
@@ -279,9 +284,13 @@ def place_for(operator: LinearOperator, steps: int, basis: str) -> str:
     needed = basis_bytes(steps + 1, operator.dim, dtype, place)
     where = "the free memory" if budget is None else f"what the problem's memory={budget:,} leaves for vectors"
     others = ["raise memory"] * (budget is not None) + ["leave basis to 'auto'"] * (basis != "auto")
-    require(needed <= max(room, 0.0), "depth", f"fit into {where}, {free:,.0f} bytes",
-            f"{steps}, which needs {needed + free - room:,.0f} with basis={place!r}",
-            " or ".join(["lower depth", *others]))  # fmt: skip
+    require(
+        needed <= max(room, 0.0),
+        "depth",
+        f"fit into {where}, {free:,.0f} bytes",
+        f"{steps}, which needs {needed + free - room:,.0f} with basis={place!r}",
+        " or ".join(["lower depth", *others]),
+    )
     return place
 
 
@@ -366,8 +375,13 @@ def _number_of_probes(operator: LinearOperator, probes: int | None, probe: str, 
     if tol is not None:
         require(probes is None, "tol", "come without probes, whose number it sets", f"{tol!r} and {probes!r} probes")
         fine = operator.psd or not powers
-        require(fine, "tol", "come with bounds that map A to [-1, 1]", "power moments of an A that may be indefinite",
-                "pass bounds, or declare A positive semi-definite")  # fmt: skip
+        require(
+            fine,
+            "tol",
+            "come with bounds that map A to [-1, 1]",
+            "power moments of an A that may be indefinite",
+            "pass bounds, or declare A positive semi-definite",
+        )
         probes = probes_for(tol, operator.dim, probe, _condition(operator, powers) if powers else None)
     probes = DEFAULT_PROBES if probes is None else probes
     if probe != "orthogonal":
@@ -389,8 +403,13 @@ def _starts(operator: LinearOperator, probe: str, probes: int, seed: int) -> Ite
     held = 4.0 * probes * 8 / working_dtype(operator).itemsize if probe == "orthogonal" else 0.0
     if held:
         fits = not crowded(operator, 1, work, held)
-        require(fits, "probes", f"fit into the problem's memory={operator.budget()}", f"{probes} orthogonal ones, made "
-                "together", "take fewer, or probe='sphere'")  # fmt: skip
+        require(
+            fits,
+            "probes",
+            f"fit into the problem's memory={operator.budget()}",
+            f"{probes} orthogonal ones, made together",
+            "take fewer, or probe='sphere'",
+        )
     sizes = block_sizes(probes, operator, work, held)
     if probe == "rademacher":
         stream = Probes(operator, probe, seed, "moments")

@@ -182,8 +182,13 @@ def _exact(operator: LinearOperator) -> Estimate:
     if found is None:
         reason = operator.why_no_trace()
         got = f"{operator!r}: {reason}" if reason else repr(operator)
-        require(False, "method", "not be 'exact' where the structure does not give the trace in closed form", got,
-                "call trace(operator, method='auto') to estimate it")  # fmt: skip
+        require(
+            False,
+            "method",
+            "not be 'exact' where the structure does not give the trace in closed form",
+            got,
+            "call trace(operator, method='auto') to estimate it",
+        )
     assert found is not None
     return found
 
@@ -292,8 +297,14 @@ def _xtrace(task: _Task) -> Mean:
     require_count(meter.limit, "max_matvecs", least=4, cure="method='hutchinson' does with 2")
     first = min(MINIMUM, meter.limit // 2)
     fits = not crowded(task.operator, first, SKETCHED)
-    require(fits, "method", f"be 'auto' or 'hutchinson' where the problem's memory={task.operator.budget()} holds no "
-            f"sketch of {first} vectors", "'xtrace'", "raise memory")  # fmt: skip
+    require(
+        fits,
+        "method",
+        f"be 'auto' or 'hutchinson' where the problem's memory={task.operator.budget()} holds no "
+        f"sketch of {first} vectors",
+        "'xtrace'",
+        "raise memory",
+    )
     state = ExchangeableTrace(task.operator, task.probes)
     state.extend(first)
     before: tuple[int, float] | None = None

@@ -199,15 +199,24 @@ class PerSample:
 def require_own_losses(problem: Problem) -> None:
     """The loss must be the mean of its samples' own losses, each with the same weight."""
     coupled = problem.norm == "train"
-    require(not coupled, "the problem", 'have norm="eval" or "frozen"', 'norm="train"',
-            "batch statistics couple the samples of a batch, so that none has a loss of its own")  # fmt: skip
+    require(
+        not coupled,
+        "the problem",
+        'have norm="eval" or "frozen"',
+        'norm="train"',
+        "batch statistics couple the samples of a batch, so that none has a loss of its own",
+    )
     loss = problem.loss_function
     if isinstance(loss, CrossEntropy):
         ends = [torch.stack(loss.terms_by_sample(problem.target(batch)).aminmax()) for batch in problem.batches]
         low, high = torch.stack(ends).aminmax()
-        require(bool(low == high), "targets", "have as many that count (not −100), of one weight, in every sample",
-                f"{float(low):g} to {float(high):g}",
-                "samples must have one weight in the mean loss; pass such data, or count='sequences'")  # fmt: skip
+        require(
+            bool(low == high),
+            "targets",
+            "have as many that count (not −100), of one weight, in every sample",
+            f"{float(low):g} to {float(high):g}",
+            "samples must have one weight in the mean loss; pass such data, or count='sequences'",
+        )
     few = take(problem.batches.first(), torch.arange(min(problem.batches.sizes[0], 8), device=problem.device))
     parameters = problem.named(problem.vector)
     with torch.no_grad():
@@ -216,9 +225,13 @@ def require_own_losses(problem: Problem) -> None:
         alone = torch.stack([problem.batch_loss(parameters, single).reshape(()) for single in singles])
     error = float((together - alone.mean()).abs())
     rounding = _rounding(problem) * (1 + float(alone.abs().max()))
-    require(error <= rounding, "the loss of a batch", "be the mean of its samples' own losses",
-            f"{float(together):.6g}, and {float(alone.mean()):.6g} from single samples",
-            "a loss that compares samples has no variance over them")  # fmt: skip
+    require(
+        error <= rounding,
+        "the loss of a batch",
+        "be the mean of its samples' own losses",
+        f"{float(together):.6g}, and {float(alone.mean()):.6g} from single samples",
+        "a loss that compares samples has no variance over them",
+    )
 
 
 def _rounding(problem: Problem) -> float:

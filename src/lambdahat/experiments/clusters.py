@@ -169,8 +169,13 @@ def _call_after(begin: Callable[[], None], task: Task[T], cell: Cell) -> T:
 
 
 def _require_package(name: str) -> None:
-    require(find_spec(name) is not None, "backend", f"have {name} installed", "no such package",
-            f'pip install "lambdahat[{name}]"')  # fmt: skip
+    require(
+        find_spec(name) is not None,
+        "backend",
+        f"have {name} installed",
+        "no such package",
+        f'pip install "lambdahat[{name}]"',
+    )
 
 
 @contextmanager

@@ -63,14 +63,17 @@ def findings(experiment: Experiment, store: Store) -> Findings:
             found[name], troubles[name] = (), error
     notes = _missing(done, total, list(troubles))
     if done == total:
-        notes = [f"The {name} could not be made from these rows: {type(error).__name__}: {error}"
-                 for name, error in troubles.items()]  # fmt: skip
+        notes = [
+            f"The {name} could not be made from these rows: {type(error).__name__}: {error}"
+            for name, error in troubles.items()
+        ]
     if begun:
         notes.append(f"Neither judged nor shown before {LEAST} seeds have run: {'; '.join(begun)}.")
     if foreign:
         notes.append(f"{foreign:,} stored cells are not in the grid of this version; the same command runs it anew.")
-    return Findings(done, total, found["claims"], found["tables"], found["charts"], tuple(notes),
-                    bool(troubles) and done == total)  # fmt: skip
+    return Findings(
+        done, total, found["claims"], found["tables"], found["charts"], tuple(notes), bool(troubles) and done == total
+    )
 
 
 def _judged(experiment: Experiment, store: Store, rows: Rows) -> Sequence[Verdict]:

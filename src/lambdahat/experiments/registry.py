@@ -67,14 +67,46 @@ PLACES: dict[str, tuple[str, str]] = {
     "noisy-averages": ("averaging.noisy_averages", "EXPERIMENT"),
 }
 # marked to be run at ``paper`` scale too, on a GPU or in hours on a CPU; docs/reproductions.md names those still to run
-PAPER_SCALE = frozenset({
-    "ngd-vs-sgd", "ngd-widths", "ngd-epochs", "ngd-smoothing", "ngd-switch", "ngd-switch-late", "ngd-overfitting",
-    "softmax-decay", "mlp-decay", "gadam-sharpness", "deep-linear-toy", "power-method", "xor", "xord",
-    "rules-synthetic", "vector-fields", "logdet-kernels", "logdet-moments",
-    "graph-spectra", "graph-models", "graph-similarity", "graph-communities", "lanczos-theorems", "gadam-image",
-    "gadam-imagenet", "gadam-language", "adam-ia", "averaging-schedules", "averaging-starts", "averaging-dimension",
-    "averaging-ensembles", "metric-mmse", "graph-edges", "fluctuation-spectrum", "linear-shrinkage", "noisy-averages",
-})  # fmt: skip
+PAPER_SCALE = frozenset(
+    {
+        "ngd-vs-sgd",
+        "ngd-widths",
+        "ngd-epochs",
+        "ngd-smoothing",
+        "ngd-switch",
+        "ngd-switch-late",
+        "ngd-overfitting",
+        "softmax-decay",
+        "mlp-decay",
+        "gadam-sharpness",
+        "deep-linear-toy",
+        "power-method",
+        "xor",
+        "xord",
+        "rules-synthetic",
+        "vector-fields",
+        "logdet-kernels",
+        "logdet-moments",
+        "graph-spectra",
+        "graph-models",
+        "graph-similarity",
+        "graph-communities",
+        "lanczos-theorems",
+        "gadam-image",
+        "gadam-imagenet",
+        "gadam-language",
+        "adam-ia",
+        "averaging-schedules",
+        "averaging-starts",
+        "averaging-dimension",
+        "averaging-ensembles",
+        "metric-mmse",
+        "graph-edges",
+        "fluctuation-spectrum",
+        "linear-shrinkage",
+        "noisy-averages",
+    }
+)
 
 
 def find(name: str) -> Experiment:

@@ -186,8 +186,14 @@ class Store:
         return [key for (key,) in self._read("SELECT key FROM cells WHERE position >= 0 ORDER BY position")]
 
     def _read(self, query: str) -> list[Any]:
-        require(self.path.is_file(), "the store", "exist", f"{self.path} (no such file)", "run the experiment first",
-                FileNotFoundError)  # fmt: skip
+        require(
+            self.path.is_file(),
+            "the store",
+            "exist",
+            f"{self.path} (no such file)",
+            "run the experiment first",
+            FileNotFoundError,
+        )
         if self.path.stat().st_size == 0:  # a sweep is about to write its grid, or was killed before it did
             return []
         with self._connection() as connection:
@@ -195,8 +201,10 @@ class Store:
             damaged = self._check(connection)
             if not damaged:
                 return connection.execute(query).fetchall()
-        raise Damaged(f"{self._damage(damaged)}; `lambdahat reproduce {self.experiment} --scale {self.scale}` runs "
-                      "damaged cells again; or put back a copy of the file")  # fmt: skip
+        raise Damaged(
+            f"{self._damage(damaged)}; `lambdahat reproduce {self.experiment} --scale {self.scale}` runs "
+            "damaged cells again; or put back a copy of the file"
+        )
 
     def _damaged_parts(self) -> list[str]:
         """The keys of the damaged cells, "grid" and "about" where those are; a file that is no store is an error."""
@@ -318,8 +326,9 @@ def _record(text: str) -> Row:
 
 def _digests(connection: sqlite3.Connection, names: list[str]) -> dict[str, str]:
     """The digests of what these names stand for, as it is in the store; a name of nothing has none."""
-    parts: dict[str, list[Any]] = {name: connection.execute(CONTENTS[name]).fetchall()
-                                   for name in names if name in CONTENTS}  # fmt: skip
+    parts: dict[str, list[Any]] = {
+        name: connection.execute(CONTENTS[name]).fetchall() for name in names if name in CONTENTS
+    }
     keys = [name for name in names if name not in CONTENTS]
     few = len(keys) == 1  # as when a cell is added: then not all of the store is read
     cells = {}

@@ -59,8 +59,13 @@ def sweep(
     """
     require_count(jobs, "jobs")
     require_choice(backend, "backend", BACKENDS)
-    require(address is None or backend != "loky", "address", "be left out with the loky backend", repr(address),
-            "pass --backend dask or ray")  # fmt: skip
+    require(
+        address is None or backend != "loky",
+        "address",
+        "be left out with the loky backend",
+        repr(address),
+        "pass --backend dask or ray",
+    )
     if address is None:  # else the workers may have what this machine lacks
         _require_device(device)
     cells = experiment.grid(scale)
@@ -222,8 +227,13 @@ def _require_device(device: str) -> None:
     if kind == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         there = index.isdigit() and int(index) < count if index else count > 0
-        require(there, "device", "be one that is there", f"{device!r}, and torch sees {count} CUDA devices",
-                'pass "cpu", or install torch for CUDA')  # fmt: skip
+        require(
+            there,
+            "device",
+            "be one that is there",
+            f"{device!r}, and torch sees {count} CUDA devices",
+            'pass "cpu", or install torch for CUDA',
+        )
 
 
 def run_cell(cell: Cell, experiment: Experiment, device: str, threads: int | None) -> Outcome:

@@ -167,8 +167,13 @@ def clusters(
     require(cut is None or 0 < cut < 2, "cut", "lie in (0, 2), where the spectrum does", repr(cut))
     count = int(graph.components.max()) + 1
     if count == len(graph):  # all eigenvalues are 0: there is no density to look for a gap in
-        return Clusters(float(count), 0.0, cut=float(cut or 1.0), components=count,
-                        labels=graph.components.astype(np.int64) if labels else None)  # fmt: skip
+        return Clusters(
+            float(count),
+            0.0,
+            cut=float(cut or 1.0),
+            components=count,
+            labels=graph.components.astype(np.int64) if labels else None,
+        )
     small = probes is None and len(graph) <= EXACT_NODES
     partition = components(graph) if small else walk_partition(graph, seed)
     values = eigenvalues(graph) if small else None
@@ -396,6 +401,7 @@ def _mass_below(density: MaxentDensity, moments: Moments, cut: float) -> tuple[f
 def _fewer(moments: Moments) -> tuple[MaxentDensity, Moments]:
     """The density of ¾ of the moments, and these."""
     kept = 3 * (len(moments) - 1) // 4 + 1
-    part = replace(moments, values=moments.values[:kept], stderr=moments.stderr[:kept],
-                   covariance=moments.covariance[:kept, :kept])  # fmt: skip
+    part = replace(
+        moments, values=moments.values[:kept], stderr=moments.stderr[:kept], covariance=moments.covariance[:kept, :kept]
+    )
     return fit(part, tol=TOLERANCE), part

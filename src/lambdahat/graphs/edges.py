@@ -97,8 +97,13 @@ def require_weights(weights: NDArray[Any] | None) -> None:
     bad = weights[~np.isfinite(weights)]
     require(not len(bad), "the weights", "be finite", f"{bad[:1]}".strip("[]"), "pass weighted=False to leave them out")
     least = weights.min()
-    require(bool(least >= 0), "the weights", "be at least 0", f"{least:g}",
-            "take absolute values first, or pass weighted=False")  # fmt: skip
+    require(
+        bool(least >= 0),
+        "the weights",
+        "be at least 0",
+        f"{least:g}",
+        "take absolute values first, or pass weighted=False",
+    )
 
 
 def _narrow(nodes: NDArray[Any]) -> NDArray[Any]:
@@ -248,8 +253,13 @@ def _reduced(data: NDArray[np.float64], first: NDArray[np.int64], duplicates: st
 
 
 def _require_single(duplicates: str, single: bool) -> None:
-    require(duplicates != "refuse" or single, "duplicates", "not occur", "an edge that is listed again",
-            'pass duplicates="max", "sum" or "mean"')  # fmt: skip
+    require(
+        duplicates != "refuse" or single,
+        "duplicates",
+        "not occur",
+        "an edge that is listed again",
+        'pass duplicates="max", "sum" or "mean"',
+    )
 
 
 def both_ways(matrix: Any, directed: str) -> Any:
@@ -258,8 +268,13 @@ def both_ways(matrix: Any, directed: str) -> Any:
     if directed == "refuse":
         apart = abs(matrix - other)
         same = apart.nnz == 0 or float(apart.max()) <= 1e-12 * float(matrix.max())
-        require(same, "the edges", "be the same in both directions", "directed ones",
-                'pass directed="max", "sum", "mean" or "mutual"')  # fmt: skip
+        require(
+            same,
+            "the edges",
+            "be the same in both directions",
+            "directed ones",
+            'pass directed="max", "sum", "mean" or "mutual"',
+        )
         return matrix
     if directed in ("sum", "mean"):
         diagonal = scipy.sparse.diags_array(matrix.diagonal(), format="csr")

@@ -142,9 +142,17 @@ def _fit(moments: tuple[Array, Array], model: Model, graph: Graph, draws: int, s
     around = np.array([r for r in (best - 1, best, best + 1) if low <= r <= high])
     value = _interpolated(around, np.array([divergence(float(r)) for r in around])) if model.whole else best
     return ModelFit(
-        value, error, family.drawn, model=model.kind, parameter=PARAMETERS[model.kind], divergence=divergence(best),
-        typical=typical, size=model.size, neighbours=model.neighbours, dof=BOOTSTRAP - 1.0,
-    )  # fmt: skip
+        value,
+        error,
+        family.drawn,
+        model=model.kind,
+        parameter=PARAMETERS[model.kind],
+        divergence=divergence(best),
+        typical=typical,
+        size=model.size,
+        neighbours=model.neighbours,
+        dof=BOOTSTRAP - 1.0,
+    )
 
 
 class _Family:

@@ -22,20 +22,61 @@ from lambdahat.graphs.text_files import PACKED, edge_list, gml, market_entries, 
 from lambdahat.storage import require_modest, unpacked_size
 
 FORMATS = ("edges", "gml", "mtx", "npz", "npy", "graphml", "gexf", "pajek", "json")
-SUFFIXES = {".gml": "gml", ".mtx": "mtx", ".npz": "npz", ".npy": "npy", ".graphml": "graphml", ".gexf": "gexf",
-            ".net": "pajek", ".paj": "pajek", ".pajek": "pajek", ".json": "json"}  # fmt: skip
+SUFFIXES = {
+    ".gml": "gml",
+    ".mtx": "mtx",
+    ".npz": "npz",
+    ".npy": "npy",
+    ".graphml": "graphml",
+    ".gexf": "gexf",
+    ".net": "pajek",
+    ".paj": "pajek",
+    ".pajek": "pajek",
+    ".json": "json",
+}
 UNREAD = {
-    ".adjlist": "an adjacency list", ".multiline_adjlist": "an adjacency list", ".g6": "graph6", ".graph6": "graph6",
-    ".s6": "sparse6", ".sparse6": "sparse6", ".dot": "Graphviz DOT", ".gv": "Graphviz DOT",
+    ".adjlist": "an adjacency list",
+    ".multiline_adjlist": "an adjacency list",
+    ".g6": "graph6",
+    ".graph6": "graph6",
+    ".s6": "sparse6",
+    ".sparse6": "sparse6",
+    ".dot": "Graphviz DOT",
+    ".gv": "Graphviz DOT",
     ".graphmlz": "zipped GraphML",
-    ".tgf": "Trivial Graph Format", ".col": "DIMACS", ".clq": "DIMACS", ".dimacs": "DIMACS", ".metis": "METIS",
-    ".graph": "METIS", ".mat": "MATLAB", ".pkl": "a pickle", ".pickle": "a pickle", ".gpickle": "a pickle",
-    ".pt": "a torch file", ".pth": "a torch file", ".h5": "HDF5", ".hdf5": "HDF5", ".parquet": "Parquet",
-    ".feather": "Feather", ".xlsx": "Excel", ".xls": "Excel", ".zip": "an archive", ".tar": "an archive",
-    ".tgz": "an archive", ".zst": "packed by Zstandard", ".7z": "an archive",
-}  # fmt: skip
-SIGNATURES = ((b"\x93NUMPY", "npy"), (b"PK\x03\x04", "npz"), (b"%%MatrixMarket", "mtx"), (b"<", "xml"),
-              (b"{", "json"), (b"[", "json"), (b"*", "pajek"))  # fmt: skip
+    ".tgf": "Trivial Graph Format",
+    ".col": "DIMACS",
+    ".clq": "DIMACS",
+    ".dimacs": "DIMACS",
+    ".metis": "METIS",
+    ".graph": "METIS",
+    ".mat": "MATLAB",
+    ".pkl": "a pickle",
+    ".pickle": "a pickle",
+    ".gpickle": "a pickle",
+    ".pt": "a torch file",
+    ".pth": "a torch file",
+    ".h5": "HDF5",
+    ".hdf5": "HDF5",
+    ".parquet": "Parquet",
+    ".feather": "Feather",
+    ".xlsx": "Excel",
+    ".xls": "Excel",
+    ".zip": "an archive",
+    ".tar": "an archive",
+    ".tgz": "an archive",
+    ".zst": "packed by Zstandard",
+    ".7z": "an archive",
+}
+SIGNATURES = (
+    (b"\x93NUMPY", "npy"),
+    (b"PK\x03\x04", "npz"),
+    (b"%%MatrixMarket", "mtx"),
+    (b"<", "xml"),
+    (b"{", "json"),
+    (b"[", "json"),
+    (b"*", "pajek"),
+)
 HEAD_BYTES = 4096
 NODE_BYTES = 32  # what reading a sparse matrix takes at least for a node, be it isolated
 ENTRY_BYTES = 2  # what a text file takes at least for an entry: a digit and a space
@@ -131,8 +172,14 @@ def _read(path: Path, kind: str, rules: Rules, name: str) -> Graph:
     if kind == "json":
         return _json(path, rules, name)
     if kind == "npy":
-        return graph(_array(path), weighted=rules.weighted, loops=rules.loops, duplicates=rules.duplicates,
-                     directed=rules.directed, name=name)  # fmt: skip
+        return graph(
+            _array(path),
+            weighted=rules.weighted,
+            loops=rules.loops,
+            duplicates=rules.duplicates,
+            directed=rules.directed,
+            name=name,
+        )
     if kind == "mtx":
         return _market(path, rules, name)
     if kind == "npz":
@@ -148,9 +195,14 @@ def _read(path: Path, kind: str, rules: Rules, name: str) -> Graph:
 
 def _kind(path: Path, suffix: str) -> str:
     """The format of a file by its suffix, or else by how it begins: no other format passes for a list of edges."""
-    require(suffix not in UNREAD, "source", f"be a file in one of the formats {', '.join(FORMATS)}",
-            f"{path.name} ({UNREAD.get(suffix)})", "read it with its own library, and pass a networkx graph, a matrix "
-            'or edges; or pass format="edges" if it is a list of edges')  # fmt: skip
+    require(
+        suffix not in UNREAD,
+        "source",
+        f"be a file in one of the formats {', '.join(FORMATS)}",
+        f"{path.name} ({UNREAD.get(suffix)})",
+        "read it with its own library, and pass a networkx graph, a matrix "
+        'or edges; or pass format="edges" if it is a list of edges',
+    )
     if suffix in SUFFIXES:
         return SUFFIXES[suffix]
     with open_bytes(path) as stream:
@@ -261,10 +313,19 @@ def _market(path: Path, rules: Rules, name: str) -> Graph:
     """A Matrix Market file; its own header says whether it is symmetric."""
     header = market_header(path)
     size = unpacked_size(path.stat().st_size) if path.suffix in PACKED else path.stat().st_size
-    require(ENTRY_BYTES * header.entries <= size, path.name, "hold as many entries as its header says",
-            f"{header.entries:,} in {size:,} bytes")  # fmt: skip
-    require(header.rows == header.columns, "an adjacency matrix", "be square", f"shape {header.rows, header.columns}",
-            "for edges pass tuples, or an array (m, 2)")  # fmt: skip
+    require(
+        ENTRY_BYTES * header.entries <= size,
+        path.name,
+        "hold as many entries as its header says",
+        f"{header.entries:,} in {size:,} bytes",
+    )
+    require(
+        header.rows == header.columns,
+        "an adjacency matrix",
+        "be square",
+        f"shape {header.rows, header.columns}",
+        "for edges pass tuples, or an array (m, 2)",
+    )
     if not header.dense:
         _require_nodes(header.rows, path)
     matrix, _ = adjacency_of(market_entries(path, header), rules, header.rows)
@@ -274,15 +335,25 @@ def _market(path: Path, rules: Rules, name: str) -> Graph:
 def _require_nodes(count: int, path: Path) -> None:
     """Refuse a sparse matrix that says it has so many rows that isolated nodes alone would fill the memory."""
     most = unpacked_size(path.stat().st_size) // NODE_BYTES
-    require(count <= most, path.name, f"have at most {most:,} nodes, for its size", f"{count:,}",
-            "take out the isolated nodes")  # fmt: skip
+    require(
+        count <= most,
+        path.name,
+        f"have at most {most:,} nodes, for its size",
+        f"{count:,}",
+        "take out the isolated nodes",
+    )
 
 
 def _matrix(matrix: Any, rules: Rules, name: str) -> Graph:
     """An adjacency matrix, dense or sparse: its entries are the edges, each in its direction."""
     shape = tuple(matrix.shape)
-    require(len(shape) == 2 and shape[0] == shape[1], "an adjacency matrix", "be square", f"shape {shape}",
-            "for edges pass tuples, or an array (m, 2)")  # fmt: skip
+    require(
+        len(shape) == 2 and shape[0] == shape[1],
+        "an adjacency matrix",
+        "be square",
+        f"shape {shape}",
+        "for edges pass tuples, or an array (m, 2)",
+    )
     require(not np.iscomplexobj(matrix), "an adjacency matrix", "be real", str(matrix.dtype))
     entries = scipy.sparse.coo_array(matrix)
     chunk: Chunk = entries.row, entries.col, entries.data.astype(np.float64)
@@ -299,13 +370,30 @@ def _rows(source: Any, rules: Rules, name: str) -> Graph:
     listed = not any(isinstance(row, tuple) for row in rows)
     if wide in (2, 3):
         clear = not listed or wide != len(rows)
-        require(clear, "source", "say whether it holds edges or a matrix", f"{wide} lists of {wide}",
-                "pass tuples for edges, np.array(source) for a matrix")  # fmt: skip
+        require(
+            clear,
+            "source",
+            "say whether it holds edges or a matrix",
+            f"{wide} lists of {wide}",
+            "pass tuples for edges, np.array(source) for a matrix",
+        )
         return _edges([tuple(row) for row in rows], rules, name)
-    require(listed, "an edge", "be a tuple (from, to) or (from, to, weight)", describe(rows[0]),
-            "for a matrix pass np.array(source)", TypeError)  # fmt: skip
-    return graph(np.array(rows), weighted=rules.weighted, loops=rules.loops, duplicates=rules.duplicates,
-                 directed=rules.directed, name=name)  # fmt: skip
+    require(
+        listed,
+        "an edge",
+        "be a tuple (from, to) or (from, to, weight)",
+        describe(rows[0]),
+        "for a matrix pass np.array(source)",
+        TypeError,
+    )
+    return graph(
+        np.array(rows),
+        weighted=rules.weighted,
+        loops=rules.loops,
+        duplicates=rules.duplicates,
+        directed=rules.directed,
+        name=name,
+    )
 
 
 def _edges(rows: list[tuple[Any, ...]], rules: Rules, name: str) -> Graph:
@@ -356,8 +444,9 @@ def _networkx(source: Any, rules: Rules, name: str, keys: tuple[str, ...] = ("we
     pairs = np.fromiter(ends, dtype=np.int64, count=2 * count).reshape(-1, 2)
     weights = None
     if rules.weighted and used:
-        weights = np.array([require_number(w, "the weights") for _, _, w in source.edges(data=used[0], default=1.0)],
-                           dtype=np.float64)  # fmt: skip
+        weights = np.array(
+            [require_number(w, "the weights") for _, _, w in source.edges(data=used[0], default=1.0)], dtype=np.float64
+        )
     chunk: Chunk = pairs[:, 0], pairs[:, 1], weights
     matrix, _ = adjacency_of([chunk], rules, len(place), source.is_directed())
     plain = all(node == i for node, i in place.items())

@@ -69,5 +69,11 @@ def graph_moments(graph: Graph, count: int, probes: int | None, seed: int, parti
 
 def require_graph(graph: object) -> None:
     """Refuse what is no ``Graph``."""
-    require(isinstance(graph, Graph), "graph", "be a lambdahat graph", graph, "make one with lh.graphs.graph(source)",
-            TypeError)  # fmt: skip
+    require(
+        isinstance(graph, Graph),
+        "graph",
+        "be a lambdahat graph",
+        graph,
+        "make one with lh.graphs.graph(source)",
+        TypeError,
+    )

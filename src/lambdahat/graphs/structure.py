@@ -58,8 +58,13 @@ class Graph:
         require(n > 1, "the graph", "have at least two nodes", "a single node")
         require(self.names is None or len(self.names) == n, "names", f"have length {n}", self.names)
         require_weights(matrix.data)
-        require(_symmetric(matrix), "adjacency", "be symmetric", "a matrix that is not",
-                'graphs.graph(matrix, directed="max") makes it so')  # fmt: skip
+        require(
+            _symmetric(matrix),
+            "adjacency",
+            "be symmetric",
+            "a matrix that is not",
+            'graphs.graph(matrix, directed="max") makes it so',
+        )
 
     def __len__(self) -> int:
         return int(self.adjacency.shape[0])

@@ -88,11 +88,21 @@ def _layout(path: Path, weighted: bool) -> _Layout:
     header = _is_header(cells[0], cells[-1])
     first = cells[1] if header else cells[0]
     wide = len(first)
-    require(wide >= 2, "a row of the file", "hold two nodes and perhaps a weight", describe(head[-1]),
-            "a missing column, or another separator than spaces, tabs, commas, semicolons?")  # fmt: skip
+    require(
+        wide >= 2,
+        "a row of the file",
+        "hold two nodes and perhaps a weight",
+        describe(head[-1]),
+        "a missing column, or another separator than spaces, tabs, commas, semicolons?",
+    )
     known = wide == 2 or (wide == 3 and (data or _number(first[2]))) or not weighted
-    require(known, "a row of the file", "hold two nodes and perhaps a weight", describe(head[-1]),
-            "write weights with a decimal point, or pass weighted=False to take the first two columns")  # fmt: skip
+    require(
+        known,
+        "a row of the file",
+        "hold two nodes and perhaps a weight",
+        describe(head[-1]),
+        "write weights with a decimal point, or pass weighted=False to take the first two columns",
+    )
     return _Layout(separator, header, _numbers(first[:2]), weighted and wide == 3, wide, data)
 
 
@@ -167,8 +177,10 @@ def _chunks(path: Path, layout: _Layout, table: NameTable) -> Iterator[Chunk]:
             try:
                 edges = read(part, kind, layout, table)
             except ValueError as error:
-                raise ValueError(f"{path.name} must hold {'two nodes and a weight' if layout.heavy else 'two nodes'} "
-                                 f"in every row, got another row after {done:,} rows: {error}") from None  # fmt: skip
+                raise ValueError(
+                    f"{path.name} must hold {'two nodes and a weight' if layout.heavy else 'two nodes'} "
+                    f"in every row, got another row after {done:,} rows: {error}"
+                ) from None
             done += len(edges)
             report("edges read", done)
             yield edges["u"].copy(), edges["v"].copy(), edges["w"].copy() if layout.heavy else None
@@ -185,8 +197,14 @@ def _numbers_of(rows: Iterator[str], kind: Any, layout: _Layout, table: NameTabl
     if layout.data:
         return np.array([_data_edge(row, layout) for row in rows], dtype=kind)
     columns, lines = None if layout.wide == len(kind) else range(len(kind)), list(rows)
-    settings: dict[str, Any] = {"dtype": kind, "delimiter": layout.separator, "comments": None, "quotechar": '"',
-                                "ndmin": 1, "usecols": columns}  # fmt: skip
+    settings: dict[str, Any] = {
+        "dtype": kind,
+        "delimiter": layout.separator,
+        "comments": None,
+        "quotechar": '"',
+        "ndmin": 1,
+        "usecols": columns,
+    }
     try:
         return np.loadtxt(lines, **settings)
     except ValueError:
@@ -263,8 +281,12 @@ def market_header(path: Path) -> MarketHeader:
     known = layout in ("coordinate", "array") and field in MARKET_FIELDS and symmetry in MARKET_SIGNS
     require("complex" not in banner and "hermitian" not in banner, "the matrix", "be real", "a complex one")
     dense = layout == "array"
-    require(known and not (dense and field == "pattern"), path.name, "be a Matrix Market file of a known kind",
-            describe(" ".join(banner)))  # fmt: skip
+    require(
+        known and not (dense and field == "pattern"),
+        path.name,
+        "be a Matrix Market file of a known kind",
+        describe(" ".join(banner)),
+    )
     whole = len(sizes) == 3 - dense and all(re.fullmatch("[0-9]{1,18}", size) for size in sizes)
     require(
         whole, path.name, f"say its {'two' if dense else 'three'} sizes in whole numbers", describe(" ".join(sizes))
@@ -303,8 +325,10 @@ def _market_rows(path: Path, header: MarketHeader, kind: list[tuple[str, Any]]) 
             try:
                 chunk = np.loadtxt(part, dtype=kind, comments=None, ndmin=1)
             except ValueError as error:
-                raise ValueError(f"{path.name} must hold {len(kind)} numbers in every row, got another row after "
-                                 f"{done:,} rows: {error}") from None  # fmt: skip
+                raise ValueError(
+                    f"{path.name} must hold {len(kind)} numbers in every row, got another row after "
+                    f"{done:,} rows: {error}"
+                ) from None
             done += len(chunk)
             report("entries read", done)
             yield chunk

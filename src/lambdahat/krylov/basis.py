@@ -60,8 +60,9 @@ class Basis:
         self.dtype, self.device, self.place, self.dim = dtype, device, place, dim
         host, stored = place == "host", HALF[dtype] if place == "half" else dtype
         stride = _padded(dim) if place == "device" else dim
-        self.rows = torch.empty(capacity, stride, dtype=stored, device="cpu" if host else device,
-                                pin_memory=host and device.type == "cuda")[:, :dim]  # fmt: skip
+        self.rows = torch.empty(
+            capacity, stride, dtype=stored, device="cpu" if host else device, pin_memory=host and device.type == "cuda"
+        )[:, :dim]
         self._whole: dict[int, Tensor] = {}
 
     def __getitem__(self, j: int) -> Tensor:

@@ -36,9 +36,12 @@ class Solution:
 
 @default_context()
 def conjugate_gradients(
-    operator: OperatorLike, rhs: Tensor, tol: float | None = None, max_matvecs: int | None = None,
+    operator: OperatorLike,
+    rhs: Tensor,
+    tol: float | None = None,
+    max_matvecs: int | None = None,
     preconditioner: LinearOperator | None = None,
-) -> Solution:  # fmt: skip
+) -> Solution:
     """Solve A X = B for a positive definite A, each column on its own, all products in blocks.
 
     Hestenes and Stiefel (1952) with float64 scalars; ``max_matvecs`` is per right-hand side (default: 10·P, at most
@@ -99,8 +102,13 @@ class Inverse(LinearOperator):
         found = conjugate_gradients(damped, block, self.tol, self.max_matvecs)
         met, left = found.curvature, float(found.residuals.max())
         require(met > 0, "the operator of inverse", "be positive definite", f"curvature {met:.3g}", "raise damping")
-        require(bool(found.converged.all()), "conjugate gradients", f"reach a residual of {self.tol:g}",
-                f"{left:.2g} after {found.cost} products", "raise max_matvecs, tol or damping")  # fmt: skip
+        require(
+            bool(found.converged.all()),
+            "conjugate gradients",
+            f"reach a residual of {self.tol:g}",
+            f"{left:.2g} after {found.cost} products",
+            "raise max_matvecs, tol or damping",
+        )
         return found.solution.to(self.dtype)
 
 

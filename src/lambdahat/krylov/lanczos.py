@@ -31,8 +31,13 @@ FALL = 0.01  # of β in one step: the end of a Krylov space seen through amplifi
 def require_symmetric(given: OperatorLike, name: str) -> LinearOperator:
     """The operator that a caller of this ``name`` was given, or the matrix as one, which must be symmetric."""
     operator = as_operator(given)
-    require(operator.symmetric, f"the operator of {name}", "be symmetric", repr(operator),
-            "pass its symmetric part, lh.operator((M + M.T) / 2)")  # fmt: skip
+    require(
+        operator.symmetric,
+        f"the operator of {name}",
+        "be symmetric",
+        repr(operator),
+        "pass its symmetric part, lh.operator((M + M.T) / 2)",
+    )
     return operator
 
 
@@ -42,8 +47,9 @@ def require_finite(products: Tensor) -> None:
 
 
 def _require_finite(finite: bool) -> None:
-    require(finite, "a product of the operator", "be finite", "NaN or infinity",
-            "check the loss and the parameters for NaN")  # fmt: skip
+    require(
+        finite, "a product of the operator", "be finite", "NaN or infinity", "check the loss and the parameters for NaN"
+    )
 
 
 def working_dtype(operator: LinearOperator) -> torch.dtype:

@@ -34,8 +34,13 @@ def fit_classical(
     require_positive(tol, "tol")
     count = len(values) - 1
     wanted = _powers(values)
-    require(bool((wanted > 0).all()), "moments", "have positive power moments on the bounds", f"{wanted.min():.3g}",
-            "pass bounds that hold the spectrum")  # fmt: skip
+    require(
+        bool((wanted > 0).all()),
+        "moments",
+        "have positive power moments on the bounds",
+        f"{wanted.min():.3g}",
+        "pass bounds that hold the spectrum",
+    )
     grid = Grid(count)
     powers = polynomial.polyvander((grid.points + 1) / 2, count)
     exponents, exponent = np.zeros(count + 1), np.full(grid.points.size, -1.0)
@@ -57,6 +62,8 @@ def fit_classical(
 def _powers(values: Array) -> Array:
     """Moments of u = (1 + x)/2 from Chebyshev moments of x: uⁿ = 4⁻ⁿ·(C(2n, n) + 2 Σ_k C(2n, n − k) T_k)."""
     count = len(values) - 1
-    table = [[comb(2 * n, n - k) / 4**n * (2 if k else 1) if k <= n else 0.0 for k in range(count + 1)]
-             for n in range(count + 1)]  # fmt: skip
+    table = [
+        [comb(2 * n, n - k) / 4**n * (2 if k else 1) if k <= n else 0.0 for k in range(count + 1)]
+        for n in range(count + 1)
+    ]
     return np.asarray(table) @ values

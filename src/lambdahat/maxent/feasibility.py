@@ -30,9 +30,13 @@ def require_feasible(moments: Array, stderr: Array, hint: str = "") -> None:
         slack += ROUNDING * float(np.abs(predictor).sum())
         off = abs(float(moments[order]) - centre)
         low, high = max(centre - room, -1.0), min(centre + room, 1.0)
-        require(off <= room + slack, "moments", "be those of a positive measure on the bounds",
-                f"{moments[order]:.6g} as Chebyshev moment {order}, where those below it allow [{low:.6g}, {high:.6g}]",
-                "pass bounds that hold the spectrum, and probes all divided by their own zᵀz" + hint)  # fmt: skip
+        require(
+            off <= room + slack,
+            "moments",
+            "be those of a positive measure on the bounds",
+            f"{moments[order]:.6g} as Chebyshev moment {order}, where those below it allow [{low:.6g}, {high:.6g}]",
+            "pass bounds that hold the spectrum, and probes all divided by their own zᵀz" + hint,
+        )
         if room <= slack:
             return
         reflection = (centre - float(moments[order])) / room

@@ -89,8 +89,13 @@ def in_chebyshev(
     require_choice(basis, "basis", BASES)
     require(values.ndim == 1 and values.size >= 2, "moments", "be a 1-D array φ_0 … φ_m with m of at least 1", values)
     require(bool(np.isfinite(values).all()), "moments", "be finite", "NaN or infinity")
-    require(abs(values[0] - 1) <= 1e-6, "moments", "begin with φ_0 = 1", f"{values[0]:.6g}",
-            "divide all of them by it: each probe by its own zᵀz")  # fmt: skip
+    require(
+        abs(values[0] - 1) <= 1e-6,
+        "moments",
+        "begin with φ_0 = 1",
+        f"{values[0]:.6g}",
+        "divide all of them by it: each probe by its own zᵀz",
+    )
     bounds = require_interval(bounds, "bounds")
     if stderr is not None:
         given = _numbers(stderr, "stderr")
@@ -121,8 +126,13 @@ def _mapped(prior: Prior, bounds: tuple[float, float]) -> Callable[[Array], Arra
         places = bounds[0] + (x + 1) / 2 * (bounds[1] - bounds[0])
         readings = np.asarray(function(places), np.float64)
         fine = readings.shape == x.shape and bool((np.isfinite(readings) & (readings > 0)).all())
-        require(fine, "prior", f"be element-wise, finite and above 0 on ({bounds[0]:.3g}, {bounds[1]:.3g})",
-                "other values", "give it a small floor, or narrow the bounds")  # fmt: skip
+        require(
+            fine,
+            "prior",
+            f"be element-wise, finite and above 0 on ({bounds[0]:.3g}, {bounds[1]:.3g})",
+            "other values",
+            "give it a small floor, or narrow the bounds",
+        )
         return np.log(readings)
 
     return log_prior
@@ -164,7 +174,18 @@ def density_of(
     matched = bool((np.abs(residuals) <= np.maximum(10 * tol, errors)).all())
     prior = grid.log_prior - np.log(half) if with_prior else None
     return MaxentDensity(
-        bounds[0] + (grid.points + 1) * half, density, density * relative, 0.0, grid.weights * half, bounds, alpha,
-        values, errors, residuals, prior, solution.penalty, solution.steps,
+        bounds[0] + (grid.points + 1) * half,
+        density,
+        density * relative,
+        0.0,
+        grid.weights * half,
+        bounds,
+        alpha,
+        values,
+        errors,
+        residuals,
+        prior,
+        solution.penalty,
+        solution.steps,
         Status.CONVERGED if matched else Status.MISMATCH,
-    )  # fmt: skip
+    )

@@ -33,7 +33,13 @@ def all_cnn(channels: int = 3, classes: int = 10, dropout: float = 0.0, seed: in
 def _plan(channels: int, classes: int) -> list[tuple[int, int, int, int, int]]:
     """(inputs, outputs, kernel, stride, padding) of each convolution: Table 1 and 2 of Springenberg et al."""
     return [
-        (channels, 96, 3, 1, 1), (96, 96, 3, 1, 1), (96, 96, 3, 2, 1),
-        (96, 192, 3, 1, 1), (192, 192, 3, 1, 1), (192, 192, 3, 2, 1),
-        (192, 192, 3, 1, 0), (192, 192, 1, 1, 0), (192, classes, 1, 1, 0),
-    ]  # fmt: skip
+        (channels, 96, 3, 1, 1),
+        (96, 96, 3, 1, 1),
+        (96, 96, 3, 2, 1),
+        (96, 192, 3, 1, 1),
+        (192, 192, 3, 1, 1),
+        (192, 192, 3, 2, 1),
+        (192, 192, 3, 1, 0),
+        (192, 192, 1, 1, 0),
+        (192, classes, 1, 1, 0),
+    ]

@@ -18,9 +18,18 @@ def lenet5(channels: int = 1, classes: int = 10, seed: int = 0) -> nn.Sequential
     """
     with torch.device("meta"):  # the layers' own initialisation would draw from the global generator
         model = nn.Sequential(
-            nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes),
-        )  # fmt: skip
+            nn.Conv2d(channels, 6, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(400, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, classes),
+        )
     initialize(model, seed, "lenet5")
     return model

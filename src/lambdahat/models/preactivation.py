@@ -18,10 +18,16 @@ class Bottleneck(nn.Module):
         super().__init__()
         outputs = EXPANSION * width
         self.branch = nn.Sequential(
-            nn.BatchNorm2d(inputs), nn.ReLU(), nn.Conv2d(inputs, width, 1, bias=False),
-            nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, outputs, 1, bias=False),
-        )  # fmt: skip
+            nn.BatchNorm2d(inputs),
+            nn.ReLU(),
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, outputs, 1, bias=False),
+        )
         same = stride == 1 and inputs == outputs
         self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 

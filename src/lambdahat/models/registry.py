@@ -44,9 +44,13 @@ class Entry:
 
 
 def _perceptron(
-    inputs: int, classes: int, widths: Sequence[int] = (128,), activation: str = "relu", dropout: float = 0.0,
+    inputs: int,
+    classes: int,
+    widths: Sequence[int] = (128,),
+    activation: str = "relu",
+    dropout: float = 0.0,
     seed: int = 0,
-) -> nn.Sequential:  # fmt: skip
+) -> nn.Sequential:
     return mlp([inputs, *widths, classes], activation, seed, dropout)
 
 

@@ -17,10 +17,15 @@ class Bottleneck(nn.Module):
     def __init__(self, inputs: int, inner: int, outputs: int, stride: int, groups: int = 1) -> None:
         super().__init__()
         self.branch = nn.Sequential(
-            nn.Conv2d(inputs, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(),
-            nn.Conv2d(inner, inner, 3, stride, 1, groups=groups, bias=False), nn.BatchNorm2d(inner), nn.ReLU(),
-            nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
-        )  # fmt: skip
+            nn.Conv2d(inputs, inner, 1, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.ReLU(),
+            nn.Conv2d(inner, inner, 3, stride, 1, groups=groups, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.ReLU(),
+            nn.Conv2d(inner, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))

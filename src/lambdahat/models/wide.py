@@ -16,10 +16,14 @@ class WideBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, bias: bool, dropout: float) -> None:
         super().__init__()
         self.branch = nn.Sequential(
-            nn.BatchNorm2d(inputs), nn.ReLU(), nn.Conv2d(inputs, outputs, 3, 1, 1, bias=bias),
+            nn.BatchNorm2d(inputs),
+            nn.ReLU(),
+            nn.Conv2d(inputs, outputs, 3, 1, 1, bias=bias),
             *(make() for make in dropouts(dropout)),
-            nn.BatchNorm2d(outputs), nn.ReLU(), nn.Conv2d(outputs, outputs, 3, stride, 1, bias=bias),
-        )  # fmt: skip
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, stride, 1, bias=bias),
+        )
         same = stride == 1 and inputs == outputs
         self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=bias)
 

@@ -38,14 +38,19 @@ def xor_network(
     322
     """
     require_count(width, "width")
-    return _drawn([nn.Linear(2, width, device="meta")], nn.Linear(width, 2, device="meta"),
-                  activation, variance, dropout, seed)  # fmt: skip
+    return _drawn(
+        [nn.Linear(2, width, device="meta")], nn.Linear(width, 2, device="meta"), activation, variance, dropout, seed
+    )
 
 
 def xord_network(
-    pairs: int = 5, width: int = 32, activation: str = "tanh", variance: float = 0.4, dropout: float = 0.0,
+    pairs: int = 5,
+    width: int = 32,
+    activation: str = "tanh",
+    variance: float = 0.4,
+    dropout: float = 0.0,
     seed: int = 0,
-) -> nn.Sequential:  # fmt: skip
+) -> nn.Sequential:
     """``width`` filters of size and stride 2, so that each sees one pair at a time, and one linear output (Fig. 4.5).
 
     >>> tuple(xord_network()(torch.ones(3, 10)).shape)

@@ -72,8 +72,13 @@ class LinearOperator(ABC):
 
     def _apply_adjoint(self, block: Tensor) -> Tensor:
         """Aᵀ @ block, for products from the left."""
-        require(self.symmetric, "the operator right of @", "be symmetric, or a matrix with entries", repr(self),
-                "its transpose is not known")  # fmt: skip
+        require(
+            self.symmetric,
+            "the operator right of @",
+            "be symmetric, or a matrix with entries",
+            repr(self),
+            "its transpose is not known",
+        )
         return self._apply(block)
 
     def _multiply(self, other: Any) -> Tensor:
@@ -104,8 +109,13 @@ class LinearOperator(ABC):
     def _require_factor(self, block: Tensor, side: str) -> None:
         name = f"the {side}-hand side of @"
         require(block.is_floating_point(), name, "be real floating point", str(block.dtype))
-        require(block.device == self.device, name, f"be on {self.device}", str(block.device),
-                "move it with .to(operator.device)")  # fmt: skip
+        require(
+            block.device == self.device,
+            name,
+            f"be on {self.device}",
+            str(block.device),
+            "move it with .to(operator.device)",
+        )
 
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, LinearOperator):
@@ -130,17 +140,29 @@ class LinearOperator(ABC):
         That dimension is the last right of the operator and the first left of it.
         """
         name = f"the {side}-hand side of @"
-        require(self.space is not None, name, f"be one tensor of {self.dim} rows",
-                f"a {type(given).__name__} of tensors",
-                "the operator has no named parameters: join them by torch.cat")  # fmt: skip
+        require(
+            self.space is not None,
+            name,
+            f"be one tensor of {self.dim} rows",
+            f"a {type(given).__name__} of tensors",
+            "the operator has no named parameters: join them by torch.cat",
+        )
         space = self._named_space()
         if isinstance(given, Mapping):
             wrong = sorted(set(space.names) ^ set(given), key=str)
-            require(not wrong, name, "hold a tensor for every parameter of the operator",
-                    f"{', '.join(map(str, wrong[:5]))} on one side alone")  # fmt: skip
+            require(
+                not wrong,
+                name,
+                "hold a tensor for every parameter of the operator",
+                f"{', '.join(map(str, wrong[:5]))} on one side alone",
+            )
             given = [given[key] for key in space.names]
-        require(len(given) == len(space.names), name, f"hold {len(space.names)} tensors, one for each parameter",
-                f"{len(given)}")  # fmt: skip
+        require(
+            len(given) == len(space.names),
+            name,
+            f"hold {len(space.names)} tensors, one for each parameter",
+            f"{len(given)}",
+        )
         parts = [read_array(part, f"{name}, at {key!r},") for key, part in zip(space.names, given, strict=True)]
         extra = parts[0].ndim - len(space.shapes[0])
         rows = []
@@ -295,12 +317,18 @@ class LinearOperator(ABC):
 
         adjoint = multiply if self.symmetric else None
         kind = torch.empty(0, dtype=self.dtype).numpy().dtype
-        return ScipyLinearOperator(shape=self.shape, dtype=kind, matvec=multiply, matmat=multiply,
-                                   rmatvec=adjoint, rmatmat=adjoint)  # fmt: skip
+        return ScipyLinearOperator(
+            shape=self.shape, dtype=kind, matvec=multiply, matmat=multiply, rmatvec=adjoint, rmatmat=adjoint
+        )
 
     def _named_space(self) -> Space:
-        require(self.space is not None, "the operator", "have named parameters", repr(self),
-                "select by index instead: restrict([0, 1, …])")  # fmt: skip
+        require(
+            self.space is not None,
+            "the operator",
+            "have named parameters",
+            repr(self),
+            "select by index instead: restrict([0, 1, …])",
+        )
         assert self.space is not None
         return self.space
 
@@ -316,9 +344,13 @@ class LinearOperator(ABC):
             return space.indices(names).to(self.device), space.subspace(names)
         indices = torch.as_tensor(which, device=self.device)
         whole = not (indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool)
-        require(indices.ndim == 1 and indices.numel() > 0 and whole, "which",
-                "be names or a non-empty 1-D list of integers", f"{indices.dtype} of shape {tuple(indices.shape)}",
-                "for a mask pass mask.nonzero().flatten()")  # fmt: skip
+        require(
+            indices.ndim == 1 and indices.numel() > 0 and whole,
+            "which",
+            "be names or a non-empty 1-D list of integers",
+            f"{indices.dtype} of shape {tuple(indices.shape)}",
+            "for a mask pass mask.nonzero().flatten()",
+        )
         low, high = int(indices.min()), int(indices.max())
         require(0 <= low and high < self.dim, "which", f"hold indices in [0, {self.dim - 1}]", f"{low} … {high}")
         require(len(indices.unique()) == len(indices), "which", "hold each index once", "repeated indices")
@@ -364,10 +396,13 @@ class Sum(LinearOperator):
     def __init__(self, first: LinearOperator, second: LinearOperator) -> None:
         _require_same_order(first, second, "+")
         super().__init__(
-            first.dim, torch.promote_types(first.dtype, second.dtype), first.device,
-            symmetric=first.symmetric and second.symmetric, psd=first.psd and second.psd,
+            first.dim,
+            torch.promote_types(first.dtype, second.dtype),
+            first.device,
+            symmetric=first.symmetric and second.symmetric,
+            psd=first.psd and second.psd,
             space=first.space or second.space,
-        )  # fmt: skip
+        )
         self.first, self.second = first, second
 
     def _apply(self, block: Tensor) -> Tensor:
@@ -424,8 +459,14 @@ class Scaled(LinearOperator):
 
     def __init__(self, inner: LinearOperator, factor: float) -> None:
         require(np.isfinite(factor), "the factor", "be finite", repr(factor))
-        super().__init__(inner.dim, inner.dtype, inner.device, symmetric=inner.symmetric,
-                         psd=inner.psd and factor >= 0, space=inner.space)  # fmt: skip
+        super().__init__(
+            inner.dim,
+            inner.dtype,
+            inner.device,
+            symmetric=inner.symmetric,
+            psd=inner.psd and factor >= 0,
+            space=inner.space,
+        )
         self.inner, self.factor = inner, factor
 
     def _apply(self, block: Tensor) -> Tensor:
@@ -601,8 +642,14 @@ class Product(LinearOperator):
     def __init__(self, first: LinearOperator, second: LinearOperator) -> None:
         _require_same_order(first, second, "@")
         square = first is second and first.symmetric
-        super().__init__(first.dim, torch.promote_types(first.dtype, second.dtype), first.device,
-                         symmetric=square, psd=square, space=first.space)  # fmt: skip
+        super().__init__(
+            first.dim,
+            torch.promote_types(first.dtype, second.dtype),
+            first.device,
+            symmetric=square,
+            psd=square,
+            space=first.space,
+        )
         self.first, self.second = first, second
 
     def _apply(self, block: Tensor) -> Tensor:
@@ -761,5 +808,9 @@ def _near(operator: LinearOperator) -> LinearOperator | None:
 def _require_same_order(first: LinearOperator, second: LinearOperator, sign: str) -> None:
     same = first.dim == second.dim
     require(same, f"the operators of {sign}", "have the same order", f"{first.dim} and {second.dim}")
-    require(first.device == second.device, f"the operators of {sign}", "be on one device",
-            f"{first.device} and {second.device}")  # fmt: skip
+    require(
+        first.device == second.device,
+        f"the operators of {sign}",
+        "be on one device",
+        f"{first.device} and {second.device}",
+    )

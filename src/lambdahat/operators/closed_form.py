@@ -158,8 +158,10 @@ def accumulate(
             if rest:
                 squares |= _sample_squares(problem, leaves, batch, factors, rest, diagonal)
             if squares:
-                parts = [squares[name].reshape(-1) if name in squares else total.new_zeros(size)
-                         for name, size in zip(leaves, sizes, strict=True)]  # fmt: skip
+                parts = [
+                    squares[name].reshape(-1) if name in squares else total.new_zeros(size)
+                    for name, size in zip(leaves, sizes, strict=True)
+                ]
                 total.add_(torch.cat(parts), alpha=share)
     return problem.ranks.sum(total, "the squares of a trace")
 

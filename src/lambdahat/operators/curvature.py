@@ -465,8 +465,13 @@ def fisher(
     problem = problem.with_output("the Fisher")
     loss = problem.loss_function
     assert loss is not None
-    require(loss.predictive, "loss", "be a negative log-likelihood for the Fisher", repr(loss.name),
-            f'use one of {", ".join(NAMED)}, kind="empirical", or lh.ggn(problem), which takes any loss')  # fmt: skip
+    require(
+        loss.predictive,
+        "loss",
+        "be a negative log-likelihood for the Fisher",
+        repr(loss.name),
+        f'use one of {", ".join(NAMED)}, kind="empirical", or lh.ggn(problem), which takes any loss',
+    )
     if kind == "exact" and loss.likelihood:
         return ggn(problem, mode=mode, memory=memory)
     if kind == "exact":
@@ -494,5 +499,11 @@ def gradient_covariance(
 
 
 def _require_problem(problem: Any) -> None:
-    require(isinstance(problem, Problem), "problem", "be a lambdahat.Problem", problem,
-            "make one with lh.Problem(model, loss, data)", TypeError)  # fmt: skip
+    require(
+        isinstance(problem, Problem),
+        "problem",
+        "be a lambdahat.Problem",
+        problem,
+        "make one with lh.Problem(model, loss, data)",
+        TypeError,
+    )

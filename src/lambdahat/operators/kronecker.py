@@ -243,8 +243,13 @@ class KFACInverse(LinearOperator):
         values = {label: part.damped(damping, factored) for label, part in kfac.blocks.items()}
         singular = not damping and any(part.singular for part in kfac.blocks.values())
         least = 0.0 if singular else min(float(value.min()) for value in values.values())
-        require(least > 0, "damping", "make the operator positive definite", repr(damping),
-                f"its smallest eigenvalue is {least:.3g}: raise damping")  # fmt: skip
+        require(
+            least > 0,
+            "damping",
+            "make the operator positive definite",
+            repr(damping),
+            f"its smallest eigenvalue is {least:.3g}: raise damping",
+        )
         self._values = {label: value.reciprocal() for label, value in values.items()}
 
     def _apply(self, block: Tensor) -> Tensor:
@@ -296,8 +301,13 @@ def kfac(
     require_count(seed, "seed", least=0)
     require(samples == 1 or kind == "monte_carlo", "samples", 'be left out unless kind is "monte_carlo"', samples)
     problem = problem.with_output("KFAC")
-    require(problem.norm != "train", "norm", 'be "eval" or "frozen" for KFAC (batch statistics mix the samples)',
-            '"train"', 'use norm="eval" and problem.refresh_statistics()')  # fmt: skip
+    require(
+        problem.norm != "train",
+        "norm",
+        'be "eval" or "frozen" for KFAC (batch statistics mix the samples)',
+        '"train"',
+        'use norm="eval" and problem.refresh_statistics()',
+    )
     fisher, dtype = Fisher(kind, samples, seed), _dtype(problem)
     layers, reasons = find_layers(problem)
     if problem.memory is not None:
@@ -305,9 +315,13 @@ def kfac(
         _require_memory((1 - PASS) * problem.memory, need, "its Kronecker factors")
     factors, diagonals, shared = moments(problem, layers, tuple(reasons), fisher, sharing, dtype)
     for name, parts in {**factors, **{name: (part,) for name, part in diagonals.items()}}.items():
-        require(all(bool(part.isfinite().all()) for part in parts), "the Fisher", "be finite",
-                f"NaN or infinity at {name!r}",
-                "look for a root, a log or a quotient at 0 in the model and the loss")  # fmt: skip
+        require(
+            all(bool(part.isfinite().all()) for part in parts),
+            "the Fisher",
+            "be finite",
+            f"NaN or infinity at {name!r}",
+            "look for a root, a log or a quotient at 0 in the model and the loss",
+        )
     kronecker = {layer.name: KroneckerBlock(layer.names, layer.indices, *factors[layer.name]) for layer in layers}
     if correction:
         bases = {label: (block.basis[1].to(dtype), block.basis[3].to(dtype)) for label, block in kronecker.items()}

@@ -154,8 +154,13 @@ class Fisher:
             slopes = empirical_residuals(problem)(fixed, batch)[0]
             return iter([slopes[0] if isinstance(output, Tensor) else joined(slopes)])
         if self.kind == "monte_carlo":
-            require(loss.predictive, "kind", f'be "exact" or "empirical" for the loss {loss.name!r}', '"monte_carlo"',
-                    "it has no distribution to draw targets from")  # fmt: skip
+            require(
+                loss.predictive,
+                "kind",
+                f'be "exact" or "empirical" for the loss {loss.name!r}',
+                '"monte_carlo"',
+                "it has no distribution to draw targets from",
+            )
             drawn = (loss.random_factors(fixed, target, rng) for _ in range(self.samples))
             root = math.sqrt(self.samples)
             return ((draw[0] if isinstance(output, Tensor) else joined(draw)) / root for draw in drawn)
@@ -166,8 +171,12 @@ class Fisher:
         else:
             closed = loss.each_factor(fixed, target)
             count, each = closed if closed is not None else positive_factors(problem, fixed, batch)
-        require(count <= MOST_PASSES, "kind", f'be "monte_carlo" or "empirical" where "exact" takes more than '
-                f"{MOST_PASSES} backward passes for a batch", f'"exact", which takes {count}')  # fmt: skip
+        require(
+            count <= MOST_PASSES,
+            "kind",
+            f'be "monte_carlo" or "empirical" where "exact" takes more than {MOST_PASSES} backward passes for a batch',
+            f'"exact", which takes {count}',
+        )
         return each
 
 
@@ -215,9 +224,11 @@ def find_layers(problem: Problem) -> tuple[list[Layer], dict[str, str]]:
     tied = {names[0] for names in aliases.values() if len(names) > 1}
     reasons = {name: "tied" if name in tied else "not in a linear or convolution layer" for name in problem.space.names}
     candidates = [
-        layer for name, module in model.named_modules() if isinstance(module, (nn.Linear, *CONVOLUTIONS))
+        layer
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, *CONVOLUTIONS))
         if (layer := _layer(problem, name, module, tied)) is not None
-    ]  # fmt: skip
+    ]
     unfit = _probe(problem, candidates)
     for layer in candidates:
         for name in layer.names:
@@ -255,9 +266,10 @@ def _probe(problem: Problem, layers: Sequence[Layer]) -> dict[str, str]:
     grads = [g + h for g, h in zip(*pulled, strict=True)]
     flat = problem.space.flatten(dict(zip(leaves, grads[len(calls) :], strict=True)))
     shared = {
-        call.layer.name for call, g, h in zip(calls, *pulled, strict=False)
+        call.layer.name
+        for call, g, h in zip(calls, *pulled, strict=False)
         if bool(((call.layer.outputs(g) != 0).any(-1) & (call.layer.outputs(h) != 0).any(-1)).any())
-    }  # fmt: skip
+    }
     unfit = {}
     for layer in layers:
         own = [(call, grad) for call, grad in zip(calls, grads, strict=False) if call.layer is layer]
@@ -363,8 +375,13 @@ def _add_squares(
 def _require_samples_first(calls: Sequence[Call], batch: Batch, what: str, cure: str) -> None:
     for call in calls:
         first = call.x.shape[0] == call.y.shape[0] == batch.size
-        require(first, f"the input of layer {call.layer.name!r}", f"have the {batch.size} samples first", call.x,
-                f"{what} needs it: use {cure}, or put the batch first")  # fmt: skip
+        require(
+            first,
+            f"the input of layer {call.layer.name!r}",
+            f"have the {batch.size} samples first",
+            call.x,
+            f"{what} needs it: use {cure}, or put the batch first",
+        )
 
 
 def _gram(rows: Tensor) -> Tensor:

@@ -309,8 +309,13 @@ def hessian_map(problem: Problem) -> Callable[[Any, Batch], OutputMap]:
         value = problem.output_loss(tree_unflatten(points, spec), batch)
         slopes = torch.autograd.grad(value, live, create_graph=True, materialize_grads=True)
         curved = [i for i, slope in enumerate(slopes) if slope.requires_grad]
-        require(bool(curved), "loss", "be curved in the model's output for a Gauss–Newton product",
-                "one that is linear in it", 'return logits from the model and use "cross_entropy"')  # fmt: skip
+        require(
+            bool(curved),
+            "loss",
+            "be curved in the model's output for a Gauss–Newton product",
+            "one that is linear in it",
+            'return logits from the model and use "cross_entropy"',
+        )
         return lambda u: _pull([slopes[i] for i in curved], live, [u[i] for i in curved], False)
 
     return make

@@ -114,8 +114,13 @@ def require_separable(problem: Problem) -> None:
     Targets that do not count leave a sample less weight in the mean. That is right where its gradient is taken within
     the batch; a loss without an output is differentiated sample by sample, so that there the weights must be even.
     """
-    require(problem.norm != "train", "norm", 'be "eval" or "frozen" for per-sample gradients', '"train"',
-            "batch statistics couple the samples")  # fmt: skip
+    require(
+        problem.norm != "train",
+        "norm",
+        'be "eval" or "frozen" for per-sample gradients',
+        '"train"',
+        "batch statistics couple the samples",
+    )
     first, parameters = problem.batches.first(), problem.named(problem.vector)
     few = take(first, slice(PROBE))
     singles = [take(few, slice(i, i + 1)) for i in range(few.size)]
@@ -123,8 +128,13 @@ def require_separable(problem: Problem) -> None:
     if even:
         each = terms(singles[0])
         alike = all(terms(batch) == each * batch.size for batch in problem.batches)
-        require(alike, "the labels", "have as many that count (not −100) in every sample for per-sample gradients",
-                "samples of uneven weight", 'use loss="cross_entropy", or samples of one length')  # fmt: skip
+        require(
+            alike,
+            "the labels",
+            "have as many that count (not −100) in every sample for per-sample gradients",
+            "samples of uneven weight",
+            'use loss="cross_entropy", or samples of one length',
+        )
     shares = torch.tensor([1.0 if even else terms(single) for single in singles], dtype=torch.float64)
     try:
         with torch.no_grad(), twice_differentiable():
@@ -135,9 +145,13 @@ def require_separable(problem: Problem) -> None:
     alone = torch.tensor([float(loss) for loss in found], dtype=torch.float64)
     mean = float(torch.where(shares > 0, shares * alone, 0.0).sum() / shares.sum().clamp(min=1e-300))
     close = abs(together - mean) <= tolerance(problem) * (1.0 + float(alone.abs().nan_to_num().max()))
-    require(close, "the loss of a batch", "be the mean of its samples' own losses for per-sample gradients",
-            f"{together:.6g}, and {mean:.6g} from single samples",
-            "a loss that compares samples, or gives them uneven weights, has none")  # fmt: skip
+    require(
+        close,
+        "the loss of a batch",
+        "be the mean of its samples' own losses for per-sample gradients",
+        f"{together:.6g}, and {mean:.6g} from single samples",
+        "a loss that compares samples, or gives them uneven weights, has none",
+    )
 
 
 def why_no_factors(few: Few) -> str:
@@ -186,8 +200,13 @@ def positive_factors(problem: Problem, output: Any, batch: Batch) -> tuple[int, 
     single = isinstance(output, Tensor) and output.ndim > 0 and len(output) == batch.size
     require(single, "the model's output", f"be one tensor for KFAC with the loss {loss.name!r}", output, cure)
     width = output[0].numel()
-    require(width <= WIDEST_CUSTOM, "kind", f'be "empirical" for the loss {loss.name!r}, which has no closed form, of '
-            f"more than {WIDEST_CUSTOM} outputs", f'"exact" of {width} outputs', cure)  # fmt: skip
+    require(
+        width <= WIDEST_CUSTOM,
+        "kind",
+        f'be "empirical" for the loss {loss.name!r}, which has no closed form, of more than {WIDEST_CUSTOM} outputs',
+        f'"exact" of {width} outputs',
+        cure,
+    )
     require(_loss_separates(problem, output, batch), "loss", "be a sum over samples for KFAC", repr(loss.name), cure)
     factors, signs = _by_eigenvectors(problem, output, batch)
     sizes = factors.reshape(*signs.shape, -1).square().sum(dim=2)

@@ -234,5 +234,7 @@ def _bent(
     norms = torch._foreach_norm([of[name].detach() for of in (bends, slopes, directions) for name in bends])
     rows = zip(*torch.stack(norms).view(3, -1).tolist(), strict=True)
     eps = [torch.finfo(leaves[name].dtype).eps for name in bends]
-    return {name: (bend, rounding * slope * length)
-            for name, rounding, (bend, slope, length) in zip(bends, eps, rows, strict=True)}  # fmt: skip
+    return {
+        name: (bend, rounding * slope * length)
+        for name, rounding, (bend, slope, length) in zip(bends, eps, rows, strict=True)
+    }

@@ -71,15 +71,19 @@ def _disagreement(
         slopes = mixed.slopes | unused
         hidden = _Hidden(leaves, slopes, bends, generator(0, "hidden curvature", device=mixed.mix.device))
         for group in groups:
-            checks += [([owner(name)], _single_check(leaves[name], slopes[name], squares[name]))
-                       for name in _singles(group, own, squares)]  # fmt: skip
+            checks += [
+                ([owner(name)], _single_check(leaves[name], slopes[name], squares[name]))
+                for name in _singles(group, own, squares)
+            ]
             checks.append((group, hidden.check([own[prefix] for prefix in group])))
         if sum(map(len, groups)) < len(layers.order):
             rng = generator(0, "stretches", device=mixed.mix.device)
             for stretch in layers.stretches():
                 points = {name: leaves[name] for name in own[stretch.layer]}
-                checks += [([stretch.layer], _stretch_check(stretch, part.output, mixed.mix, points, rng))
-                           for _ in range(DRAWS)]  # fmt: skip
+                checks += [
+                    ([stretch.layer], _stretch_check(stretch, part.output, mixed.mix, points, rng))
+                    for _ in range(DRAWS)
+                ]
     except (RuntimeError, NotImplementedError):  # an operation that can be differentiated only once
         pass
     wrong = _failing([check for _, check in checks], allowed)

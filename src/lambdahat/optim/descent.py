@@ -93,8 +93,13 @@ class Descent(Optimizer):
         parameters = self.all_parameters()
         shapes = tuple(tuple(parameter.shape) for parameter in parameters)
         cure = "make it of the model in training, with the parameters in the order of the optimiser's groups"
-        require(problem.space.shapes == shapes, "problem", f"have parameters of shapes {list(shapes)}",
-                describe(list(problem.space.shapes)), cure)  # fmt: skip
+        require(
+            problem.space.shapes == shapes,
+            "problem",
+            f"have parameters of shapes {list(shapes)}",
+            describe(list(problem.space.shapes)),
+            cure,
+        )
         here = torch.cat([parameter.detach().to(problem.device, problem.dtype).reshape(-1) for parameter in parameters])
         same = torch.equal(here, problem.vector)
         require(same, "problem", "be at the optimiser's present parameters", "other values", cure)
@@ -113,8 +118,11 @@ class Descent(Optimizer):
 
     def _buffers(self, parameters: list[Tensor], steps: list[Tensor], momentum: float) -> list[Tensor]:
         """b ← μ b + d, or d where there is no b yet."""
-        begun = [(parameter, d) for parameter, d in zip(parameters, steps, strict=True)
-                 if "momentum_buffer" in self.state[parameter]]  # fmt: skip
+        begun = [
+            (parameter, d)
+            for parameter, d in zip(parameters, steps, strict=True)
+            if "momentum_buffer" in self.state[parameter]
+        ]
         if begun:
             old = [self.state[parameter]["momentum_buffer"] for parameter, _ in begun]
             torch._foreach_mul_(old, momentum)

@@ -56,8 +56,17 @@ class ExactNGD(Descent):
         self.tol, self.max_matvecs = tol, max_matvecs
         self.seed = require_count(seed, "seed", least=0)
         self._operator: LinearOperator | None = None
-        settings = {"lr": lr, "alpha": alpha, "epsilon": epsilon, "every": every, "momentum": momentum,
-                    "weight_decay": weight_decay, "step": 0, "observed": -1, "damping": 0.0}  # fmt: skip
+        settings = {
+            "lr": lr,
+            "alpha": alpha,
+            "epsilon": epsilon,
+            "every": every,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "step": 0,
+            "observed": -1,
+            "damping": 0.0,
+        }
         super().__init__(params, settings)
         self.update_norm: Tensor | None = None
 
@@ -90,8 +99,13 @@ class ExactNGD(Descent):
         seed = derived_seed(self.seed, "exact ngd", group["step"])
         operator = fisher_of(problem, self.fisher, seed=seed)
         if self.solver == "dense":
-            require(size <= MOST_PARAMETERS, "solver", f'be "cg" beyond {MOST_PARAMETERS} parameters',
-                    f'"dense" for {size}', "or use NGD")  # fmt: skip
+            require(
+                size <= MOST_PARAMETERS,
+                "solver",
+                f'be "cg" beyond {MOST_PARAMETERS} parameters',
+                f'"dense" for {size}',
+                "or use NGD",
+            )
             matrix = operator.dense().double()
             group["damping"] = _damping(float(matrix.trace()), size, group)
             self.state[self.all_parameters()[0]]["factor"] = _factor(matrix, group["damping"])
@@ -101,8 +115,14 @@ class ExactNGD(Descent):
 
     def directions(self) -> Directions:
         """(F + κI)⁻¹ times the gradients, which are 0 where there are none."""
-        require(not self.due, "observe(problem)", "be called before this step", "no observation",
-                "if optimizer.due: optimizer.observe(problem)", RuntimeError)  # fmt: skip
+        require(
+            not self.due,
+            "observe(problem)",
+            "be called before this step",
+            "no observation",
+            "if optimizer.due: optimizer.observe(problem)",
+            RuntimeError,
+        )
         found, parameters = self.gradients(), self.all_parameters()
         whole = torch.cat([found.get(parameter, torch.zeros_like(parameter)).reshape(-1) for parameter in parameters])
         step = self._solved(whole).to(whole)

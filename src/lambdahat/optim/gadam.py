@@ -67,8 +67,19 @@ class GadamX(Gadam):
         amsgrad: bool = True,
         form: str = "adamw",
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, average_start=average_start, average_every=average_every,
-                         patience=patience, p=p, amsgrad=amsgrad, form=form)  # fmt: skip
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            average_start=average_start,
+            average_every=average_every,
+            patience=patience,
+            p=p,
+            amsgrad=amsgrad,
+            form=form,
+        )
 
 
 class GadamAuto(Gadam):

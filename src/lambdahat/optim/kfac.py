@@ -67,8 +67,14 @@ class KFAC(Descent):
         scaler: Any = None,
         seed: int = 0,
     ) -> None:
-        require(isinstance(model, nn.Module), "model", "be a torch.nn.Module", model,
-                "KFAC hooks its layers; pass parameter groups as parameters=", TypeError)  # fmt: skip
+        require(
+            isinstance(model, nn.Module),
+            "model",
+            "be a torch.nn.Module",
+            model,
+            "KFAC hooks its layers; pass parameter groups as parameters=",
+            TypeError,
+        )
         require_choice(kind, "kind", KINDS)
         require_choice(fisher, "fisher", FISHERS)
         require_choice(sharing, "sharing", ("expand", "reduce"))
@@ -76,9 +82,18 @@ class KFAC(Descent):
         self.kind, self.fisher, self.scaler = kind, fisher, scaler
         self.rank = None if rank is None else require_count(rank, "rank")
         self.seed = require_count(seed, "seed", least=0)
-        settings = {"lr": lr, "damping": damping, "decay": decay, "factor_every": factor_every,
-                    "inverse_every": inverse_every, "momentum": momentum, "weight_decay": weight_decay,
-                    "kl_clip": kl_clip, "step": 0, "observed": -1}  # fmt: skip
+        settings = {
+            "lr": lr,
+            "damping": damping,
+            "decay": decay,
+            "factor_every": factor_every,
+            "inverse_every": inverse_every,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "kl_clip": kl_clip,
+            "step": 0,
+            "observed": -1,
+        }
         self.model, self.sharing = model, sharing
         free = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.update_norm: Tensor | None = None
@@ -117,12 +132,23 @@ class KFAC(Descent):
 
     def observe(self, problem: Problem) -> None:
         """Measure the moments on a problem of the same model and parameters."""
-        require(self.fisher != "empirical", "fisher", 'be "monte_carlo" or "exact" for observe', '"empirical"',
-                "the empirical Fisher comes from training's own backward passes")  # fmt: skip
+        require(
+            self.fisher != "empirical",
+            "fisher",
+            'be "monte_carlo" or "exact" for observe',
+            '"empirical"',
+            "the empirical Fisher comes from training's own backward passes",
+        )
         self.require_same_point(problem)
         problem = problem.with_output("KFAC")
-        require(problem.model is not None, "problem", "be made of a model for KFAC", "one made by from_function",
-                "KFAC needs its layers", TypeError)  # fmt: skip
+        require(
+            problem.model is not None,
+            "problem",
+            "be made of a model for KFAC",
+            "one made by from_function",
+            "KFAC needs its layers",
+            TypeError,
+        )
         group = self.param_groups[0]
         fisher = Fisher(self.fisher, 1, derived_seed(self.seed, "kfac", group["step"]))
         for layer, sums in zip(self.layers, self._measure(problem, fisher), strict=True):
@@ -237,8 +263,9 @@ class KFAC(Descent):
                 output = joined(output)
             watched, forward_pass = [y for _, _, y in calls], object()
             for number, vector in enumerate(vectors):
-                grads = torch.autograd.grad(output, watched, vector * (weight / batch.size), retain_graph=True,
-                                            materialize_grads=True)  # fmt: skip
+                grads = torch.autograd.grad(
+                    output, watched, vector * (weight / batch.size), retain_graph=True, materialize_grads=True
+                )
                 for (index, x, _), g in zip(calls, grads, strict=True):
                     self._collect(sums[index], index, x, g, batch.size, forward_pass, inputs=number == 0)
         return sums
@@ -258,8 +285,10 @@ class KFAC(Descent):
 
         assert problem.model is not None
         modules = dict(problem.model.named_modules())
-        handles = [modules[layer.name].register_forward_hook(keep(index), with_kwargs=True)
-                   for index, layer in enumerate(self.layers)]  # fmt: skip
+        handles = [
+            modules[layer.name].register_forward_hook(keep(index), with_kwargs=True)
+            for index, layer in enumerate(self.layers)
+        ]
         try:
             return problem.output(parameters, batch), calls
         finally:
@@ -269,8 +298,14 @@ class KFAC(Descent):
     def _update(self) -> None:
         """Mix what the hooks recorded into the running moments."""
         seen = not self.layers or any(sums.samples for sums in self._sums)
-        require(seen, "the model", "have run forward and backward in train mode before step", "no pass recorded",
-                "call model.train(); after close() make a new KFAC", RuntimeError)  # fmt: skip
+        require(
+            seen,
+            "the model",
+            "have run forward and backward in train mode before step",
+            "no pass recorded",
+            "call model.train(); after close() make a new KFAC",
+            RuntimeError,
+        )
         scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
         for layer, sums in zip(self.layers, self._sums, strict=True):
             if sums.samples:
@@ -278,8 +313,14 @@ class KFAC(Descent):
 
     def _refresh(self) -> None:
         missing = self.fisher != "empirical" and not any("updates" in self.state[layer.key] for layer in self.layers)
-        require(not (missing and self.layers), "observe(problem)", "be called before the first step",
-                "no observation", "if optimizer.due: optimizer.observe(problem)", RuntimeError)  # fmt: skip
+        require(
+            not (missing and self.layers),
+            "observe(problem)",
+            "be called before the first step",
+            "no observation",
+            "if optimizer.due: optimizer.observe(problem)",
+            RuntimeError,
+        )
         for layer, group in self._with_groups():
             if "updates" in self.state[layer.key]:
                 refresh(self.state[layer.key], group["damping"], self.rank, self.kind == "ekfac", layer.name)

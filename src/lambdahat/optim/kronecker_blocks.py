@@ -119,8 +119,14 @@ def _inverse(moment: Tensor, shift: Tensor, name: str) -> Tensor:
     out = (damped, damped.new_empty(damped.shape[:-2], dtype=torch.int32)) if own else None
     factor, failed = torch.linalg.cholesky_ex(damped, out=out)
     fine = not bool(failed.any())
-    require(fine, "damping", f"make the moments of layer {name!r} positive definite", "singular or infinite ones",
-            "raise damping, or lower lr if the loss has become NaN", RuntimeError)  # fmt: skip
+    require(
+        fine,
+        "damping",
+        f"make the moments of layer {name!r} positive definite",
+        "singular or infinite ones",
+        "raise damping, or lower lr if the loss has become NaN",
+        RuntimeError,
+    )
     return torch.cholesky_inverse(factor, out=factor if own else None)
 
 
@@ -148,8 +154,14 @@ def _turn(state: State, name: str) -> None:
     Those of the old basis give in the new one the diagonal of the same matrix; the first are KFAC's own, λ_G λ_Aᵀ.
     """
     A, G = state["A"], state["G"]
-    require(bool(G.isfinite().all()), "the loss", "stay finite", f"infinite moments of layer {name!r}", "lower lr",
-            RuntimeError)  # fmt: skip
+    require(
+        bool(G.isfinite().all()),
+        "the loss",
+        "stay finite",
+        f"infinite moments of layer {name!r}",
+        "lower lr",
+        RuntimeError,
+    )
     outputs, left = torch.linalg.eigh(G)
     inputs, right = (A, None) if A.ndim == 2 else torch.linalg.eigh(A)
     if "squares" not in state:

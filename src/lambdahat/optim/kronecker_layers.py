@@ -259,8 +259,9 @@ def find_layers(model: nn.Module, trained: Sequence[Tensor], sharing: str) -> tu
     wanted = {id(tensor) for tensor in trained}
     reasons = {
         own[0]: "tied" if len(own) > 1 else "not in a linear, convolution, embedding or norm layer"
-        for key, own in names.items() if key in wanted
-    }  # fmt: skip
+        for key, own in names.items()
+        if key in wanted
+    }
     layers = []
     for name, module in model.named_modules():
         own = [getattr(module, kind, None) for kind in ("weight", "bias") if kind in module._parameters]

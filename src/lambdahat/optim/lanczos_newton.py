@@ -47,8 +47,16 @@ class LanczosNewton(Descent):
         self.pairs = require_count(pairs, "pairs", least=0)
         self.curvature = require_choice(curvature, "curvature", CURVATURES)
         self.seed = require_count(seed, "seed", least=0)
-        settings = {"lr": lr, "damping": damping, "eta": eta, "every": every, "momentum": momentum,
-                    "weight_decay": weight_decay, "step": 0, "observed": -1}  # fmt: skip
+        settings = {
+            "lr": lr,
+            "damping": damping,
+            "eta": eta,
+            "every": every,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "step": 0,
+            "observed": -1,
+        }
         super().__init__(params, settings)
         self.update_norm: Tensor | None = None
 
@@ -84,8 +92,14 @@ class LanczosNewton(Descent):
         """The preconditioned gradients."""
         found = self.gradients()
         group = self.param_groups[0]
-        require(self.pairs == 0 or group["observed"] >= 0, "observe(problem)", "be called before the first step",
-                "no observation", "if optimizer.due: optimizer.observe(problem)", RuntimeError)  # fmt: skip
+        require(
+            self.pairs == 0 or group["observed"] >= 0,
+            "observe(problem)",
+            "be called before the first step",
+            "no observation",
+            "if optimizer.due: optimizer.observe(problem)",
+            RuntimeError,
+        )
         steps = (
             self._preconditioned(found, group["eta"], group["damping"])
             if self.pairs

@@ -52,9 +52,18 @@ class NGD(Optimizer):
         decoupled: bool = False,
     ) -> None:
         defaults = {
-            "lr": lr, "alpha": alpha, "rank": rank, "period": period, "eta": eta, "delta": delta, "epsilon": epsilon,
-            "rescale": rescale, "momentum": momentum, "weight_decay": weight_decay, "decoupled": decoupled,
-        }  # fmt: skip
+            "lr": lr,
+            "alpha": alpha,
+            "rank": rank,
+            "period": period,
+            "eta": eta,
+            "delta": delta,
+            "epsilon": epsilon,
+            "rescale": rescale,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "decoupled": decoupled,
+        }
         self._groups: list[_Group] = []
         super().__init__(params, defaults)
 

@@ -23,8 +23,16 @@ def averaging_settings(average_start: int | None, average_every: int, patience: 
     require_count(average_every, "average_every")
     if patience is not None:
         require_count(patience, "patience")
-    return {"average_start": average_start, "average_every": average_every, "average_step": 0, "averaged": 0,
-            "patience": patience, "best": None, "waited": 0, "stopped": False}  # fmt: skip
+    return {
+        "average_start": average_start,
+        "average_every": average_every,
+        "average_step": 0,
+        "averaged": 0,
+        "patience": patience,
+        "best": None,
+        "waited": 0,
+        "stopped": False,
+    }
 
 
 class HasAverage(Optimizer):
@@ -52,8 +60,14 @@ class HasAverage(Optimizer):
         try:
             yield
             unchanged = versions == [p._version for p in params]
-            require(unchanged, "the parameters", "stay as they are inside `with optimizer.average()`",
-                    "a change in place", "step or load weights outside of it", RuntimeError)  # fmt: skip
+            require(
+                unchanged,
+                "the parameters",
+                "stay as they are inside `with optimizer.average()`",
+                "a change in place",
+                "step or load weights outside of it",
+                RuntimeError,
+            )
         finally:
             with torch.no_grad():
                 torch._foreach_copy_(params, own)

@@ -51,8 +51,17 @@ class Padam(Optimizer):
         form: str = "adamw",
         capturable: bool = False,
     ) -> None:
-        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "p": p, "amsgrad": amsgrad,
-                    "decoupled": decoupled, "form": form, "capturable": capturable}  # fmt: skip
+        settings = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "p": p,
+            "amsgrad": amsgrad,
+            "decoupled": decoupled,
+            "form": form,
+            "capturable": capturable,
+        }
         super().__init__(params, settings)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -136,8 +145,9 @@ class PadamW(Padam):
         form: str = "adamw",
         capturable: bool = False,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, p=p, amsgrad=amsgrad, decoupled=True, form=form,
-                         capturable=capturable)  # fmt: skip
+        super().__init__(
+            params, lr, betas, eps, weight_decay, p=p, amsgrad=amsgrad, decoupled=True, form=form, capturable=capturable
+        )
 
 
 def _denominators(v: list[Tensor], second: list[Any], group: dict[str, Any]) -> list[Tensor]:

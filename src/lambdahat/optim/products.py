@@ -58,9 +58,13 @@ class BatchProduct:
         if not pairs:
             return tuple(torch.zeros_like(parameter) for parameter in self.parameters)
         return torch.autograd.grad(
-            [g for g, _ in pairs], self.parameters, [v.detach() for _, v in pairs],
-            create_graph=create_graph, retain_graph=True, materialize_grads=True,
-        )  # fmt: skip
+            [g for g, _ in pairs],
+            self.parameters,
+            [v.detach() for _, v in pairs],
+            create_graph=create_graph,
+            retain_graph=True,
+            materialize_grads=True,
+        )
 
 
 def batch_product(loss: Tensor, parameters: Sequence[Tensor]) -> BatchProduct:
@@ -76,8 +80,13 @@ def batch_product(loss: Tensor, parameters: Sequence[Tensor]) -> BatchProduct:
     [tensor([ 6., 12.])]
     """
     require(isinstance(loss, Tensor) and loss.ndim == 0, "loss", "be a scalar tensor", loss, "take its mean")
-    require(loss.requires_grad, "loss", "have its graph", "a tensor without one",
-            "call batch_product before backward(), outside torch.no_grad()")  # fmt: skip
+    require(
+        loss.requires_grad,
+        "loss",
+        "have its graph",
+        "a tensor without one",
+        "call batch_product before backward(), outside torch.no_grad()",
+    )
     require_true_second_derivative(loss)
     trained = list(parameters)
     return BatchProduct(trained, [torch.autograd.grad(loss, trained, create_graph=True, allow_unused=True)])

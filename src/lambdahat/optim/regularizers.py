@@ -109,15 +109,25 @@ class Metric(Rule):
     needs_product = True
 
     def __init__(
-        self, rate: float, reading: str = "hessian_vector", depth: int = 20, third_derivative: bool = False,
-        log_determinant: bool = False, decoupled: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        rate: float,
+        reading: str = "hessian_vector",
+        depth: int = 20,
+        third_derivative: bool = False,
+        log_determinant: bool = False,
+        decoupled: bool = False,
+    ) -> None:
         super().__init__(rate, decoupled)
         self.reading, self.depth = require_choice(reading, "reading", READINGS), require_count(depth, "depth")
         self.third_derivative, self.log_determinant = bool(third_derivative), bool(log_determinant)
         exact = self.third_derivative or self.log_determinant
-        require(not exact or self.reading == READINGS[0], "reading", f"be {READINGS[0]!r} with third derivatives",
-                repr(reading), "|H|θ is the gradient of nothing simple")  # fmt: skip
+        require(
+            not exact or self.reading == READINGS[0],
+            "reading",
+            f"be {READINGS[0]!r} with third derivatives",
+            repr(reading),
+            "|H|θ is the gradient of nothing simple",
+        )
 
     def curvature(self, parameters: Sequence[Tensor], product: Product | None, step: int) -> list[Tensor]:
         held = require_product(product, self)
@@ -143,9 +153,14 @@ class SelectiveL2(Rule):
     needs_product = True
 
     def __init__(
-        self, rate: float, omega: float, reading: str = "hessian_vector", depth: int = 20,
-        layers: Sequence[Hashable] | None = None, decoupled: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        rate: float,
+        omega: float,
+        reading: str = "hessian_vector",
+        depth: int = 20,
+        layers: Sequence[Hashable] | None = None,
+        decoupled: bool = False,
+    ) -> None:
         super().__init__(rate, decoupled)
         self.omega = require_rate(omega, "omega", finite=False)
         self.reading, self.depth = require_choice(reading, "reading", READINGS), require_count(depth, "depth")
@@ -167,8 +182,13 @@ class SelectiveL2(Rule):
     def _largest(self, sizes: Sequence[Tensor]) -> list[Tensor]:
         """The maximum over the layer that each parameter belongs to."""
         layers = self.layers or range(len(sizes))
-        require(len(layers) == len(sizes), "layers", f"name the layer of each of the {len(sizes)} parameters",
-                f"{len(layers)} names", "make them with layers_of(model)")  # fmt: skip
+        require(
+            len(layers) == len(sizes),
+            "layers",
+            f"name the layer of each of the {len(sizes)} parameters",
+            f"{len(layers)} names",
+            "make them with layers_of(model)",
+        )
         own = [size.amax() for size in sizes]
         largest: dict[Hashable, Tensor] = {}
         for layer, value in zip(layers, own, strict=True):
@@ -192,10 +212,16 @@ class StoppedThenSelectiveL2(SelectiveL2):
     """λθ for the first ``tau`` steps, then Selective L2 with ``selective_rate`` (Table 4.1, "L2 Stopped Selective")."""
 
     def __init__(
-        self, rate: float, tau: int, omega: float, selective_rate: float | None = None,
-        reading: str = "hessian_vector", depth: int = 20, layers: Sequence[Hashable] | None = None,
+        self,
+        rate: float,
+        tau: int,
+        omega: float,
+        selective_rate: float | None = None,
+        reading: str = "hessian_vector",
+        depth: int = 20,
+        layers: Sequence[Hashable] | None = None,
         decoupled: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         later = rate if selective_rate is None else require_rate(selective_rate, "selective_rate")
         super().__init__(later, omega, reading, depth, layers, decoupled)
         self.early_rate, self.tau = require_rate(rate, "rate"), require_count(tau, "tau", least=0)
@@ -252,15 +278,27 @@ def require_rate(value: Any, name: str, finite: bool = True) -> float:
 
 def require_product(product: Product | None, rule: Rule) -> Product:
     """The product, which the rule cannot do without."""
-    require(callable(product), "product", f"be a function v -> Hv for {type(rule).__name__}", product,
-            "make it with lambdahat.optim.batch_product(loss, parameters), before backward()", TypeError)  # fmt: skip
+    require(
+        callable(product),
+        "product",
+        f"be a function v -> Hv for {type(rule).__name__}",
+        product,
+        "make it with lambdahat.optim.batch_product(loss, parameters), before backward()",
+        TypeError,
+    )
     assert product is not None
     return product
 
 
 def require_third(product: Product) -> BatchProduct:
     """A product that can be differentiated once more."""
-    require(isinstance(product, BatchProduct), "product", "be a BatchProduct where third derivatives are asked for",
-            product, "make it with lambdahat.optim.batch_product(loss, parameters)", TypeError)  # fmt: skip
+    require(
+        isinstance(product, BatchProduct),
+        "product",
+        "be a BatchProduct where third derivatives are asked for",
+        product,
+        "make it with lambdahat.optim.batch_product(loss, parameters)",
+        TypeError,
+    )
     assert isinstance(product, BatchProduct)
     return product

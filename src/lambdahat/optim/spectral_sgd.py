@@ -48,8 +48,16 @@ class SpectralSGD(Descent):
         self.depth = require_count(depth, "depth")
         self.curvature = require_choice(curvature, "curvature", CURVATURES)
         self.seed = require_count(seed, "seed", least=0)
-        settings = {"lr": lr, "rate": 0.0, "momentum": 0.0, "nesterov": bool(nesterov), "every": every,
-                    "weight_decay": weight_decay, "step": 0, "observed": -1}  # fmt: skip
+        settings = {
+            "lr": lr,
+            "rate": 0.0,
+            "momentum": 0.0,
+            "nesterov": bool(nesterov),
+            "every": every,
+            "weight_decay": weight_decay,
+            "step": 0,
+            "observed": -1,
+        }
         super().__init__(params, settings)
 
     def check_group(self, group: dict[str, Any]) -> None:
@@ -82,8 +90,14 @@ class SpectralSGD(Descent):
 
     def directions(self) -> Directions:
         """The gradients."""
-        require(self.param_groups[0]["observed"] >= 0, "observe(problem)", "be called before the first step",
-                "no observation", "if optimizer.due: optimizer.observe(problem)", RuntimeError)  # fmt: skip
+        require(
+            self.param_groups[0]["observed"] >= 0,
+            "observe(problem)",
+            "be called before the first step",
+            "no observation",
+            "if optimizer.due: optimizer.observe(problem)",
+            RuntimeError,
+        )
         return self.gradients()
 
 
@@ -99,8 +113,13 @@ def curvature_range(found: Spectrum) -> tuple[float, float]:
     kept = (nodes > found.resolution) & (weights > 0)  # a Krylov space that ended early has nodes of weight 0
     if weights[heaviest] > NULL_MASS and kept.sum() > kept[heaviest]:
         kept[heaviest] = False
-    require(bool(kept.any()), "the curvature", "have a positive eigenvalue beside its null space",
-            f"Ritz values from {nodes.min():.3g} to {nodes.max():.3g}", "observe a larger batch")  # fmt: skip
+    require(
+        bool(kept.any()),
+        "the curvature",
+        "have a positive eigenvalue beside its null space",
+        f"Ritz values from {nodes.min():.3g} to {nodes.max():.3g}",
+        "observe a larger batch",
+    )
     return float(nodes[kept].min()), float(nodes[kept].max())
 
 

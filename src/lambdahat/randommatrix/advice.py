@@ -175,10 +175,15 @@ def advise(
         *failed,
     )
     return Advice(
-        optimizer, request.momentum, learning_rate, levels, (*found, *map(_by_training, trained)), cautions,
+        optimizer,
+        request.momentum,
+        learning_rate,
+        levels,
+        (*found, *map(_by_training, trained)),
+        cautions,
         levels.cost + sum(math.ceil(rate.cost * rate.batch_size / levels.population) for rate in trained),
         levels.status,
-    )  # fmt: skip
+    )
 
 
 def _request(
@@ -201,8 +206,13 @@ def _request(
     if rate is not None:
         require_positive(rate, "learning_rate")
     if momentum is not None:
-        require(optimizer in GRADIENT, "momentum", f"be left out with {optimizer!r}", repr(momentum),
-                f"no advice here depends on it; it belongs to {', '.join(GRADIENT)}")  # fmt: skip
+        require(
+            optimizer in GRADIENT,
+            "momentum",
+            f"be left out with {optimizer!r}",
+            repr(momentum),
+            f"no advice here depends on it; it belongs to {', '.join(GRADIENT)}",
+        )
         require_momentum(momentum)
     held = USUAL_MOMENTUM.get(optimizer, 0.0) if momentum is None else float(momentum)
     return Request(optimizer, tuple(sizes), rate, held)
@@ -214,11 +224,21 @@ def _measured(
     optimizer = request.optimizer
     if problem.norm == "train":
         told = optimizer in GRADIENT or (optimizer in ADAPTIVE and steps > 0)
-        require(told, "optimizer", f'be one of {", ".join(GRADIENT)}, or come with steps if it is one of '
-                f'{", ".join(ADAPTIVE)}, for a problem with norm="train"', repr(optimizer),
-                "batch statistics leave no sample a curvature, from which ε and damping come")  # fmt: skip
-        require(samples is None, "samples", 'be left out for a problem with norm="train"', repr(samples),
-                "no sample is looked at by itself")  # fmt: skip
+        require(
+            told,
+            "optimizer",
+            f"be one of {', '.join(GRADIENT)}, or come with steps if it is one of "
+            f'{", ".join(ADAPTIVE)}, for a problem with norm="train"',
+            repr(optimizer),
+            "batch statistics leave no sample a curvature, from which ε and damping come",
+        )
+        require(
+            samples is None,
+            "samples",
+            'be left out for a problem with norm="train"',
+            repr(samples),
+            "no sample is looked at by itself",
+        )
         return batch_levels(problem, request.batch_sizes, batches, seed)
     operator = "ggn" if optimizer == "kfac" else "hessian"
     known = operator == "hessian" or problem.loss_function is not None
@@ -229,9 +249,13 @@ def _measured(
 
 def _require_positive_curvature(levels: NoiseLevels | BatchLevels) -> None:
     for value in [view.sharpness for view in levels.views] if isinstance(levels, BatchLevels) else [levels.largest]:
-        require(value.interval()[0] > 0, f"the largest eigenvalue of the {levels.operator}",
-                "be above 0 for any of these rules", text(value),
-                "measure at parameters where the loss bends upwards: train further")  # fmt: skip
+        require(
+            value.interval()[0] > 0,
+            f"the largest eigenvalue of the {levels.operator}",
+            "be above 0 for any of these rules",
+            text(value),
+            "measure at parameters where the loss bends upwards: train further",
+        )
 
 
 def _trained(

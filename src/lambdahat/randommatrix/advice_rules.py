@@ -147,8 +147,9 @@ class _Direction:
     def limit(self, request: Request, b: float) -> Estimate:
         limits = [
             limit_of(self.curvature, propagated(lambda level: level / b, noise), request.momentum, request.nesterov)
-            for noise in (self.noise, self.rival) if noise is not None
-        ]  # fmt: skip
+            for noise in (self.noise, self.rival)
+            if noise is not None
+        ]
         return _doubted(limits[0], abs(float(limits[0]) - float(limits[-1])))
 
     def exponent(self, request: Request, b: float) -> Estimate:
@@ -362,9 +363,15 @@ def _root_rate(levels: NoiseLevels, request: Request) -> list[Recommendation]:
     noise = propagated(lambda level: levels.finite * level, levels.gradient_variance)
     typical = propagated(lambda mean, var: math.sqrt(mean + var / levels.view(old).effective), levels.gradient, noise)
     share = float(noise) / levels.view(old).effective / max(float(typical) ** 2, 1e-300)
-    found = [Recommendation("typical √v", old, typical,
-        f"root mean square of an element of the gradient of {old:,} samples, {share:.0%} of its square from noise; "
-        "with ε far above it Adam is SGD of rate α/ε, and scales as SGD does")]  # fmt: skip
+    found = [
+        Recommendation(
+            "typical √v",
+            old,
+            typical,
+            f"root mean square of an element of the gradient of {old:,} samples, {share:.0%} of its square from noise; "
+            "with ε far above it Adam is SGD of rate α/ε, and scales as SGD does",
+        )
+    ]
     if request.learning_rate is not None and old != new:
         value = Estimate(request.learning_rate * math.sqrt(new / old), math.nan)
         reason = f"α·√(B'/B), for ε far below √v = {text(typical)} (§5.8.1): a rule of thumb, not measured here"

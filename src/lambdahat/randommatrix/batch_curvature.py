@@ -90,13 +90,16 @@ def batch_eigenpairs(
         report("batch curvature", i + 1, batches)
     every = [pairs for pairs, _ in found]
     return BatchEigenvalues(
-        batch_size, problem.num_samples, problem.num_parameters, operator,
+        batch_size,
+        problem.num_samples,
+        problem.num_parameters,
+        operator,
         largest=np.stack([pairs.values[:k].cpu().numpy() for pairs in every]),
         smallest=np.stack([pairs.values.flip(0)[:k].cpu().numpy() for pairs in every]),
         overlaps=None if vectors is None else np.stack([overlap for _, overlap in found if overlap is not None]),
         cost=sum(pairs.cost for pairs in every),
         status=next((pairs.status for pairs in every if not pairs.status.ok), Status.CONVERGED),
-    )  # fmt: skip
+    )
 
 
 def _batch(problem: Problem, batch_size: int, seed: int, i: int) -> Problem:
@@ -114,8 +117,13 @@ def _extremes(batch: Problem, operator: str, k: int, tol: float, seed: int) -> E
 
 def _reference(problem: Problem, full: Eigenpairs, k: int) -> torch.Tensor:
     right = isinstance(full, Eigenpairs) and full.vectors.shape[0] == problem.num_parameters and len(full) >= k
-    require(right, "full", f"be {k} eigenpairs or more of order {problem.num_parameters}", full,
-            "take them of the same problem: lh.eigenpairs(lh.hessian(problem), k)")  # fmt: skip
+    require(
+        right,
+        "full",
+        f"be {k} eigenpairs or more of order {problem.num_parameters}",
+        full,
+        "take them of the same problem: lh.eigenpairs(lh.hessian(problem), k)",
+    )
     falling = bool((full.values[:k].diff() <= 0).all()) and float(full.values[0]) >= float(full.values.max())
     require(falling, "full", "begin with the largest eigenvalues", "others", 'ask for which="largest" or "both"')
     return full.vectors[:, :k]

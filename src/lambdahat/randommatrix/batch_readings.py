@@ -272,14 +272,25 @@ def noise_model(
 ) -> NoiseModel:
     """The model by its name: "additive", "multiplicative" or "directional"."""
     directional = isinstance(variance, DirectionalVariance)
-    require(directional == (model == "directional"), "variance",
-            f"be {'directional_variance(…)' if model == 'directional' else 'a number or an Estimate'} for {model!r}",
-            type(variance).__name__, 'model="directional" and directional_variance go together', TypeError)  # fmt: skip
+    require(
+        directional == (model == "directional"),
+        "variance",
+        f"be {'directional_variance(…)' if model == 'directional' else 'a number or an Estimate'} for {model!r}",
+        type(variance).__name__,
+        'model="directional" and directional_variance go together',
+        TypeError,
+    )
     if isinstance(variance, DirectionalVariance):
         return DirectionalNoise(variance, batch_size)
     if model == "multiplicative":
-        require(isinstance(spectrum, Spectrum), "spectrum", "be a Spectrum for multiplicative noise", spectrum,
-                "its noise is made of all the eigenvalues: take lh.spectrum(lh.ggn(problem))", TypeError)  # fmt: skip
+        require(
+            isinstance(spectrum, Spectrum),
+            "spectrum",
+            "be a Spectrum for multiplicative noise",
+            spectrum,
+            "its noise is made of all the eigenvalues: take lh.spectrum(lh.ggn(problem))",
+            TypeError,
+        )
     return RandomMatrixNoise(view_of(spectrum), variance, model)
 
 

@@ -92,11 +92,19 @@ def _rates(levels: BatchLevels, request: Request, size: int) -> list[Recommendat
         return [Recommendation("largest stable rate", size, low, reason)]
     rho = f"{request.momentum:g}"
     return [
-        Recommendation("largest stable rate, all noise", size, low,
-                       f"2(1 − ρ)/λ₁ with momentum ρ = {rho}, were λ₁ of a batch all noise: {numbers}"),
-        Recommendation("largest stable rate, no noise", size, high,
-                       f"the limit with momentum ρ = {rho}, were all batches alike; the true one lies between the two"),
-    ]  # fmt: skip
+        Recommendation(
+            "largest stable rate, all noise",
+            size,
+            low,
+            f"2(1 − ρ)/λ₁ with momentum ρ = {rho}, were λ₁ of a batch all noise: {numbers}",
+        ),
+        Recommendation(
+            "largest stable rate, no noise",
+            size,
+            high,
+            f"the limit with momentum ρ = {rho}, were all batches alike; the true one lies between the two",
+        ),
+    ]
 
 
 def _moved(levels: BatchLevels, request: Request) -> list[Recommendation]:

@@ -123,8 +123,12 @@ def along_pairs(
         _stacked(tau2),
         _mean(between.square(), left),
         _kept(between, seed),
-        bulk, problem.num_parameters, total, operator, math.ceil(work.products / total),
-    )  # fmt: skip
+        bulk,
+        problem.num_parameters,
+        total,
+        operator,
+        math.ceil(work.products / total),
+    )
 
 
 Products = Callable[[Tensor], Iterable[Tensor]]
@@ -179,8 +183,13 @@ def _require_own(drift: Tensor, eigenvalue: Estimate, squares: Tensor, eps: floa
     """
     size = float(torch.linalg.vector_norm(drift))
     allowed = 2 * float(eigenvalue.stderr) + 0.05 * math.sqrt(float(squares.mean())) + 10 * eps
-    require(size <= allowed, "eigenpairs", "be of this problem's operator", f"a residual of {size:.3g}",
-            "compute them from the same problem, at the same parameters")  # fmt: skip
+    require(
+        size <= allowed,
+        "eigenpairs",
+        "be of this problem's operator",
+        f"a residual of {size:.3g}",
+        "compute them from the same problem, at the same parameters",
+    )
 
 
 def _bulk_variance(products: Products, problem: Problem, vectors: Tensor, probes: int, seed: int) -> Estimate:
@@ -235,5 +244,11 @@ def _drawn(problem: Problem, count: int, seed: int) -> Iterable[Batch]:
 
 def _require_pairs(problem: Problem, eigenpairs: Eigenpairs) -> None:
     right = isinstance(eigenpairs, Eigenpairs) and eigenpairs.vectors.shape[0] == problem.num_parameters
-    require(right, "eigenpairs", f"be Eigenpairs of order {problem.num_parameters}", eigenpairs,
-            "take lh.eigenpairs(lh.hessian(problem))", TypeError)  # fmt: skip
+    require(
+        right,
+        "eigenpairs",
+        f"be Eigenpairs of order {problem.num_parameters}",
+        eigenpairs,
+        "take lh.eigenpairs(lh.hessian(problem))",
+        TypeError,
+    )

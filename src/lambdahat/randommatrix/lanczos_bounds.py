@@ -38,8 +38,13 @@ def power_bound(eigenvalues: ArrayLike, overlap: float, products: int) -> float:
     values = _values(eigenvalues)
     first, _, last = _ends(values)
     rest = float(np.abs(np.delete(values, values.argmax())).max())
-    require(first > rest, "eigenvalues", "have a largest one above all other magnitudes", f"{first:.6g} and {rest:.6g}",
-            "power iteration finds no other")  # fmt: skip
+    require(
+        first > rest,
+        "eigenvalues",
+        "have a largest one above all other magnitudes",
+        f"{first:.6g} and {rest:.6g}",
+        "power iteration finds no other",
+    )
     require_count(products, "products", least=0)
     return first - (first - last) * _squared_tangent(overlap) * (rest / first) ** (2 * products)
 

@@ -123,8 +123,11 @@ class NoiseLevels(Result):
         is no one's curvature.
         """
         values, noises = _entries(self.directions.eigenvalues), _entries(self.directions.tau2)
-        pairs = {f"eigenvector {j + 1}": (values[j], noises[j]) for j in range(1, len(values))
-                 if float(values[j]) > TOL * float(self.largest)}  # fmt: skip
+        pairs = {
+            f"eigenvector {j + 1}": (values[j], noises[j])
+            for j in range(1, len(values))
+            if float(values[j]) > TOL * float(self.largest)
+        }
         left, order = self.parameters - len(values), self.parameters
         if left > 0 and float(self.smallest) >= -FLAT * float(self.largest):
             mean = propagated(lambda trace, *known: (trace - sum(known)) / left, self.trace, *values)
@@ -169,11 +172,22 @@ def noise_levels(
         passes += found.cost * size / total
         report("advice", len(views), len(batch_sizes))
     return NoiseLevels(
-        operator, order, total, _entries(along.eigenvalues)[0], replace(smallest, cost=0), element, along,
-        total_curvature, Estimate(float(spread.gradient_mean_norm) ** 2 / order), spread.gradient_variance,
-        tuple(views), math.ceil(passes), smallest.status if top.status.ok else top.status,
-        _is_quadratic(problem, operator, top), _has_norms(problem),
-    )  # fmt: skip
+        operator,
+        order,
+        total,
+        _entries(along.eigenvalues)[0],
+        replace(smallest, cost=0),
+        element,
+        along,
+        total_curvature,
+        Estimate(float(spread.gradient_mean_norm) ** 2 / order),
+        spread.gradient_variance,
+        tuple(views),
+        math.ceil(passes),
+        smallest.status if top.status.ok else top.status,
+        _is_quadratic(problem, operator, top),
+        _has_norms(problem),
+    )
 
 
 def _has_norms(problem: Problem) -> bool:

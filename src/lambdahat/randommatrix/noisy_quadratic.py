@@ -84,8 +84,13 @@ class NoisyQuadratic:
         self.rate, self.noise = _along(rate, "rate", size), _along(noise, "noise", size)
         self.start = _along(start, "start", size)
         stable = bool((self.rate > 0).all() and (self.rate * self.curvatures < 2).all())
-        require(stable, "rate", f"lie in (0, 2/λ) along each direction, λ up to {self.curvatures.max():.4g}",
-                f"up to {self.rate.max():.4g}", "the iterates run away beyond it")  # fmt: skip
+        require(
+            stable,
+            "rate",
+            f"lie in (0, 2/λ) along each direction, λ up to {self.curvatures.max():.4g}",
+            f"up to {self.rate.max():.4g}",
+            "the iterates run away beyond it",
+        )
         require(bool((self.noise >= 0).all()), "noise", "be a variance, at least 0", self.noise)
 
     @property

@@ -99,10 +99,21 @@ def predict(
     exponent = _exponent(low, here, high, batch_size)
     reading = here.base
     return BatchPrediction(
-        int(batch_size), population, effective, chosen, largest, smallest,
-        float(reading.extreme_spreads[1]), float(reading.extreme_spreads[0]), (edges[0], edges[1]),
-        _outliers(here), onsets[0], onsets[1], exponent, _regime(noise, reading, exponent),
-    )  # fmt: skip
+        int(batch_size),
+        population,
+        effective,
+        chosen,
+        largest,
+        smallest,
+        float(reading.extreme_spreads[1]),
+        float(reading.extreme_spreads[0]),
+        (edges[0], edges[1]),
+        _outliers(here),
+        onsets[0],
+        onsets[1],
+        exponent,
+        _regime(noise, reading, exponent),
+    )
 
 
 class _Read:
@@ -176,11 +187,23 @@ def _regime(noise: NoiseModel, reading: Reading, exponent: Estimate) -> str:
 
 
 def _require_inputs(spectrum: object, variance: object) -> None:
-    require(isinstance(spectrum, Spectrum | Eigenpairs), "spectrum", "be a Spectrum or Eigenpairs", spectrum,
-            "take lh.spectrum(lh.hessian(problem)) or lh.eigenpairs(lh.hessian(problem))", TypeError)  # fmt: skip
+    require(
+        isinstance(spectrum, Spectrum | Eigenpairs),
+        "spectrum",
+        "be a Spectrum or Eigenpairs",
+        spectrum,
+        "take lh.spectrum(lh.hessian(problem)) or lh.eigenpairs(lh.hessian(problem))",
+        TypeError,
+    )
     known = isinstance(variance, Estimate | DirectionalVariance | numbers.Real) and not isinstance(variance, bool)
-    require(known, "variance", "be a number, an Estimate or a DirectionalVariance", variance,
-            "take lh.variance(problem).hessian_variance", TypeError)  # fmt: skip
+    require(
+        known,
+        "variance",
+        "be a number, an Estimate or a DirectionalVariance",
+        variance,
+        "take lh.variance(problem).hessian_variance",
+        TypeError,
+    )
     if not isinstance(variance, DirectionalVariance):
         value = float(variance)  # type: ignore[arg-type]
         require(0 <= value < math.inf, "variance", "be finite and at least 0", repr(value))

@@ -72,8 +72,13 @@ def rate_ratio(
     ``rescale``, pass a ``gradient`` (P,) about which to probe. Parameters, gradients and state are put back at the end.
     """
     require_problem(problem)
-    require(isinstance(optimizer, Optimizer) and not isinstance(optimizer, torch.optim.LBFGS), "optimizer",
-            "be a torch.optim.Optimizer that steps without a closure", optimizer, error=TypeError)  # fmt: skip
+    require(
+        isinstance(optimizer, Optimizer) and not isinstance(optimizer, torch.optim.LBFGS),
+        "optimizer",
+        "be a torch.optim.Optimizer that steps without a closure",
+        optimizer,
+        error=TypeError,
+    )
     pairs = extreme_eigenpairs(hessian(problem), 1, seed=seed) if eigenpairs is None else eigenpairs
     directions = _flat_directions(problem, pairs, flat, seed)
     with _Probe(problem, optimizer, gradient, backward).begun() as probe:
@@ -227,8 +232,13 @@ def _matched(problem: Problem, optimizer: Optimizer) -> list[Tensor]:
     named = dict(source.named_parameters()) if isinstance(source, nn.Module) else source
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [name for name in problem.space.names if name not in named or id(named[name]) not in held]
-    require(not missing, "optimizer", "hold the parameters of the problem", f"none for {', '.join(missing[:3])}",
-            "make both of the same model")  # fmt: skip
+    require(
+        not missing,
+        "optimizer",
+        "hold the parameters of the problem",
+        f"none for {', '.join(missing[:3])}",
+        "make both of the same model",
+    )
     return [named[name] for name in problem.space.names]
 
 

@@ -66,16 +66,27 @@ def linear_shrinkage(
     E‖βĤ + (1−β)tI − H̄‖_F² = β²·noise + (1−β)²·signal, noise = P²σ²/b, signal = ‖H̄ − tI‖_F² = tr H̄² − (tr H̄)²/P; the
     β above is where that is least. Its error is that of the spectrum's probes and of σ².
     """
-    require(isinstance(spectrum, Spectrum), "spectrum", "be a Spectrum", spectrum,
-            "take it with lh.spectrum(lh.hessian(problem))", TypeError)  # fmt: skip
+    require(
+        isinstance(spectrum, Spectrum),
+        "spectrum",
+        "be a Spectrum",
+        spectrum,
+        "take it with lh.spectrum(lh.hessian(problem))",
+        TypeError,
+    )
     element = variance if isinstance(variance, Estimate) else Estimate(float(variance))
     require(0 <= float(element) < math.inf, "variance", "be a finite number of at least 0", str(element))
     size, batch = spectrum.dim, effective_batch(batch_size, population)
     target = spectrum.mean
     signal = spectrum.expectation(lambda nodes: (nodes - float(target)) ** 2, size)
     noise = Estimate(size**2 * float(element) / batch, size**2 * float(element.stderr) / batch, dof=element.dof)
-    require(float(signal) > 0, "spectrum", "have some spread", "one eigenvalue, P times",
-            "a multiple of the identity is its own target")  # fmt: skip
+    require(
+        float(signal) > 0,
+        "spectrum",
+        "have some spread",
+        "one eigenvalue, P times",
+        "a multiple of the identity is its own target",
+    )
     beta = propagated(lambda kept, lost: kept / (kept + lost), signal, noise)
     damping = Estimate(math.nan, math.nan)
     if float(target) > 0:

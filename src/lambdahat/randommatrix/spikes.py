@@ -39,8 +39,13 @@ def effective_batch(batch_size: int, population: int | None = None) -> float:
     if population is None:
         return float(batch_size)
     population = require_count(population, "population")
-    require(batch_size <= population, "batch_size", f"be at most the population, {population}", repr(batch_size),
-            "a batch is drawn without replacement")  # fmt: skip
+    require(
+        batch_size <= population,
+        "batch_size",
+        f"be at most the population, {population}",
+        repr(batch_size),
+        "a batch is drawn without replacement",
+    )
     return math.inf if batch_size == population else batch_size / (1.0 - batch_size / population)
 
 
@@ -255,8 +260,13 @@ class Multiplicative(SpikedModel):
         require(samples == math.inf or require_positive(samples, "samples") > 0, "samples", "be above 0", samples)
         self.samples = float(samples)
         self.nodes, self.weights = _measure(eigenvalues, weights)
-        require(bool((self.nodes >= 0).all()), "eigenvalues", "be at least 0", f"{self.nodes[0]:.3g}",
-                "use Additive for an indefinite matrix")  # fmt: skip
+        require(
+            bool((self.nodes >= 0).all()),
+            "eigenvalues",
+            "be at least 0",
+            f"{self.nodes[0]:.3g}",
+            "use Additive for an indefinite matrix",
+        )
 
     def _sum(self, at: Array, power: int) -> Array:
         positive = self.nodes > 0  # zeros add nothing, also to an eigenvalue at 0

@@ -84,9 +84,11 @@ def largest_stable_rate(
     require_problem(problem)
     make = _maker(optimizer)
     total = problem.num_samples
-    size = total if batch_size is None else require_count(
-        batch_size, "batch_size", 1, total, "a batch cannot hold more samples than the data"
-    )  # fmt: skip
+    size = (
+        total
+        if batch_size is None
+        else require_count(batch_size, "batch_size", 1, total, "a batch cannot hold more samples than the data")
+    )
     require_count(steps, "steps")
     require_count(runs, "runs", 2, cure="one run shows no error")
     for value, name in ((start, "start"), (tol, "tol"), (1.0 if factor is None else factor, "factor")):
@@ -124,8 +126,14 @@ def bisected(stable: Callable[[float], bool], start: float, tol: float = 0.05) -
             break
     else:
         edge = f"{high:.3g} is stable" if good else f"{low:.3g} diverges"
-        require(False, "the optimiser", "be stable at some rates and not at others", f"one that at {edge}",
-                "" if good else "near a minimum pass factor=None", NoLimitError)  # fmt: skip
+        require(
+            False,
+            "the optimiser",
+            "be stable at some rates and not at others",
+            f"one that at {edge}",
+            "" if good else "near a minimum pass factor=None",
+            NoLimitError,
+        )
     while high > (1 + tol) * low:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if stable(middle) else (low, middle)
@@ -234,7 +242,13 @@ def _summed_up(found: list[tuple[float, float]], work: _Trials) -> StableRate:
     value = float(np.exp(logs.mean()))
     error = math.sqrt(spread + width**2 / 12)
     return StableRate(
-        value, value * error, work.gradients, log_error=error,
-        dof=len(logs) - 1 if len(logs) > 1 else math.inf, per_run=np.exp(logs), batch_size=work.size,
-        steps=work.steps, factor=work.factor,
-    )  # fmt: skip
+        value,
+        value * error,
+        work.gradients,
+        log_error=error,
+        dof=len(logs) - 1 if len(logs) > 1 else math.inf,
+        per_run=np.exp(logs),
+        batch_size=work.size,
+        steps=work.steps,
+        factor=work.factor,
+    )

@@ -164,8 +164,13 @@ class Spectrum(Result):
         if size == 0:
             return unit
         power = order * exponent + math.log2(size)
-        require(-1022 <= power < 1024, "order", "be that of a moment that float64 holds", f"{order}, whose moment is "
-                f"about 1e{power * math.log10(2):+.0f}", "divide the operator by its size first")  # fmt: skip
+        require(
+            -1022 <= power < 1024,
+            "order",
+            "be that of a moment that float64 holds",
+            f"{order}, whose moment is about 1e{power * math.log10(2):+.0f}",
+            "divide the operator by its size first",
+        )
         value, stderr = (math.ldexp(float(part), order * exponent) for part in (unit.value, unit.stderr))
         return dataclasses.replace(unit, value=value, stderr=stderr)
 

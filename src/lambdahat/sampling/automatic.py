@@ -104,12 +104,23 @@ class Request:
         if isinstance(self.kernel, str):
             require_choice(self.kernel, "kernel", KERNELS)
         elif self.kernel is not None:
-            require(isinstance(self.kernel, Kernel), "kernel", f"be one of {', '.join(KERNELS)}, or a kernel",
-                    self.kernel, "", TypeError)  # fmt: skip
+            require(
+                isinstance(self.kernel, Kernel),
+                "kernel",
+                f"be one of {', '.join(KERNELS)}, or a kernel",
+                self.kernel,
+                "",
+                TypeError,
+            )
             others = {"step_size": self.step_size, "localization": self.localization}
             given = ", ".join(name for name, value in others.items() if value is not None)
-            require(not given, "kernel", "be a name where the settings are given apart", f"a kernel and {given}",
-                    "set them in the kernel")  # fmt: skip
+            require(
+                not given,
+                "kernel",
+                "be a name where the settings are given apart",
+                f"a kernel and {given}",
+                "set them in the kernel",
+            )
 
     def reached(self, reading: Reading) -> bool:
         """Whether the standard error is within the tolerance."""
@@ -171,8 +182,13 @@ def _request(nbeta: float, given: Mapping[str, Any]) -> Request:
 def _require_warm_up(limit: int | None, wanted: Request, cure: str = "") -> None:
     """Raise where the gradients of a chain do not hold the warm-up of HMC."""
     enough = limit is None or limit >= LEAST
-    require(enough, "max_gradients", f"be at least {LEAST * wanted.chains} for {wanted.chains} chains of HMC",
-            wanted.max_gradients, f"its warm-up counts{cure}")  # fmt: skip
+    require(
+        enough,
+        "max_gradients",
+        f"be at least {LEAST * wanted.chains} for {wanted.chains} chains of HMC",
+        wanted.max_gradients,
+        f"its warm-up counts{cure}",
+    )
 
 
 def drawn(

@@ -32,9 +32,17 @@ def diagnose(energies: Array, distances: Array, acceptance: float, bounded: NDAr
     moving = kept.size > 0 and bool(np.ptp(kept) > 0)
     rhat, bulk, tail, mean = _mixing(kept) if moving and kept.shape[1] >= 4 else (math.nan,) * 4
     return Diagnostics(
-        rhat, bulk, tail, mean, drift(kept), distances.mean(axis=1), acceptance, diverged, bounded,
+        rhat,
+        bulk,
+        tail,
+        mean,
+        drift(kept),
+        distances.mean(axis=1),
+        acceptance,
+        diverged,
+        bounded,
         drift(distances[~diverged]),
-    )  # fmt: skip
+    )
 
 
 def _mixing(energies: Array) -> tuple[float, float, float, float]:

@@ -58,8 +58,13 @@ class Demand:
         memory = self.problem.memory
         if memory is not None:
             needed = self.one_by_one()
-            require(needed <= memory, "memory", f"be at least {needed:,.0f} bytes for {self.chains} chains of "
-                    f"{type(self.kernel).__name__}", f"{memory:,}", "raise it, or run fewer chains")  # fmt: skip
+            require(
+                needed <= memory,
+                "memory",
+                f"be at least {needed:,.0f} bytes for {self.chains} chains of {type(self.kernel).__name__}",
+                f"{memory:,}",
+                "raise it, or run fewer chains",
+            )
 
     @property
     def _row(self) -> int:

@@ -96,8 +96,13 @@ class Kernel(ABC):
 
     def init(self, theta: Tensor, centre: Tensor | None = None) -> State:
         """Chains at ``theta``, (chains, P) or (P,), tied to ``centre`` (by default where they start; one for all)."""
-        require(not isinstance(self.localization, Mapping), "localization", "be a number or a tensor (P,) in a kernel "
-                "that is stepped by hand", describe(self.localization), "lh.sample knows the names")  # fmt: skip
+        require(
+            not isinstance(self.localization, Mapping),
+            "localization",
+            "be a number or a tensor (P,) in a kernel that is stepped by hand",
+            describe(self.localization),
+            "lh.sample knows the names",
+        )
         tied = theta if centre is None else centre
         if tied.ndim > 1:
             tied = tied[0]

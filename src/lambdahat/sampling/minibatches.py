@@ -46,9 +46,13 @@ class Minibatches:
         else:
             losses = _batch_losses(problem)
             sizes = problem.batches.sizes
-            require(batch_size is None or batch_size in sizes, "batch_size",
-                    "be left out where batches cannot be drawn sample by sample", repr(batch_size),
-                    f"the problem's own batches, of {sizes[0]} samples, are used")  # fmt: skip
+            require(
+                batch_size is None or batch_size in sizes,
+                "batch_size",
+                "be left out where batches cannot be drawn sample by sample",
+                repr(batch_size),
+                f"the problem's own batches, of {sizes[0]} samples, are used",
+            )
             self.size = sizes[0]
             self._cumulative = torch.tensor(problem.weights, dtype=torch.float64).cumsum(0)
         self.centre_losses = losses

@@ -67,8 +67,13 @@ def _made(
     demand.require_one_by_one()
     makers = _makers(Ground(problem, plan, kernel.exact), kernel, numbers)
     if mode != "auto":
-        require(mode in makers, "mode", f"be one of {', '.join(makers)} for this problem and kernel", repr(mode),
-                _why_not(mode))  # fmt: skip
+        require(
+            mode in makers,
+            "mode",
+            f"be one of {', '.join(makers)} for this problem and kernel",
+            repr(mode),
+            _why_not(mode),
+        )
         _require_room(demand, mode)
         return makers[mode](), mode
     small = problem.num_parameters * samples <= SMALL and problem.memory is None
@@ -88,8 +93,13 @@ def _require_room(demand: Demand, mode: str) -> None:
     memory = demand.problem.memory
     if memory is not None and mode in ("batched", "graph"):
         needed = demand.together(recorded=mode == "graph")
-        require(needed <= memory, "mode", f"fit into the problem's memory, {memory:,} bytes",
-                f"{mode!r}, which needs {needed:,.0f}", 'mode="auto" takes one that fits')  # fmt: skip
+        require(
+            needed <= memory,
+            "mode",
+            f"fit into the problem's memory, {memory:,} bytes",
+            f"{mode!r}, which needs {needed:,.0f}",
+            'mode="auto" takes one that fits',
+        )
 
 
 def _makers(ground: Ground, kernel: Kernel, numbers: Sequence[int]) -> Makers:

@@ -39,9 +39,14 @@ class SampleLosses:
         right = parts is not None and bool((parts.double().mean() - whole).abs() <= 1e-4 * (1e-3 + whole.abs()))
         sizes = torch.tensor(problem.batches.sizes, dtype=torch.float64)
         even = torch.allclose(torch.tensor(problem.weights).double(), sizes / sizes.sum(), rtol=1e-6)
-        require(right and even and problem.norm != "train", "the problem's loss", "be a mean over the samples",
-                'one whose samples depend on each other or count unequally (norm="train", ignored targets)',
-                "this reading needs the loss of each sample by itself", TypeError)  # fmt: skip
+        require(
+            right and even and problem.norm != "train",
+            "the problem's loss",
+            "be a mean over the samples",
+            'one whose samples depend on each other or count unequally (norm="train", ignored targets)',
+            "this reading needs the loss of each sample by itself",
+            TypeError,
+        )
 
     @torch.no_grad()
     def __call__(self, theta: Tensor) -> Tensor:

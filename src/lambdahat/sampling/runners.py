@@ -222,8 +222,17 @@ class Runner:
             self._keep_within(self.plan.bound)
         self.gradients_spent += info.gradients
         acceptance = info.acceptance if info.acceptance is not None else torch.ones_like(info.distance)
-        seen = (info.loss, base, info.distance, acceptance, info.force_square, info.virial, info.work,
-                info.heat, info.recycled)  # fmt: skip
+        seen = (
+            info.loss,
+            base,
+            info.distance,
+            acceptance,
+            info.force_square,
+            info.virial,
+            info.work,
+            info.heat,
+            info.recycled,
+        )
         return tuple(value for value in seen if value is not None)
 
     def _moved(self) -> tuple[Tensor, Info]:
@@ -273,8 +282,9 @@ def _values(name: str, observable: Observable, positions: Tensor) -> Tensor:
     try:
         return torch.stack([torch.as_tensor(value).detach().double().cpu() for value in found])
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"observable {name!r} must return a number or a tensor, of one shape, got {describe(found[0])}"
-                        ) from error  # fmt: skip
+        raise TypeError(
+            f"observable {name!r} must return a number or a tensor, of one shape, got {describe(found[0])}"
+        ) from error
 
 
 def _equal(first: object, second: object) -> bool:

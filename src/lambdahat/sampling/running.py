@@ -69,8 +69,13 @@ def sample(
     """
     require_problem(problem)
     _require_kernel(kernel)
-    for name, value, least in (("chains", chains, 1), ("draws", draws, 1), ("burn_in", burn_in, 0), ("thin", thin, 1),
-                               ("accumulate", accumulate, 1)):  # fmt: skip
+    for name, value, least in (
+        ("chains", chains, 1),
+        ("draws", draws, 1),
+        ("burn_in", burn_in, 0),
+        ("thin", thin, 1),
+        ("accumulate", accumulate, 1),
+    ):
         require_count(value, name, least)
     require_choice(baseline, "baseline", ("paired", "full", "both"))
     if batch_size is not None:
@@ -80,8 +85,19 @@ def sample(
     require_functions(observables, "observables")
     require_functions(averages, "averages")
     require(watch is None or callable(watch), "watch", "be a function of the energies so far", watch, "", TypeError)
-    plan = Plan(seed, batch_size, shared_batches, accumulate, thin, bound, baseline != "paired", forces,
-                keep_parameters, dict(observables or {}), dict(averages or {}))  # fmt: skip
+    plan = Plan(
+        seed,
+        batch_size,
+        shared_batches,
+        accumulate,
+        thin,
+        bound,
+        baseline != "paired",
+        forces,
+        keep_parameters,
+        dict(observables or {}),
+        dict(averages or {}),
+    )
     frozen = problem.at(problem.vector)
     placed = place(kernel, frozen)
     runner, found = make_runner(frozen, placed, chains, plan, mode)
@@ -151,22 +167,40 @@ class Collector:
         unknown = {} if self._probe is None or not self._probe.unknown else {"acceptance": self._probe.unknown}
         bounded = runner.bounded.cpu().numpy()
         diagnostics = diagnose(self._energies(record), arrays["distance"], acceptance, bounded)
-        averages = {name: np.concatenate([part[name].numpy() for _, part in self._stretches], axis=1)
-                    for name in (self._stretches[0][1] if self._stretches else ())}  # fmt: skip
+        averages = {
+            name: np.concatenate([part[name].numpy() for _, part in self._stretches], axis=1)
+            for name in (self._stretches[0][1] if self._stretches else ())
+        }
         return Chains(
-            arrays["loss"], arrays["centre"], arrays["distance"], arrays["acceptance"],
-            type(kernel).__name__, kernel.step_size, kernel.nbeta, kernel.localization,  # type: ignore[arg-type]
-            runner.ground.centre_loss, self.problem.num_samples, runner.batch_size, self._burn_in, self.plan.thin,
-            self.mode, diagnostics,
-            full_losses=arrays.get("full"), recycled_losses=arrays.get("recycled"),
-            forces=arrays.get("force"), virials=arrays.get("virial"),
-            work=arrays.get("work"), heat=arrays.get("heat"),
-            observables=_of_kind("observable ", arrays), averages=_of_kind(AVERAGE, averages),
+            arrays["loss"],
+            arrays["centre"],
+            arrays["distance"],
+            arrays["acceptance"],
+            type(kernel).__name__,
+            kernel.step_size,
+            kernel.nbeta,
+            kernel.localization,  # type: ignore[arg-type]
+            runner.ground.centre_loss,
+            self.problem.num_samples,
+            runner.batch_size,
+            self._burn_in,
+            self.plan.thin,
+            self.mode,
+            diagnostics,
+            full_losses=arrays.get("full"),
+            recycled_losses=arrays.get("recycled"),
+            forces=arrays.get("force"),
+            virials=arrays.get("virial"),
+            work=arrays.get("work"),
+            heat=arrays.get("heat"),
+            observables=_of_kind("observable ", arrays),
+            averages=_of_kind(AVERAGE, averages),
             stretches=tuple(length for length, _ in self._stretches),
-            parameters=record.get("parameters"), reasons={**(reasons or {}), **unknown},
+            parameters=record.get("parameters"),
+            reasons={**(reasons or {}), **unknown},
             cost=runner.gradients_spent * len(bounded),
             status=verdict(diagnostics, moved=bool((arrays["distance"] > 0).any())),
-        )  # fmt: skip
+        )
 
     def _joined(self) -> Record:
         return {name: torch.cat([part[name] for part in self._parts], dim=1) for name in self._parts[0]}
@@ -237,5 +271,11 @@ def require_functions(functions: Any, name: str) -> None:
 
 
 def _require_kernel(kernel: Any) -> None:
-    require(isinstance(kernel, Kernel), "kernel", "be a kernel such as lh.sampling.sgld(...)", kernel,
-            "lambdahat.sampling has kinetic, sgld, rmsprop_sgld, sgnht, sghmc, mala and hmc", TypeError)  # fmt: skip
+    require(
+        isinstance(kernel, Kernel),
+        "kernel",
+        "be a kernel such as lh.sampling.sgld(...)",
+        kernel,
+        "lambdahat.sampling has kinetic, sgld, rmsprop_sgld, sgnht, sghmc, mala and hmc",
+        TypeError,
+    )

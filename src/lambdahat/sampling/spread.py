@@ -118,7 +118,10 @@ def require_same_run(problem: Problem, kernel: Kernel, chains: int, plan: Plan) 
     tensors = [value for value in shown.values() if isinstance(value, Tensor)]
     numbers = {name: value for name, value in shown.items() if not isinstance(value, Tensor)}
     facts = {
-        "seed": plan.seed, "chains": chains, "options": f"{settings}", "kernel": f"{type(kernel).__name__} {numbers}",
+        "seed": plan.seed,
+        "chains": chains,
+        "options": f"{settings}",
+        "kernel": f"{type(kernel).__name__} {numbers}",
         "the kernel's tensors": tensors,
-    }  # fmt: skip
+    }
     problem.ranks.agree("sampling", facts, problem.device)

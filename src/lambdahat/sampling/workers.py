@@ -164,8 +164,10 @@ class ForkedRunner:
             for child in self._children:
                 child.join(timeout=0.2)
             codes = [child.exitcode for child in self._children if child.exitcode is not None]
-            raise RuntimeError(f"a sampling process ended (exit code {', '.join(map(str, codes))}), perhaps killed "
-                               'for memory; mode="sequential" needs least') from error  # fmt: skip
+            raise RuntimeError(
+                f"a sampling process ended (exit code {', '.join(map(str, codes))}), perhaps killed "
+                'for memory; mode="sequential" needs least'
+            ) from error
         for fine, answer in replies:
             require(
                 fine, "sampling in processes", "succeed", str(answer), 'mode="sequential" shows where', RuntimeError

@@ -80,10 +80,20 @@ def llc(
             would do.
     """
     given: dict[str, Any] = {
-        "chains": chains, "seed": seed, "draws": draws, "burn_in": burn_in, "batch_size": batch_size, "nbeta": nbeta,
-        "localization": localization, "step_size": step_size, "kernel": kernel, "tol": tol,
-        "max_gradients": max_gradients, "mode": mode, "watch": watch,
-    }  # fmt: skip
+        "chains": chains,
+        "seed": seed,
+        "draws": draws,
+        "burn_in": burn_in,
+        "batch_size": batch_size,
+        "nbeta": nbeta,
+        "localization": localization,
+        "step_size": step_size,
+        "kernel": kernel,
+        "tol": tol,
+        "max_gradients": max_gradients,
+        "mode": mode,
+        "watch": watch,
+    }
     return _estimated(problem, **given, **options)
 
 
@@ -110,9 +120,14 @@ def _batch_of_temperature(problem: Problem, default: int) -> int:
     if default in sizes or drawn_by_sample(problem):
         return default
     alike = len(set(sizes[:-1])) <= 1 and sizes[-1] <= sizes[0]
-    require(alike, "nbeta", "be a number, or 'n/log n', for batches of several sizes that cannot be drawn sample by "
-            "sample (uneven token counts, streamed data)", f"'batch' with batches of {min(sizes)} to {max(sizes)} "
-            "samples", "give the problem batches of one size")  # fmt: skip
+    require(
+        alike,
+        "nbeta",
+        "be a number, or 'n/log n', for batches of several sizes that cannot be drawn sample by "
+        "sample (uneven token counts, streamed data)",
+        f"'batch' with batches of {min(sizes)} to {max(sizes)} samples",
+        "give the problem batches of one size",
+    )
     return sizes[0]
 
 
@@ -121,14 +136,26 @@ def coefficient(problem: Problem, found: Drawn, temperature: str) -> LearningCoe
     chains, reading = found.chains, found.reading
     at_wbic = math.isclose(chains.nbeta, problem.num_terms / math.log(max(problem.num_terms, 2)), rel_tol=1e-6)
     return LearningCoefficient(
-        reading.value, reading.stderr, chains.cost, _status(problem, found), degrees_of_freedom(chains),
+        reading.value,
+        reading.stderr,
+        chains.cost,
+        _status(problem, found),
+        degrees_of_freedom(chains),
         per_chain=reading.per_chain,
         wbic=_wbic(chains, problem.num_terms, reading.value, reading.stderr) if at_wbic else None,
-        nbeta=chains.nbeta, temperature=temperature, localization=chains.localization, step_size=chains.step_size,
-        initial_loss=chains.initial_loss, chains=chains, rhat=chains.diagnostics.rhat,
-        ess=chains.diagnostics.ess_bulk, raw=reading.raw, discretisation_bias=reading.bias,
-        sensitivity=_sensitivity(found), full=_full(found),
-    )  # fmt: skip
+        nbeta=chains.nbeta,
+        temperature=temperature,
+        localization=chains.localization,
+        step_size=chains.step_size,
+        initial_loss=chains.initial_loss,
+        chains=chains,
+        rhat=chains.diagnostics.rhat,
+        ess=chains.diagnostics.ess_bulk,
+        raw=reading.raw,
+        discretisation_bias=reading.bias,
+        sensitivity=_sensitivity(found),
+        full=_full(found),
+    )
 
 
 def _full(found: Drawn) -> Estimate | None:

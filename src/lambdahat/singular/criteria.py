@@ -116,8 +116,13 @@ def _elsewhere(problem: Problem, held_out: Any) -> Problem:
     """The problem on the held-out data, at the same parameters."""
     if not isinstance(held_out, Problem):
         return problem.on(held_out)
-    require(held_out.space == problem.space, "held_out", "have the problem's parameters", held_out,
-            "pass the data alone, or problem.on(data)")  # fmt: skip
+    require(
+        held_out.space == problem.space,
+        "held_out",
+        "have the problem's parameters",
+        held_out,
+        "pass the data alone, or problem.on(data)",
+    )
     return held_out.at(problem.vector)
 
 
@@ -131,12 +136,21 @@ def _kept(chains: Chains) -> NDArray[np.bool_]:
 def _of_draws(problem: Problem, sets: Sequence[_Rises], chains: Chains) -> BayesCriteria:
     """The criteria from the parameters of draws, weighted where they were drawn at another temperature."""
     parameters, count = chains.parameters, problem.num_samples
-    require(parameters is not None, "chains", "hold the parameters of their draws", "chains without",
-            "sample with keep_parameters=True, or pass the number of chains")  # fmt: skip
+    require(
+        parameters is not None,
+        "chains",
+        "hold the parameters of their draws",
+        "chains without",
+        "sample with keep_parameters=True, or pass the number of chains",
+    )
     assert parameters is not None
     ours = parameters.shape[-1] == problem.num_parameters and chains.num_samples == count
-    require(ours, "chains", f"be of a problem with {problem.num_parameters} parameters and {count} samples",
-            f"{parameters.shape[-1]} parameters, {chains.num_samples} samples")  # fmt: skip
+    require(
+        ours,
+        "chains",
+        f"be of a problem with {problem.num_parameters} parameters and {count} samples",
+        f"{parameters.shape[-1]} parameters, {chains.num_samples} samples",
+    )
     own = math.isclose(chains.nbeta, count, rel_tol=1e-9)
     ess, status, weights = chains.diagnostics.ess_bulk, chains.status, np.ones(chains.losses.shape)
     if not own:

@@ -113,8 +113,13 @@ def _eigenvalues(source: Source, depth: int | None, probes: int, seed: int) -> W
 def _prior_curvature(source: Source, z: float | None) -> float:
     if z is not None:
         return require_positive(z, "z")
-    require(isinstance(source, Problem), "z", f"be given for a {type(source).__name__}", "None",
-            "1/n is the curvature of a unit Gaussian prior beside the mean loss over n samples")  # fmt: skip
+    require(
+        isinstance(source, Problem),
+        "z",
+        f"be given for a {type(source).__name__}",
+        "None",
+        "1/n is the curvature of a unit Gaussian prior beside the mean loss over n samples",
+    )
     assert isinstance(source, Problem)
     return 1.0 / source.num_terms
 

@@ -125,10 +125,20 @@ def _ratios(eigenvalues: Sequence[float], nbeta: float, localization: float, ste
     require(localization >= 0, "localization", "be at least 0", repr(localization))
     require(step_size >= 0, "step_size", "be at least 0", repr(step_size))
     a = require_positive(nbeta, "nbeta") * h + localization
-    require(bool((a > 0).all()), "localization", "exceed −nβ·h of every eigenvalue h",
-            f"{localization!r} with a smallest eigenvalue of {h.min():g}", "raise it")  # fmt: skip
-    require(bool((step_size * a < 4).all()), "step_size", f"be below 4/(nβ·h + γ) = {4 / a.max():.4g}", repr(step_size),
-            "the chain diverges")  # fmt: skip
+    require(
+        bool((a > 0).all()),
+        "localization",
+        "exceed −nβ·h of every eigenvalue h",
+        f"{localization!r} with a smallest eigenvalue of {h.min():g}",
+        "raise it",
+    )
+    require(
+        bool((step_size * a < 4).all()),
+        "step_size",
+        f"be below 4/(nβ·h + γ) = {4 / a.max():.4g}",
+        repr(step_size),
+        "the chain diverges",
+    )
     return np.asarray(nbeta * h / (a * (1 - step_size * a / 4)))
 
 

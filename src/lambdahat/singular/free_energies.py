@@ -85,8 +85,9 @@ def free_energy(
     status = next((each.status for each in found if not each.status.ok), Status.CONVERGED)
     cost = sum(each.cost for each in found)
     whole = frozen.num_terms * frozen.loss() + float(bottom) + float(part)
-    return FreeEnergy(Estimate(whole, stderr, cost, status, dof), nbetas, means, errors, quadrature, prior_ess, cost,
-                      status)  # fmt: skip
+    return FreeEnergy(
+        Estimate(whole, stderr, cost, status, dof), nbetas, means, errors, quadrature, prior_ess, cost, status
+    )
 
 
 def _points(temperatures: int | None, width: float) -> int:
@@ -102,8 +103,13 @@ def _prior_part(problem: Problem, localization: Localization, seed: int) -> tupl
     """ln nβ₀, −ln E_φ exp(−nβ₀(L − L*)) and the effective number of draws in it, half of them where β₀ < 1 allows."""
     centre = problem.vector
     gamma = torch.as_tensor(localization_tensor(localization, problem.space, centre)).to(centre)
-    require(bool((gamma > 0).all()), "localization", "be above 0 for every parameter", localization,
-            "without it there is no prior to integrate over")  # fmt: skip
+    require(
+        bool((gamma > 0).all()),
+        "localization",
+        "be above 0 for every parameter",
+        localization,
+        "without it there is no prior to integrate over",
+    )
     noise = generator(seed, "prior")
     rises = np.empty(PRIOR_DRAWS)
     base = problem.loss()
@@ -170,7 +176,12 @@ def _variance(chains: Chains) -> Estimate:
     """Var[nβL] over the draws."""
     energies = chains.energies if chains.full_losses is None else chains.full_energies
     kept = energies[~chains.diagnostics.diverged]
-    require(kept.size > 0, "chains", "have draws of finite loss", f"only diverged ones at nβ = {chains.nbeta:.3g}",
-            chains.status.value)  # fmt: skip
+    require(
+        kept.size > 0,
+        "chains",
+        "have draws of finite loss",
+        f"only diverged ones at nβ = {chains.nbeta:.3g}",
+        chains.status.value,
+    )
     squares = (kept - kept.mean()) ** 2
     return Estimate(float(squares.mean()), standard_error(squares))

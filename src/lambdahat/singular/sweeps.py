@@ -91,24 +91,34 @@ def sweep(
             report("sweep", row * len(steps) + column, len(levels) * len(steps))
             runs.append(
                 sample(
-                    problem, SGLD(step, nbeta, found.localization), chains, draws,
+                    problem,
+                    SGLD(step, nbeta, found.localization),
+                    chains,
+                    draws,
                     derived_seed(seed, "sweep", row, column),
-                    burn_in=draws if burn_in is None else burn_in, batch_size=batch, mode=mode,
+                    burn_in=draws if burn_in is None else burn_in,
+                    batch_size=batch,
+                    mode=mode,
                 )
-            )  # fmt: skip
+            )
     report("sweep", len(runs), len(runs))
     shape = len(levels), len(steps)
     cells = [cell(run, problem.num_parameters) for run in runs]
     statuses = [each.status for each in cells]
     return Sweep(
-        steps, np.array([nbeta for nbeta, _ in levels]), tuple(name for _, name in levels),
+        steps,
+        np.array([nbeta for nbeta, _ in levels]),
+        tuple(name for _, name in levels),
         np.array([float(each) for each in cells]).reshape(shape),
         np.array([float(each.stderr) for each in cells]).reshape(shape),
         np.array([run.diagnostics.acceptance for run in runs]).reshape(shape),
         tuple(tuple(statuses[i : i + shape[1]]) for i in range(0, len(statuses), shape[1])),
-        (found.step_size, found.nbeta), Estimate(found.value, found.stderr, found.cost, found.status, found.dof),
-        found.localization, batch, sum(run.cost for run in runs),
-    )  # fmt: skip
+        (found.step_size, found.nbeta),
+        Estimate(found.value, found.stderr, found.cost, found.status, found.dof),
+        found.localization,
+        batch,
+        sum(run.cost for run in runs),
+    )
 
 
 def cell(chains: Chains, num_parameters: int) -> Estimate:
@@ -145,5 +155,10 @@ def _require_chains(coefficient: LearningCoefficient) -> None:
     require(known, "coefficient", "be what llc found, with its chains", coefficient, "leave it out", TypeError)
     assert coefficient.chains is not None
     kernel = coefficient.chains.kernel
-    require(kernel == "SGLD", "coefficient", "come from SGLD, whose step size is swept", kernel,
-            'call llc(problem, kernel="sgld")')  # fmt: skip
+    require(
+        kernel == "SGLD",
+        "coefficient",
+        "come from SGLD, whose step size is swept",
+        kernel,
+        'call llc(problem, kernel="sgld")',
+    )

@@ -59,8 +59,13 @@ def wbic(source: Chains | Problem, **settings: Any) -> Estimate:
         found = tempered(source, log_temperature(source.num_terms), **settings)
         return _free_energy(found.chains, source.num_terms, reading_of(found))
     wanted = log_temperature(source.num_samples)
-    require(math.isclose(source.nbeta, wanted, rel_tol=1e-6), "chains", f"be at nβ = n/ln n = {wanted:.6g}",
-            f"chains at {source.nbeta:.6g}", "sample at that nbeta, or read local_free_energy(chains)")  # fmt: skip
+    require(
+        math.isclose(source.nbeta, wanted, rel_tol=1e-6),
+        "chains",
+        f"be at nβ = n/ln n = {wanted:.6g}",
+        f"chains at {source.nbeta:.6g}",
+        "sample at that nbeta, or read local_free_energy(chains)",
+    )
     return local_free_energy(source)
 
 
@@ -117,8 +122,14 @@ def temperature_regression(
     return TemperatureRegression(
         dataclasses.replace(slope, cost=cost, status=status),
         dataclasses.replace(intercept, value=base + float(intercept), cost=cost, status=status),
-        inverse, base + values, errors, misfit, runs[0].chains.localization, cost, status,
-    )  # fmt: skip
+        inverse,
+        base + values,
+        errors,
+        misfit,
+        runs[0].chains.localization,
+        cost,
+        status,
+    )
 
 
 def _betas(betas: Sequence[float] | None, count: int) -> Array:

@@ -17,8 +17,13 @@ def tempered(problem: Problem, nbeta: float, **settings: Any) -> Drawn:
     """Chains at nβ and λ̂ read off them, with ``settings`` as for ``llc``; a kernel among these must have that nβ."""
     kernel = settings.get("kernel")
     if isinstance(kernel, Kernel):
-        require(math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6), "kernel", f"have nbeta = {nbeta:.6g}",
-                f"one at {kernel.nbeta:.6g}", 'give its name, such as "hmc", and its settings apart')  # fmt: skip
+        require(
+            math.isclose(kernel.nbeta, nbeta, rel_tol=1e-6),
+            "kernel",
+            f"have nbeta = {nbeta:.6g}",
+            f"one at {kernel.nbeta:.6g}",
+            'give its name, such as "hmc", and its settings apart',
+        )
     return drawn(problem, nbeta, **settings)
 
 

@@ -215,6 +215,11 @@ def _finished(path: Path, seed: int, case: Case) -> Comparison | None:
     except Damaged as error:
         warnings.warn(f"{error}: running {case.name} again", RuntimeWarning, stacklevel=3)
         return None
-    require(row.seed == seed, "folder", f"hold cases of this run, with seed = {seed}", f"{path} with seed = {row.seed}",
-            "choose another folder, or delete this one")  # fmt: skip
+    require(
+        row.seed == seed,
+        "folder",
+        f"hold cases of this run, with seed = {seed}",
+        f"{path} with seed = {row.seed}",
+        "choose another folder, or delete this one",
+    )
     return row if row.problem == _mark(case.make()) else None  # another problem of the same name has not been run

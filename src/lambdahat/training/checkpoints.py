@@ -67,9 +67,12 @@ class Checkpoints:
         except OSError as error:
             there = self.paths()
             kept = f"the checkpoint before is whole: {there[-1]}" if there else "there is none before it"
-            raise OSError(error.errno, f"the checkpoint of step {step} could not be written to {self.folder} "
-                          f"({error.strerror or error}); {kept}; make room or choose another folder, "
-                          "then resume") from error  # fmt: skip
+            raise OSError(
+                error.errno,
+                f"the checkpoint of step {step} could not be written to {self.folder} "
+                f"({error.strerror or error}); {kept}; make room or choose another folder, "
+                "then resume",
+            ) from error
         return path
 
     def _write(self, step: int, state: Any) -> Path:
@@ -86,8 +89,11 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             return write_tensors(self._initial, tensors)
         except OSError as error:
-            raise OSError(error.errno, f"folder must be one that can be written to, got {self.folder} "
-                          f"({error.strerror or error}); make room or choose another one") from error  # fmt: skip
+            raise OSError(
+                error.errno,
+                f"folder must be one that can be written to, got {self.folder} "
+                f"({error.strerror or error}); make room or choose another one",
+            ) from error
 
     def read_initial(self, mark: str) -> dict[str, Tensor]:
         """The parameters that training began from."""
@@ -95,8 +101,13 @@ class Checkpoints:
 
         there = self._initial.is_file()
         blob = self._initial.read_bytes() if there else b""
-        require(digest(blob) == mark, "folder", "hold the initial parameters, from which distances are measured",
-                f"{self._initial} ({'damaged' if there else 'missing'})", "put it back, or begin anew")  # fmt: skip
+        require(
+            digest(blob) == mark,
+            "folder",
+            "hold the initial parameters, from which distances are measured",
+            f"{self._initial} ({'damaged' if there else 'missing'})",
+            "put it back, or begin anew",
+        )
         return load(blob)
 
     @property
@@ -204,8 +215,13 @@ def alone_in(folder: Path | None) -> Iterator[None]:
             fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by children, unlike flock
         except OSError as error:
             busy = error.errno in (errno.EACCES, errno.EAGAIN)
-            require(not busy, "folder", "have one run at a time", f"{folder}, where another is running",
-                    "wait for it, or choose another folder")  # fmt: skip
+            require(
+                not busy,
+                "folder",
+                "have one run at a time",
+                f"{folder}, where another is running",
+                "wait for it, or choose another folder",
+            )
         yield
 
 

@@ -61,8 +61,9 @@ class _WarmTracker(SampledTracker):
         self._vectors: Tensor | None = None
 
     def _pairs(self, operator: LinearOperator, k: int = 1, which: str = "largest") -> Eigenpairs:
-        found = leading_pairs(operator, k, which, warm=self._vectors, tol=self.tol, max_matvecs=self.max_matvecs,
-                              seed=self.seed)  # fmt: skip
+        found = leading_pairs(
+            operator, k, which, warm=self._vectors, tol=self.tol, max_matvecs=self.max_matvecs, seed=self.seed
+        )
         self._vectors = found.vectors.contiguous()  # as it comes back from disk, for sums round by layout
         return found
 
@@ -101,9 +102,12 @@ class SpectrumTracker(_WarmTracker):
         found = spectrum(operator, min(self.depth, operator.dim), seed=self.seed)
         (largest, _), *_, (smallest, _) = ends
         values = {
-            "spectrum_largest": largest, "spectrum_smallest": smallest, "spectrum_trace": found.trace,
-            "spectrum_degeneracy": found.degeneracy(), "spectrum_negative": found.negative_mass,
-        }  # fmt: skip
+            "spectrum_largest": largest,
+            "spectrum_smallest": smallest,
+            "spectrum_trace": found.trace,
+            "spectrum_degeneracy": found.degeneracy(),
+            "spectrum_negative": found.negative_mass,
+        }
         return Reading(values, ends.cost + found.cost, ends.status, found)
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:

@@ -25,10 +25,18 @@ from lambdahat.training.stacked_steps import StackedDescent, StackedModel, Stepp
 DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.0, "weight_decay": 0.0},
     "ngd": {
-        "momentum": 0.0, "weight_decay": 0.0, "decoupled": False, "alpha": 4.0, "rank": None, "period": 4, "eta": 0.1,
-        "delta": 5e-4, "epsilon": 1e-10, "rescale": True,
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "decoupled": False,
+        "alpha": 4.0,
+        "rank": None,
+        "period": 4,
+        "eta": 0.1,
+        "delta": 5e-4,
+        "epsilon": 1e-10,
+        "rescale": True,
     },
-}  # fmt: skip
+}
 BY_MEMBER = ("lr", "momentum", "weight_decay", "alpha")
 
 
@@ -149,8 +157,14 @@ def _members(seeds: Any, values: dict[str, Any]) -> tuple[tuple[int, ...], dict[
 
 def _made(make_model: Callable[[int], nn.Module], seed: int, device: torch.device | str | None) -> nn.Module:
     fine = callable(make_model) and not isinstance(make_model, nn.Module)
-    require(fine, "make_model", "be a function of a seed that gives a model", describe(make_model),
-            "such as lambda seed: mlp([64, 32, 10], seed=seed)", TypeError)  # fmt: skip
+    require(
+        fine,
+        "make_model",
+        "be a function of a seed that gives a model",
+        describe(make_model),
+        "such as lambda seed: mlp([64, 32, 10], seed=seed)",
+        TypeError,
+    )
     model = make_model(seed)
     require(isinstance(model, nn.Module), "make_model", "return a torch.nn.Module", model, error=TypeError)
     return copy.deepcopy(model).to(device)

@@ -75,8 +75,13 @@ class Feed:
         self._columns = _columns(batches)
         self._simple = type(self._columns) is tuple and all(isinstance(leaf, Tensor) for leaf in self._columns)
         single = self._columns is not None or self._dataset is not None
-        require(single, "batch_size", "be None where samples cannot be drawn one by one", repr(batch_size),
-                "the problem's own batches are then used")  # fmt: skip
+        require(
+            single,
+            "batch_size",
+            "be None where samples cannot be drawn one by one",
+            repr(batch_size),
+            "the problem's own batches are then used",
+        )
         self.steps = ceil(self.num_samples / (batch_size * accumulate))
 
     @property

@@ -52,8 +52,12 @@ class Recipe:
         if self.samples is None:
             return split
         x, y = split.train
-        require(self.samples <= len(x), "samples", f"be at most the {len(x):,} training samples of {self.data!r}",
-                f"{self.samples:,}")  # fmt: skip
+        require(
+            self.samples <= len(x),
+            "samples",
+            f"be at most the {len(x):,} training samples of {self.data!r}",
+            f"{self.samples:,}",
+        )
         return Split((x[: self.samples], y[: self.samples]), split.test, split.classes)
 
     def network(self, split: Split) -> nn.Module:
@@ -70,8 +74,13 @@ class Recipe:
             flat_was, flat_now = ({**each, **each.get("settings", {})} for each in (was, now))
             changed = [key for key in flat_now if flat_was.get(key) != flat_now[key] and key not in APART]
             news = "; ".join(f"{key} = {flat_was.get(key)}, not {flat_now[key]}" for key in changed)
-            require(not changed, "folder", "hold a run of the same settings", f"{folder} with {news}",
-                    "give the same options, or choose another folder")  # fmt: skip
+            require(
+                not changed,
+                "folder",
+                "hold a run of the same settings",
+                f"{folder} with {news}",
+                "give the same options, or choose another folder",
+            )
         folder.mkdir(parents=True, exist_ok=True)
         write_sealed(there, document, indent=1)
 
@@ -84,9 +93,14 @@ def is_run_folder(path: str | Path) -> bool:
 def read_recipe(folder: str | Path) -> Recipe:
     """The recipe of a run folder."""
     path = Path(folder) / "config.json"
-    require(path.is_file(), "folder", "hold config.json, which `lambdahat train` writes", f"{folder} without it",
-            "a run of fit with your own model is measured as package.module:function --checkpoint FOLDER",
-            FileNotFoundError)  # fmt: skip
+    require(
+        path.is_file(),
+        "folder",
+        "hold config.json, which `lambdahat train` writes",
+        f"{folder} without it",
+        "a run of fit with your own model is measured as package.module:function --checkpoint FOLDER",
+        FileNotFoundError,
+    )
     try:
         document = unseal(read_json(path), path, sealed=False)
         document.pop("format")

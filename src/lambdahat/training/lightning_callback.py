@@ -27,8 +27,14 @@ def LightningTracker(
     """
     from lightning.pytorch import Callback
 
-    require(callable(problem_fn), "problem_fn", "be a function of the module", problem_fn,
-            'such as lambda module: lh.Problem(module.network, "cross_entropy", data)', TypeError)  # fmt: skip
+    require(
+        callable(problem_fn),
+        "problem_fn",
+        "be a function of the module",
+        problem_fn,
+        'such as lambda module: lh.Problem(module.network, "cross_entropy", data)',
+        TypeError,
+    )
 
     class Measuring(Callback):  # type: ignore[misc,unused-ignore]
         """Measures at the start, after steps and after epochs."""

@@ -43,10 +43,16 @@ class WandB:
     def __init__(self, folder: Path | None, about: Mapping[str, Any]) -> None:
         import wandb  # type: ignore[import-not-found,unused-ignore]
 
-        named = {} if folder is None else {
-            "dir": str(folder), "name": folder.name, "resume": "allow",
-            "id": hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16],
-        }  # fmt: skip
+        named = (
+            {}
+            if folder is None
+            else {
+                "dir": str(folder),
+                "name": folder.name,
+                "resume": "allow",
+                "id": hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16],
+            }
+        )
         self._run = wandb.init(project="lambdahat", config=dict(about), **named)
 
     def log(self, row: Mapping[str, Any]) -> None:
@@ -73,8 +79,14 @@ def make_loggers(asked: Sequence[Any], folder: Path | None, step: int, about: Ma
 
 def require_loggers(asked: Any) -> None:
     """Raise unless every logger is a name or has ``log``."""
-    require(isinstance(asked, Sequence) and not isinstance(asked, str), "loggers", "be a list", asked,
-            'such as ["tensorboard"]', TypeError)  # fmt: skip
+    require(
+        isinstance(asked, Sequence) and not isinstance(asked, str),
+        "loggers",
+        "be a list",
+        asked,
+        'such as ["tensorboard"]',
+        TypeError,
+    )
     for each in asked:
         known = each in LOGGERS if isinstance(each, str) else callable(getattr(each, "log", None))
         require(known, "loggers", f"be among {', '.join(LOGGERS)}, or have a method log(row)", each)

@@ -71,8 +71,19 @@ def fit(
     A loss that is not finite ends the run at the end of its epoch, with the status ``TRAINING_DIVERGED``.
     """
     require_problem(problem)
-    settings = Settings(epochs, batch_size, precision, accumulate, clip, schedule_unit, curvature_samples, seed, keep,
-                        checkpoint_every, checkpoint_steps)  # fmt: skip
+    settings = Settings(
+        epochs,
+        batch_size,
+        precision,
+        accumulate,
+        clip,
+        schedule_unit,
+        curvature_samples,
+        seed,
+        keep,
+        checkpoint_every,
+        checkpoint_steps,
+    )
     _require_trainable(problem, optimizer)
     _require_schedule(schedule, optimizer)
     _require_parts(regularizers, averaging, trackers)
@@ -82,42 +93,80 @@ def fit(
     patient = any(group.get("patience") for group in optimizer.param_groups) and hasattr(optimizer, "record")
     require(not patient or validation is not None, "validation", "be given to an optimiser with a patience", None)
     trainer = Trainer(
-        problem, optimizer, settings, schedule=schedule, regularizers=regularizers, averaging=averaging,
-        validation=validation, early_stopping=_stopping(early_stopping, validation), trackers=trackers,
-        loggers=loggers, augment=_callable(augment, "augment"), accuracy=_callable(accuracy, "accuracy"),
+        problem,
+        optimizer,
+        settings,
+        schedule=schedule,
+        regularizers=regularizers,
+        averaging=averaging,
+        validation=validation,
+        early_stopping=_stopping(early_stopping, validation),
+        trackers=trackers,
+        loggers=loggers,
+        augment=_callable(augment, "augment"),
+        accuracy=_callable(accuracy, "accuracy"),
         folder=None if folder is None else Path(folder),
-    )  # fmt: skip
+    )
     return trainer.run(resume)
 
 
 def _require_trainable(problem: Problem, optimizer: Any) -> None:
-    require(isinstance(optimizer, torch.optim.Optimizer), "optimizer", "be a torch.optim.Optimizer", optimizer,
-            "such as torch.optim.SGD(model.parameters(), lr=0.1)", TypeError)  # fmt: skip
+    require(
+        isinstance(optimizer, torch.optim.Optimizer),
+        "optimizer",
+        "be a torch.optim.Optimizer",
+        optimizer,
+        "such as torch.optim.SGD(model.parameters(), lr=0.1)",
+        TypeError,
+    )
     closure = isinstance(optimizer, torch.optim.LBFGS)
     require(not closure, "optimizer", "step without a closure", "LBFGS", "it evaluates the loss many times a step")
-    require(problem._theta is None, "problem", "follow its model", "one made by at(), which is at other parameters",
-            "load them into the model")  # fmt: skip
+    require(
+        problem._theta is None,
+        "problem",
+        "follow its model",
+        "one made by at(), which is at other parameters",
+        "load them into the model",
+    )
     held = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
-    require(held == {problem.device}, "problem", f"be on the device of the parameters, {', '.join(map(str, held))}",
-            str(problem.device), "move the model with model.to(device), then make problem and optimizer")  # fmt: skip
-    require(problem._cast is None, "problem", "have its model's own dtype", f"dtype={problem._cast}",
-            "cast the model itself, or pass precision=")  # fmt: skip
+    require(
+        held == {problem.device},
+        "problem",
+        f"be on the device of the parameters, {', '.join(map(str, held))}",
+        str(problem.device),
+        "move the model with model.to(device), then make problem and optimizer",
+    )
+    require(
+        problem._cast is None,
+        "problem",
+        "have its model's own dtype",
+        f"dtype={problem._cast}",
+        "cast the model itself, or pass precision=",
+    )
 
 
 def _require_schedule(schedule: Any, optimizer: Any) -> None:
     if schedule is None:
         return
     ready = callable(getattr(schedule, "step", None)) and hasattr(schedule, "state_dict")
-    require(ready, "schedule", "be a scheduler made for the optimizer", schedule,
-            "such as lh.optim.schedules.cosine(optimizer, epochs)", TypeError)  # fmt: skip
+    require(
+        ready,
+        "schedule",
+        "be a scheduler made for the optimizer",
+        schedule,
+        "such as lh.optim.schedules.cosine(optimizer, epochs)",
+        TypeError,
+    )
     theirs = getattr(schedule, "optimizer", None)
     own = theirs is None or any(theirs is inner for inner in chain(optimizer))
     require(own, "schedule", "be of this optimizer", "one of another optimizer", "make it with schedule(optimizer, …)")
 
 
 def _require_parts(regularizers: Any, averaging: Any, trackers: Any) -> None:
-    for name, parts, wanted in (("regularizers", regularizers, ("add_to", "needs_product")),
-                                ("trackers", trackers, ("measure", "every", "unit"))):  # fmt: skip
+    for name, parts, wanted in (
+        ("regularizers", regularizers, ("add_to", "needs_product")),
+        ("trackers", trackers, ("measure", "every", "unit")),
+    ):
         require(isinstance(parts, Sequence) and not isinstance(parts, str), name, "be a list", parts, error=TypeError)
         for part in parts:
             missing = [each for each in wanted if not hasattr(part, each)]
@@ -134,8 +183,13 @@ def _stopping(asked: EarlyStopping | int | None, validation: Any) -> EarlyStoppi
     else:
         stopping = EarlyStopping(require_count(asked, "early_stopping"))
     held_out = stopping is not None and stopping.metric.startswith("validation")
-    require(not held_out or validation is not None, "validation", "be given for early stopping to watch", None,
-            'or watch another column: EarlyStopping(metric="loss")')  # fmt: skip
+    require(
+        not held_out or validation is not None,
+        "validation",
+        "be given for early stopping to watch",
+        None,
+        'or watch another column: EarlyStopping(metric="loss")',
+    )
     return stopping
 
 

@@ -143,9 +143,12 @@ class SampledTracker(ABC):
             cost, status = 0, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if is_failure(status) and not self._warned:
             self._warned = True
-            warnings.warn(f"the tracker {self.name!r} could not measure at step {step} ({status}); its columns are NaN "
-                          "there, and training goes on. Later failures are in its status column only",
-                          RuntimeWarning, stacklevel=2)  # fmt: skip
+            warnings.warn(
+                f"the tracker {self.name!r} could not measure at step {step} ({status}); its columns are NaN "
+                "there, and training goes on. Later failures are in its status column only",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return {
             **row,
             f"{self.name}_cost": float(cost),

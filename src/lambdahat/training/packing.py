@@ -68,8 +68,10 @@ class _Packer:
             return {"dtype": str(value).removeprefix("torch.")}
         if isinstance(value, torch.device):
             return {"device": str(value)}
-        raise TypeError(f"{path.strip('/')} must be a tensor, a number, text, or a list, tuple or dict of them to be "
-                        f"kept in a checkpoint, got {describe(value)}; convert it in state_dict()")  # fmt: skip
+        raise TypeError(
+            f"{path.strip('/')} must be a tensor, a number, text, or a list, tuple or dict of them to be "
+            f"kept in a checkpoint, got {describe(value)}; convert it in state_dict()"
+        )
 
     def _keep(self, tensor: Tensor, path: str) -> dict[str, Any]:
         """A tensor's place; its layout is kept, for products with a transposed matrix round differently."""

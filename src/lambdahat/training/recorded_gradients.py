@@ -145,8 +145,9 @@ def _hooked(model: nn.Module | None, parameters: list[Tensor]) -> bool:
     if any(getattr(nn.modules.module, f"_global{name}") for name in names):
         return True
     layers = [] if model is None else model.modules()
-    tensors = any(getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None)
-                  for p in parameters)  # fmt: skip
+    tensors = any(
+        getattr(p, "_backward_hooks", None) or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters
+    )
     return tensors or any(getattr(layer, name, None) for layer in layers for name in names)
 
 

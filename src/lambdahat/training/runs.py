@@ -90,8 +90,13 @@ class BestSoFar:
     def look(self, row: Mapping[str, Any], may_come: bool = False) -> bool:
         """Whether this epoch is the best one yet; one without the metric is not judged, if another may have it."""
         value = row.get(self.metric)
-        require(value is not None or may_come, "the metric of early stopping", f"be one of {', '.join(row)}",
-                repr(self.metric), "a validation metric needs validation=")  # fmt: skip
+        require(
+            value is not None or may_come,
+            "the metric of early stopping",
+            f"be one of {', '.join(row)}",
+            repr(self.metric),
+            "a validation metric needs validation=",
+        )
         if value is None:
             return False
         sign = -1.0 if self.metric.endswith("accuracy") else 1.0

@@ -31,8 +31,9 @@ class LearningCoefficientTracker(SampledTracker):
     name = "llc"
     unit_of_cost = "gradients"
 
-    def __init__(self, *, chains: int = 4, max_gradients: int = 4000, settings: Mapping[str, Any] | None = None,
-                 **common: Any) -> None:  # fmt: skip
+    def __init__(
+        self, *, chains: int = 4, max_gradients: int = 4000, settings: Mapping[str, Any] | None = None, **common: Any
+    ) -> None:
         super().__init__(**common)
         self.chains = require_count(chains, "chains")
         self.max_gradients = require_count(max_gradients, "max_gradients", least=100)
@@ -69,8 +70,11 @@ class LearningCoefficientTracker(SampledTracker):
         """What the next measurement begins with; the way of running the chains only where it is as fast again."""
         chains = result.chains
         assert chains is not None
-        known = {"localization": self._known.get("localization", result.localization), "mode": chains.mode,
-                 "device": sample.device.type}  # fmt: skip
+        known = {
+            "localization": self._known.get("localization", result.localization),
+            "mode": chains.mode,
+            "device": sample.device.type,
+        }
         self._known = known
 
     def _bounds(self, sample: Problem) -> tuple[int, int]:
@@ -104,8 +108,9 @@ class VarianceTracker(SampledTracker):
     def _read(self, sample: Problem, optimizer: Any) -> Reading:
         found = variance(sample, self.probes, self.seed)
         values: dict[str, float | Estimate] = {
-            "variance_gradient": found.gradient_variance, "variance_hessian": found.hessian_variance,
-        }  # fmt: skip
+            "variance_gradient": found.gradient_variance,
+            "variance_hessian": found.hessian_variance,
+        }
         if found.ggn_variance is not None:
             values["variance_ggn"] = found.ggn_variance
         return Reading(values, found.cost, found.status, found)

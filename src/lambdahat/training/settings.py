@@ -61,8 +61,11 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
     while inner is not None:
         names |= dict.fromkeys(inspect.signature(type(inner)).parameters)
         inner = getattr(inner, "base", None)
-    return {name: [_initial(optimizer, group, name) for group in optimizer.param_groups]
-            for name in names if name in optimizer.param_groups[0] and name != "params"}  # fmt: skip
+    return {
+        name: [_initial(optimizer, group, name) for group in optimizer.param_groups]
+        for name in names
+        if name in optimizer.param_groups[0] and name != "params"
+    }
 
 
 def _initial(optimizer: Any, group: Mapping[str, Any], name: str) -> str:
@@ -83,11 +86,21 @@ def require_same_run(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         was = stored.get(name)
         if name == "contents":
             same = was is not None and same_contents(was, value)
-            require(same, "folder", "hold a run on the same data", "one on other samples or labels",
-                    "give the data of that run, or choose another folder")  # fmt: skip
+            require(
+                same,
+                "folder",
+                "hold a run on the same data",
+                "one on other samples or labels",
+                "give the data of that run, or choose another folder",
+            )
             continue
         if name == "optimizer settings" and isinstance(was, Mapping):
             require_same_run(was, value)
             continue
-        require(was == value, "folder", f"hold a run with {name} = {value}", f"one with {name} = {was}",
-                "call fit as that run did, or choose another folder")  # fmt: skip
+        require(
+            was == value,
+            "folder",
+            f"hold a run with {name} = {value}",
+            f"one with {name} = {was}",
+            "call fit as that run did, or choose another folder",
+        )

@@ -52,10 +52,20 @@ class StackedModel:
     def _require_plain(model: nn.Module) -> None:
         for name, layer in model.named_modules():
             drawn, what = isinstance(layer, RANDOM) and getattr(layer, "p", 1.0) > 0, f"{type(layer).__name__} {name!r}"
-            require(not drawn, "make_model", "give models that draw nothing in training", what,
-                    "train such members one by one with fit")  # fmt: skip
-            require(not isinstance(layer, STATISTICS), "make_model", "give models without batch normalisation", what,
-                    "use layer or group norm, or train one by one with fit")  # fmt: skip
+            require(
+                not drawn,
+                "make_model",
+                "give models that draw nothing in training",
+                what,
+                "train such members one by one with fit",
+            )
+            require(
+                not isinstance(layer, STATISTICS),
+                "make_model",
+                "give models without batch normalisation",
+                what,
+                "use layer or group norm, or train one by one with fit",
+            )
 
     def _loss(self, parameters: Any, fixed: Any, data: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The mean loss of one member on a batch, how many targets it met, and how many there are."""

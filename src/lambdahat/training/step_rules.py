@@ -72,15 +72,26 @@ def step_rule(problem: Problem, optimizer: Any) -> StepRule:
             size = family.scale(group, base.state.get(parameter, {})).double().cpu()
             rates[where] = (learning_rate(base, group) / size).expand(parameter.shape).reshape(-1)
             decay[where] = 0.0 if family.decoupled(group) else float(group.get("weight_decay", 0.0))
-    require(held > 0, "optimizer", "hold parameters of the problem", "none of them",
-            "make the problem of the model that is trained")  # fmt: skip
+    require(
+        held > 0,
+        "optimizer",
+        "hold parameters of the problem",
+        "none of them",
+        "make the problem of the model that is trained",
+    )
     return StepRule(rates, decay, min(thresholds))
 
 
 def innermost(optimizer: Any) -> Any:
     """The optimiser within wrappers such as Lookahead (``base``)."""
-    require(hasattr(optimizer, "param_groups"), "optimizer", "be a torch.optim.Optimizer", optimizer,
-            "the tracker needs its learning rate", TypeError)  # fmt: skip
+    require(
+        hasattr(optimizer, "param_groups"),
+        "optimizer",
+        "be a torch.optim.Optimizer",
+        optimizer,
+        "the tracker needs its learning rate",
+        TypeError,
+    )
     while hasattr(optimizer, "base"):
         optimizer = optimizer.base
     return optimizer
@@ -100,8 +111,12 @@ def _places(problem: Problem, optimizer: Any) -> dict[int, slice]:
         return {id(named[name]): where for name, where in slices.items() if name in named}
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     fits = [tuple(parameter.shape) for parameter in held] == list(problem.space.shapes)
-    require(fits, "optimizer", "hold the problem's parameters, in their order",
-            ", ".join(str(tuple(parameter.shape)) for parameter in held[:4]))  # fmt: skip
+    require(
+        fits,
+        "optimizer",
+        "hold the problem's parameters, in their order",
+        ", ".join(str(tuple(parameter.shape)) for parameter in held[:4]),
+    )
     return {id(parameter): where for parameter, where in zip(held, slices.values(), strict=True)}
 
 
@@ -116,8 +131,14 @@ class _Family:
 
 def _family(optimizer: Any) -> _Family:
     known = next((family for kind, family in _FAMILIES.items() if isinstance(optimizer, kind)), None)
-    require(known is not None, "optimizer", "be SGD, Adam, AdamW, RMSprop, Padam or one of their kin",
-            type(optimizer).__name__, "for others no diagonal preconditioner is known", TypeError)  # fmt: skip
+    require(
+        known is not None,
+        "optimizer",
+        "be SGD, Adam, AdamW, RMSprop, Padam or one of their kin",
+        type(optimizer).__name__,
+        "for others no diagonal preconditioner is known",
+        TypeError,
+    )
     assert known is not None
     return known
 

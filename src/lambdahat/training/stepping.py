@@ -72,9 +72,16 @@ class Stepper:
     """
 
     def __init__(
-        self, subject: Subject, optimizer: Any, feed: Feed, *, precision: str, clip: float | None,
-        regularizers: Sequence[Any], curvature_samples: int | None,
-    ) -> None:  # fmt: skip
+        self,
+        subject: Subject,
+        optimizer: Any,
+        feed: Feed,
+        *,
+        precision: str,
+        clip: float | None,
+        regularizers: Sequence[Any],
+        curvature_samples: int | None,
+    ) -> None:
         self.subject, self.optimizer, self.feed = subject, optimizer, feed
         self.clip, self.regularizers, self.curvature_samples = clip, list(regularizers), curvature_samples
         self.parameters = subject.trained_by(optimizer)
@@ -84,11 +91,19 @@ class Stepper:
                 inner.scaler = self.scaler
         self._double = any(rule.needs_product for rule in self.regularizers)
         hooked = any(isinstance(inner, KFAC) and inner.fisher == "empirical" for inner in chain(optimizer))
-        require(not (self._double and hooked), "optimizer", "be KFAC with another Fisher beside a regularizer of "
-                "curvature, whose double backward its hooks do not see", 'fisher="empirical"',
-                'pass fisher="monte_carlo"')  # fmt: skip
-        require(not (self._double and self.scaler), "precision", 'be "float32" or "bfloat16" with a regularizer of '
-                "curvature", '"float16", whose gradients are scaled')  # fmt: skip
+        require(
+            not (self._double and hooked),
+            "optimizer",
+            "be KFAC with another Fisher beside a regularizer of curvature, whose double backward its hooks do not see",
+            'fisher="empirical"',
+            'pass fisher="monte_carlo"',
+        )
+        require(
+            not (self._double and self.scaler),
+            "precision",
+            'be "float32" or "bfloat16" with a regularizer of curvature',
+            '"float16", whose gradients are scaled',
+        )
         plain = subject.device.type == "cuda" and self.scaler is None and not self._double
         self.recorded = RecordedGradients(subject, self.parameters, joint_norm) if plain else None
 

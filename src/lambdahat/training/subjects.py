@@ -99,12 +99,21 @@ class Subject:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         own = {id(tensor) for tensor in self.tensors.values()}
         others = [tuple(parameter.shape) for parameter in held if id(parameter) not in own]
-        require(not others, "optimizer", "hold parameters of the problem's own model (or tensors)",
-                f"{len(others)} others, the first of shape {others[0] if others else ()}",
-                "make it with model.parameters() of the model that the problem was made of")  # fmt: skip
+        require(
+            not others,
+            "optimizer",
+            "hold parameters of the problem's own model (or tensors)",
+            f"{len(others)} others, the first of shape {others[0] if others else ()}",
+            "make it with model.parameters() of the model that the problem was made of",
+        )
         needy = all(parameter.requires_grad for parameter in held)
-        require(needy, "optimizer", "hold parameters that require gradients", "some that do not",
-                "call requires_grad_() on them")  # fmt: skip
+        require(
+            needy,
+            "optimizer",
+            "hold parameters that require gradients",
+            "some that do not",
+            "call requires_grad_() on them",
+        )
         return held
 
 

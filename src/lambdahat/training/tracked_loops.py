@@ -77,8 +77,12 @@ class Tracking:
         if not due and not metrics:
             return None
         row: dict[str, Any] = {
-            "kind": kind, "epoch": self.epochs, "step": self.steps, "progress": self._progress(), **metrics
-        }  # fmt: skip
+            "kind": kind,
+            "epoch": self.epochs,
+            "step": self.steps,
+            "progress": self._progress(),
+            **metrics,
+        }
         for tracker in due:
             row |= tracker.measure(self.problem, self.optimizer, self.epochs, self.steps)
         return self.metrics.add(row)
@@ -96,8 +100,13 @@ class Tracking:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there; rows that were written later are dropped, for they will be written again."""
-        require(len(state["trackers"]) == len(self.trackers), "state", f"hold {len(self.trackers)} trackers",
-                f"{len(state['trackers'])}", "make the same trackers as then")  # fmt: skip
+        require(
+            len(state["trackers"]) == len(self.trackers),
+            "state",
+            f"hold {len(self.trackers)} trackers",
+            f"{len(state['trackers'])}",
+            "make the same trackers as then",
+        )
         self.steps, self.epochs = state["steps"], state["epochs"]
         self.metrics.cut(state["metrics"])
         for tracker, own in zip(self.trackers, state["trackers"], strict=True):
@@ -106,8 +115,13 @@ class Tracking:
     def begin(self, resume: bool = False, upto: int | None = None) -> Row | None:
         """Measure the start; or, to ``resume``, take up the rows in the folder, of steps to ``upto`` only if given."""
         length = self.metrics.length
-        require(resume or length == 0, "folder", "be new or empty", f"{self.folder}, which holds a run",
-                "go on with it by resuming, or choose another folder")  # fmt: skip
+        require(
+            resume or length == 0,
+            "folder",
+            "be new or empty",
+            f"{self.folder}, which holds a run",
+            "go on with it by resuming, or choose another folder",
+        )
         if self.folder is not None:
             self._require_same(length)
         if length == 0:
@@ -165,8 +179,14 @@ def _made(trackers: str | Sequence[Tracker | str]) -> list[Tracker]:
     names = [part for part in parts if isinstance(part, str)]
     made: list[Tracker] = [part for part in parts if not isinstance(part, str)]
     for tracker in made:
-        require(isinstance(tracker, Tracker), "trackers", "have name, every, unit and measure", tracker,
-                'make one with make_tracker("trace")', TypeError)  # fmt: skip
+        require(
+            isinstance(tracker, Tracker),
+            "trackers",
+            "have name, every, unit and measure",
+            tracker,
+            'make one with make_tracker("trace")',
+            TypeError,
+        )
     made += [*make_trackers(names)] if names else []
     require(bool(made), "trackers", "hold at least one", "none")
     known = [tracker.name for tracker in made]

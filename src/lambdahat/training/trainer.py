@@ -36,10 +36,22 @@ class Trainer:
     """One run: everything ``fit`` was given, and where it has got to."""
 
     def __init__(
-        self, problem: Problem, optimizer: Any, settings: Settings, *, schedule: Any, regularizers: Sequence[Any],
-        averaging: Any, validation: Any, early_stopping: EarlyStopping | None, trackers: Sequence[Any],
-        loggers: Sequence[Any], augment: Augment | None, accuracy: Judge | None, folder: Path | None,
-    ) -> None:  # fmt: skip
+        self,
+        problem: Problem,
+        optimizer: Any,
+        settings: Settings,
+        *,
+        schedule: Any,
+        regularizers: Sequence[Any],
+        averaging: Any,
+        validation: Any,
+        early_stopping: EarlyStopping | None,
+        trackers: Sequence[Any],
+        loggers: Sequence[Any],
+        augment: Augment | None,
+        accuracy: Judge | None,
+        folder: Path | None,
+    ) -> None:
         self.problem, self.optimizer, self.settings = problem, optimizer, settings
         self.schedule, self.averaging, self.early_stopping = schedule, averaging, early_stopping
         self.trackers, self.folder, self._asked_loggers = list(trackers), folder, loggers
@@ -47,9 +59,14 @@ class Trainer:
         self.subject = Subject(problem, settings.precision, accuracy)
         self.feed = Feed(problem, settings.batch_size, settings.accumulate, settings.seed, augment)
         self.stepper = Stepper(
-            self.subject, optimizer, self.feed, precision=settings.precision, clip=settings.clip,
-            regularizers=regularizers, curvature_samples=settings.curvature_samples,
-        )  # fmt: skip
+            self.subject,
+            optimizer,
+            self.feed,
+            precision=settings.precision,
+            clip=settings.clip,
+            regularizers=regularizers,
+            curvature_samples=settings.curvature_samples,
+        )
         self.validation = None if validation is None else _held_out(problem, validation)
         self.metrics = Metrics(folder)
         self.checkpoints = None if folder is None else Checkpoints(folder / "checkpoints", settings.keep)
@@ -94,8 +111,13 @@ class Trainer:
         found = None
         if self.checkpoints is not None:
             used = bool(self.checkpoints.paths()) or self.metrics.length > 0
-            require(resume or not used, "folder", "be new or empty", f"{self.folder}, which holds a run",
-                    "pass resume=True (--resume) to go on with it, or choose another folder")  # fmt: skip
+            require(
+                resume or not used,
+                "folder",
+                "be new or empty",
+                f"{self.folder}, which holds a run",
+                "pass resume=True (--resume) to go on with it, or choose another folder",
+            )
             found = self.checkpoints.newest(self._fault) if resume else None
         if found is None:
             self._initial = [parameter.detach().clone() for parameter in self.stepper.parameters]
@@ -137,19 +159,27 @@ class Trainer:
         """What must be the same for a run to go on, as it is before the first step."""
         stopping = self.early_stopping
         return {
-            **self.settings.fingerprint, "samples": self.problem.num_samples, "data": self.feed.digest(),
+            **self.settings.fingerprint,
+            "samples": self.problem.num_samples,
+            "data": self.feed.digest(),
             "contents": contents(self.problem) if self.folder is not None else None,
             "trackers": [described_tracker(tracker) for tracker in self.trackers],
-            "optimizer": type(self.optimizer).__name__, "optimizer settings": optimizer_settings(self.optimizer),
+            "optimizer": type(self.optimizer).__name__,
+            "optimizer settings": optimizer_settings(self.optimizer),
             "regularizers": [described(rule) for rule in self.stepper.regularizers],
             "early stopping": None if stopping is None else asdict(stopping),
             "parameters": {name: tuple(tensor.shape) for name, tensor in self.subject.tensors.items()},
-        }  # fmt: skip
+        }
 
     def _parts(self) -> dict[str, Any]:
         """What has a state of its own, by name."""
-        found = {"optimizer": self.optimizer, "schedule": self.schedule, "averaging": self.averaging,
-                 "scaler": self.stepper.scaler, "best": self.best}  # fmt: skip
+        found = {
+            "optimizer": self.optimizer,
+            "schedule": self.schedule,
+            "averaging": self.averaging,
+            "scaler": self.stepper.scaler,
+            "best": self.best,
+        }
         found |= {f"tracker {i} ({tracker.name})": tracker for i, tracker in enumerate(self.trackers)}
         found |= {f"regularizer {i}": rule for i, rule in enumerate(self.stepper.regularizers)}
         return {name: part for name, part in found.items() if hasattr(part, "state_dict")}
@@ -158,12 +188,20 @@ class Trainer:
         device = self.problem.device
         cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
         return {
-            "settings": self.about, "epoch": self.epoch, "batch": self.batch, "step": self.step,
-            "ended": self.ended, "seconds": self.watch.seconds, "metrics": self.metrics.sync(),
-            "initial": self._initial_digest, "averaged": self.averaged, "tally": self.tally.state_dict(),
-            "rng": {"cpu": torch.get_rng_state(), "cuda": cuda}, "model": self.subject.tensors,
+            "settings": self.about,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "step": self.step,
+            "ended": self.ended,
+            "seconds": self.watch.seconds,
+            "metrics": self.metrics.sync(),
+            "initial": self._initial_digest,
+            "averaged": self.averaged,
+            "tally": self.tally.state_dict(),
+            "rng": {"cpu": torch.get_rng_state(), "cuda": cuda},
+            "model": self.subject.tensors,
             "parts": {name: part.state_dict() for name, part in self._parts().items()},
-        }  # fmt: skip
+        }
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self.epoch, self.batch, self.step = state["epoch"], state["batch"], state["step"]
@@ -174,9 +212,13 @@ class Trainer:
         self.tally.load_state_dict(state["tally"])
         parts, stored = self._parts(), state["parts"]
         strange = sorted(set(parts) ^ set(stored))
-        require(not strange, "folder", "hold a run of the same parts",
-                f"one {'with' if strange and strange[0] in stored else 'without'} {', '.join(strange)}",
-                "call fit as that run did")  # fmt: skip
+        require(
+            not strange,
+            "folder",
+            "hold a run of the same parts",
+            f"one {'with' if strange and strange[0] in stored else 'without'} {', '.join(strange)}",
+            "call fit as that run did",
+        )
         for name, part in parts.items():
             part.load_state_dict(stored[name])
         torch.set_rng_state(state["rng"]["cpu"])
@@ -218,8 +260,15 @@ class Trainer:
         """After a step: what is measured every few steps, and a checkpoint within the epoch."""
         found = self._track("step", self.step)
         if found:
-            self._log({"kind": "step", "epoch": self.epoch + 1, "step": self.step,
-                       "progress": self.epoch + self.batch / self.feed.steps, **found})  # fmt: skip
+            self._log(
+                {
+                    "kind": "step",
+                    "epoch": self.epoch + 1,
+                    "step": self.step,
+                    "progress": self.epoch + self.batch / self.feed.steps,
+                    **found,
+                }
+            )
         every = self.settings.checkpoint_steps
         if self.checkpoints is not None and every and self.step % every == 0 and self.batch < self.feed.steps:
             if bool(self.tally.is_finite()):
@@ -244,8 +293,13 @@ class Trainer:
         rate = float(self.optimizer.param_groups[0]["lr"])
         self._advance("epoch")
         diverged = not math.isfinite(means["loss"])
-        row: dict[str, Any] = {"kind": "epoch", "epoch": self.epoch + 1, "step": self.step,
-                               "progress": float(self.epoch + 1), **means}  # fmt: skip
+        row: dict[str, Any] = {
+            "kind": "epoch",
+            "epoch": self.epoch + 1,
+            "step": self.step,
+            "progress": float(self.epoch + 1),
+            **means,
+        }
         if not diverged:
             row |= self._validated()
         row |= {**self._norms(), "learning_rate": rate, "seconds": self.watch.seconds}
@@ -314,13 +368,21 @@ class Trainer:
         if tensors:
             self.subject.load(tensors)
         elif self.best.row:
-            warnings.warn("the checkpoint of the best epoch is gone: the model stays at its last", RuntimeWarning,
-                          stacklevel=4)  # fmt: skip
+            warnings.warn(
+                "the checkpoint of the best epoch is gone: the model stays at its last", RuntimeWarning, stacklevel=4
+            )
 
     def _result(self) -> Run:
         status = Status.TRAINING_DIVERGED if self.ended == "diverged" else Status.CONVERGED
-        return Run(tuple(self.metrics.rows), self.ended, self.best.row, self.averaged,
-                   "" if self.folder is None else str(self.folder), self.about, status)  # fmt: skip
+        return Run(
+            tuple(self.metrics.rows),
+            self.ended,
+            self.best.row,
+            self.averaged,
+            "" if self.folder is None else str(self.folder),
+            self.about,
+            status,
+        )
 
 
 class Stopwatch:

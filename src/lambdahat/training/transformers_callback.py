@@ -25,8 +25,14 @@ def HuggingFaceTracker(
     """
     from transformers import TrainerCallback
 
-    require(callable(problem_fn), "problem_fn", "be a function of the model", problem_fn,
-            'such as lambda model: lh.Problem(model, "model", batches)', TypeError)  # fmt: skip
+    require(
+        callable(problem_fn),
+        "problem_fn",
+        "be a function of the model",
+        problem_fn,
+        'such as lambda model: lh.Problem(model, "model", batches)',
+        TypeError,
+    )
 
     class Measuring(TrainerCallback):  # type: ignore[misc,unused-ignore]
         """Measures at the start, after steps and after epochs."""

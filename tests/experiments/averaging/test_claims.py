@@ -24,8 +24,16 @@ from lambdahat.experiments.experiment import SCALES, Rows, key_of
 from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED
 
 SEEDS = 6
-MODULES = (adam_ia, averaging_dimension, averaging_ensembles, averaging_schedules, averaging_starts, gadam_image,
-           gadam_imagenet, gadam_language)  # fmt: skip
+MODULES = (
+    adam_ia,
+    averaging_dimension,
+    averaging_ensembles,
+    averaging_schedules,
+    averaging_starts,
+    gadam_image,
+    gadam_imagenet,
+    gadam_language,
+)
 
 
 def noisy(value, seed, name):
@@ -35,8 +43,11 @@ def noisy(value, seed, name):
 
 def ends(key, values, column="accuracy", **more):
     """A row of the end for each setting and seed."""
-    return [{"kind": "end", "network": "N", key: name, "seed": seed, column: noisy(value, seed, name), **more}
-            for name, value in values.items() for seed in range(SEEDS)]  # fmt: skip
+    return [
+        {"kind": "end", "network": "N", key: name, "seed": seed, column: noisy(value, seed, name), **more}
+        for name, value in values.items()
+        for seed in range(SEEDS)
+    ]
 
 
 def verdicts(module, rows):
@@ -85,11 +96,21 @@ def test_networks_are_read_one_by_one():
 def spectrum_rows(fit, held_out):
     """Gadam ten times sharper than SGD in both modes, with these training and held-out accuracies."""
     return [
-        {"kind": "spectrum", "network": "VGG-A", "optimizer": name, "mode": mode, "seed": seed,
-         "training accuracy": fit[name], "accuracy": held_out[name], "largest": noisy(size, seed, f"{name} {mode}"),
-         "frobenius": noisy(size, seed, f"F {name} {mode}")}
-        for name, size in (("SGD", 1.0), ("Gadam", 10.0)) for mode in ("train", "eval") for seed in range(SEEDS)
-    ]  # fmt: skip
+        {
+            "kind": "spectrum",
+            "network": "VGG-A",
+            "optimizer": name,
+            "mode": mode,
+            "seed": seed,
+            "training accuracy": fit[name],
+            "accuracy": held_out[name],
+            "largest": noisy(size, seed, f"{name} {mode}"),
+            "frobenius": noisy(size, seed, f"F {name} {mode}"),
+        }
+        for name, size in (("SGD", 1.0), ("Gadam", 10.0))
+        for mode in ("train", "eval")
+        for seed in range(SEEDS)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -124,14 +145,17 @@ def test_printed_gaps_are_those_of_the_tables():
 
 def test_a_best_start_is_chosen_by_the_other_seeds():
     values = {0: {0.0: 9.0, 0.5: 1.0}, 1: {0.0: 2.0, 0.5: 4.0}, 2: {0.0: 3.0, 0.5: 6.0}}
-    rows = Rows({"seed": seed, "start": start, "accuracy": value}
-                for seed, by in values.items() for start, value in by.items())  # fmt: skip
+    rows = Rows(
+        {"seed": seed, "start": start, "accuracy": value} for seed, by in values.items() for start, value in by.items()
+    )
     assert tuned_start(rows, "accuracy") == {0: 1.0, 1: 2.0, 2: 3.0}  # the others of 0 prefer the half, those of 1 not
     assert tuned_start(rows, "accuracy", lowest=True) == {0: 9.0, 1: 4.0, 2: 6.0}
 
 
-LEARNT = [{"run": "A", "seed": seed, "accuracy": 60.0, "averaged": True, "before": 50.0, "iterate accuracy": 50.5}
-          for seed in range(3)]  # fmt: skip
+LEARNT = [
+    {"run": "A", "seed": seed, "accuracy": 60.0, "averaged": True, "before": 50.0, "iterate accuracy": 50.5}
+    for seed in range(3)
+]
 
 
 @pytest.mark.parametrize(
@@ -173,19 +197,42 @@ def test_claims_on_adam_with_averages(sign, expected):
 
 
 def test_a_margin_without_batch_norm_waits_for_iterates_that_have_settled():
-    rows = [{"kind": "end", "network": "N", "norm layers": norm, "run": name, "seed": seed, "averaged": True,
-             "accuracy": noisy(50.0, seed, name), "before": 48.0,
-             "iterate accuracy": 48.0 + 2 * (norm == adam_ia.WITHOUT)}
-            for norm in (adam_ia.WITH, adam_ia.WITHOUT) for name in (*adam_ia.AVERAGED, "AdamW", adam_ia.SLOW)
-            for seed in range(SEEDS)]  # fmt: skip
+    rows = [
+        {
+            "kind": "end",
+            "network": "N",
+            "norm layers": norm,
+            "run": name,
+            "seed": seed,
+            "averaged": True,
+            "accuracy": noisy(50.0, seed, name),
+            "before": 48.0,
+            "iterate accuracy": 48.0 + 2 * (norm == adam_ia.WITHOUT),
+        }
+        for norm in (adam_ia.WITH, adam_ia.WITHOUT)
+        for name in (*adam_ia.AVERAGED, "AdamW", adam_ia.SLOW)
+        for seed in range(SEEDS)
+    ]
     found = {claim.sentence: claim.unmet for claim in adam_ia.claims(Rows(rows))}
     unmet = [sentence for sentence, reason in found.items() if reason]
     assert unmet == ["Gadam gains more over scheduled AdamW with batch norm than without"]
 
 
 def schedule_rows(sign):
-    level = {"SGD, flat": 0, "SGD, step": 1, "SGD, linear": 2, "SGD + LH": 3, "SWA": 5, "SWA-Auto": 1, "AdamW, flat": 0,
-             "AdamW, linear": 1, "AdamW + LH": 2, "Gadam": 4.1, "Gadam + LH": 4, "Gadam-Auto": 3}  # fmt: skip
+    level = {
+        "SGD, flat": 0,
+        "SGD, step": 1,
+        "SGD, linear": 2,
+        "SGD + LH": 3,
+        "SWA": 5,
+        "SWA-Auto": 1,
+        "AdamW, flat": 0,
+        "AdamW, linear": 1,
+        "AdamW + LH": 2,
+        "Gadam": 4.1,
+        "Gadam + LH": 4,
+        "Gadam-Auto": 3,
+    }
     rows = ends("run", {name: 50 + sign * rank for name, rank in level.items()})
     rows = put(rows, "run", dict.fromkeys(level, 50.0), "iterate accuracy")
     rows = put(rows, "run", {name: 55 + sign * (name == "SGD, step") for name in level}, "training accuracy")
@@ -194,15 +241,32 @@ def schedule_rows(sign):
     for start, every in plans(10, 4, averaging_schedules.FREQUENCIES):
         bonus = 0.5 if start == 0.9 else 0.0
         level = 50 + sign * (2.0 + bonus if every == 0 else 1.5)
-        rows += [{"kind": "average", "run": "AdamW, flat", "network": "N", "seed": seed, "start": start,
-                  "frequency": every, "accuracy": noisy(level, seed, f"{start} {every}")}
-                 for seed in range(SEEDS)]  # fmt: skip
+        rows += [
+            {
+                "kind": "average",
+                "run": "AdamW, flat",
+                "network": "N",
+                "seed": seed,
+                "start": start,
+                "frequency": every,
+                "accuracy": noisy(level, seed, f"{start} {every}"),
+            }
+            for seed in range(SEEDS)
+        ]
     steps = {"AdamW + LH": 1 - 0.5 * sign, "AdamW, linear": 1, "AdamW, flat": 0}
     return rows + [
-        {"kind": "epoch", "run": name, "network": "N", "seed": seed, "epoch": epoch,
-         "iterate accuracy": 50 + (1 + 0.01 * seed) * step * (epoch % 2)}
-        for name, step in steps.items() for seed in range(SEEDS) for epoch in range(1, 10)
-    ]  # fmt: skip
+        {
+            "kind": "epoch",
+            "run": name,
+            "network": "N",
+            "seed": seed,
+            "epoch": epoch,
+            "iterate accuracy": 50 + (1 + 0.01 * seed) * step * (epoch % 2),
+        }
+        for name, step in steps.items()
+        for seed in range(SEEDS)
+        for epoch in range(1, 10)
+    ]
 
 
 @pytest.mark.parametrize(("sign", "expected"), [(1, HOLDS), (-1, FAILS)])
@@ -217,8 +281,9 @@ def test_claims_on_schedules(sign, expected):
 
 
 def test_a_gap_that_is_there_at_a_flat_rate_is_not_that_of_the_thesis():
-    rows = put(schedule_rows(1), "run", dict.fromkeys({row["run"] for row in schedule_rows(1)}, 90.0),
-               "training accuracy")  # fmt: skip
+    rows = put(
+        schedule_rows(1), "run", dict.fromkeys({row["run"] for row in schedule_rows(1)}, 90.0), "training accuracy"
+    )
     unmet = [claim for claim in averaging_schedules.claims(Rows(rows)) if claim.unmet]
     assert [claim.unmet for claim in unmet] == [
         "the gap at a flat rate is 40 points already, where the thesis has none"
@@ -241,17 +306,43 @@ def start_rows(sign, network, risen=0.0):
 
     GadamX is above Gadam, and Lookahead helps in Figure 7.12b; with sign −1 all of it is the other way round.
     """
-    level = {"AdamW, flat": 0, "AdamW, linear": 1, "PadamW, flat": 0, "PadamW, linear": 1, "SGD, linear": 2,
-             "SGD + LH": 3, "AdamW + LH": 2, "Gadam": 4, "Gadam + LH": 5}  # fmt: skip
+    level = {
+        "AdamW, flat": 0,
+        "AdamW, linear": 1,
+        "PadamW, flat": 0,
+        "PadamW, linear": 1,
+        "SGD, linear": 2,
+        "SGD + LH": 3,
+        "AdamW + LH": 2,
+        "Gadam": 4,
+        "Gadam + LH": 5,
+    }
     rows = ends("run", {name: 50 + sign * rank for name, rank in level.items()})
     rows = put(rows, "run", dict.fromkeys(level, 30.0), "early")
     for run, ahead in (("AdamW, flat", 2), ("PadamW, flat", 3)):
-        rows += [{"kind": "average", "run": run, "seed": seed, "start": start, "frequency": 0,
-                  "accuracy": noisy(50 + sign * ahead + 0.5 * (start == 0.9), seed, f"{run} {start}")}
-                 for start in STARTS for seed in range(SEEDS)]  # fmt: skip
-        rows += [{"kind": "epoch", "run": run, "seed": seed, "epoch": epoch,
-                  "iterate accuracy": 50.0 + risen * (epoch == 12)}
-                 for seed in range(SEEDS) for epoch in range(1, 13)]  # fmt: skip
+        rows += [
+            {
+                "kind": "average",
+                "run": run,
+                "seed": seed,
+                "start": start,
+                "frequency": 0,
+                "accuracy": noisy(50 + sign * ahead + 0.5 * (start == 0.9), seed, f"{run} {start}"),
+            }
+            for start in STARTS
+            for seed in range(SEEDS)
+        ]
+        rows += [
+            {
+                "kind": "epoch",
+                "run": run,
+                "seed": seed,
+                "epoch": epoch,
+                "iterate accuracy": 50.0 + risen * (epoch == 12),
+            }
+            for seed in range(SEEDS)
+            for epoch in range(1, 13)
+        ]
     return [{**row, "network": network} for row in rows]
 
 
@@ -316,13 +407,18 @@ def test_the_best_start_stands_beside_the_thesis():
 
 def test_lookahead_runs_on_the_second_network_alone():
     cells = averaging_starts.EXPERIMENT.grid("paper")
-    runs = {network: {cell["run"] for cell in cells if cell["network"] == network}
-            for network in ("VGG-16-BN", "PreResNet-20")}  # fmt: skip
+    runs = {
+        network: {cell["run"] for cell in cells if cell["network"] == network}
+        for network in ("VGG-16-BN", "PreResNet-20")
+    }
     bases = {"AdamW, flat", "AdamW, linear", "PadamW, flat", "PadamW, linear"}
     assert runs["VGG-16-BN"] == bases
     assert runs["PreResNet-20"] == bases | {"SGD, linear", "SGD + LH", "AdamW + LH", "Gadam", "Gadam + LH"}
-    of = {cell["run"]: (cell["optimizer"], cell["rate"], cell["decay"], cell["schedule"])
-          for cell in cells if cell["network"] == "PreResNet-20"}  # fmt: skip
+    of = {
+        cell["run"]: (cell["optimizer"], cell["rate"], cell["decay"], cell["schedule"])
+        for cell in cells
+        if cell["network"] == "PreResNet-20"
+    }
     assert of["PadamW, flat"] == ("PadamW", 0.1, 2.5e-3, "flat")
     assert of["AdamW + LH"] == ("AdamW+LH", 1e-3, 0.1, "linear")
     assert of["Gadam + LH"] == ("Gadam+LH", 1e-3, 0.1, "averaging")
@@ -335,12 +431,24 @@ def language_rows(sign, late=6.0):
     rows = ends("name", {name: 10 + sign * rank for name, rank in level.items()}, "test perplexity")
     for start, every in gadam_language.plans(10, 100):
         value = 10 + sign * ((1.0 if every == 1 else 0.5) - 0.2 * (start == 0.25))
-        rows += [{"kind": "average", "network": "N", "seed": seed, "start": start, "frequency": every,
-                  "perplexity": noisy(value, seed, f"{start} {every}"),
-                  "test perplexity": noisy(value, seed, f"t{start} {every}")} for seed in range(SEEDS)]  # fmt: skip
+        rows += [
+            {
+                "kind": "average",
+                "network": "N",
+                "seed": seed,
+                "start": start,
+                "frequency": every,
+                "perplexity": noisy(value, seed, f"{start} {every}"),
+                "test perplexity": noisy(value, seed, f"t{start} {every}"),
+            }
+            for seed in range(SEEDS)
+        ]
     course = {1: 20.0, 10: late, 20: late, 30: late, 40: 6.0}
-    return rows + [{"kind": "epoch", "name": name, "seed": 0, "epoch": epoch, "iterate perplexity": value}
-                   for name in level for epoch, value in course.items()]  # fmt: skip
+    return rows + [
+        {"kind": "epoch", "name": name, "seed": 0, "epoch": epoch, "iterate perplexity": value}
+        for name in level
+        for epoch, value in course.items()
+    ]
 
 
 @pytest.mark.parametrize(("sign", "expected"), [(1, HOLDS), (-1, FAILS)])
@@ -365,16 +473,36 @@ def test_language_claims_wait_for_iterates_that_have_settled():
 
 
 def imagenet_rows(sign, data, network="N"):
-    level = {"SGD large": 0, "Lookahead, centralised": 0, "SGD IA, untuned": 0, "Padam": 1, "AdamW": 1, "SGD": 2,
-             "GadamX, untuned": 3, "SGD IA": 3, "Gadam": 3, "Gadam δ = 1": 4, "GadamX": 5}  # fmt: skip
+    level = {
+        "SGD large": 0,
+        "Lookahead, centralised": 0,
+        "SGD IA, untuned": 0,
+        "Padam": 1,
+        "AdamW": 1,
+        "SGD": 2,
+        "GadamX, untuned": 3,
+        "SGD IA": 3,
+        "Gadam": 3,
+        "Gadam δ = 1": 4,
+        "GadamX": 5,
+    }
     fast = {"Lookahead, centralised": 1, "Gadam δ = 1": -1, "SGD large": -1}
     rows = ends("run", {name: 60 + sign * rank for name, rank in level.items()}, data=data)
     return [{**row, "network": network} for row in rows] + [
-        {"kind": "epoch", "network": network, "run": name, "seed": seed, "epoch": epoch, "averaged": epoch > 4,
-         "accuracy": 60 + sign * epoch,
-         "iterate accuracy": noisy(60 + sign * fast.get(name, 0), seed, f"{name} {epoch}")}
-        for name in level for seed in range(SEEDS) for epoch in range(1, 13)
-    ]  # fmt: skip
+        {
+            "kind": "epoch",
+            "network": network,
+            "run": name,
+            "seed": seed,
+            "epoch": epoch,
+            "averaged": epoch > 4,
+            "accuracy": 60 + sign * epoch,
+            "iterate accuracy": noisy(60 + sign * fast.get(name, 0), seed, f"{name} {epoch}"),
+        }
+        for name in level
+        for seed in range(SEEDS)
+        for epoch in range(1, 13)
+    ]
 
 
 @pytest.mark.parametrize(("sign", "expected"), [(1, HOLDS), (-1, FAILS)])
@@ -419,8 +547,11 @@ def test_on_two_networks_comparisons_of_ours_are_read_apart_and_the_text_over_bo
 
 def test_the_text_is_read_of_networks_that_have_all_its_runs():
     """A second network has the runs of Table 7.4 alone, whose high accuracy must not make SGD the best rival."""
-    second = [{**row, "accuracy": row["accuracy"] + 30} for row in imagenet_rows(1, "imagenet", "WideResNet-16×4")
-              if row["run"] in gadam_imagenet.TABLE]  # fmt: skip
+    second = [
+        {**row, "accuracy": row["accuracy"] + 30}
+        for row in imagenet_rows(1, "imagenet", "WideResNet-16×4")
+        if row["run"] in gadam_imagenet.TABLE
+    ]
     alone = imagenet_rows(1, "imagenet", "PreResNet-20")
     one, two = (gadam_imagenet.claims(Rows(rows)) for rows in (alone, alone + second))
     assert [(each.sentence, each.reading) for each in one if "§7.10" in each.source] == [
@@ -434,15 +565,25 @@ def test_claims_on_dimension(sign, expected):
     for power, size in enumerate((100, 1000, 10_000, 100_000)):
         gain = {"SGD": 0.0, "SWA": 5 + sign * power, "GadamX": 5.5 + sign * power}
         rows += [
-            {**row, "subject": "network", "network": f"N{size}", "parameters": size,
-             "own gain": noisy(5 + sign * power, row["seed"], f"own {size}")}
+            {
+                **row,
+                "subject": "network",
+                "network": f"N{size}",
+                "parameters": size,
+                "own gain": noisy(5 + sign * power, row["seed"], f"own {size}"),
+            }
             for row in ends("optimizer", {name: 50 + value for name, value in gain.items()})
-        ]  # fmt: skip
+        ]
         rows += [
-            {"subject": "quadratic", "dimension": size, "seed": seed, "gain": noisy(1.0, seed, size) * size**sign,
-             "misfit": noisy(0.0 if sign > 0 else 9.0, seed, f"m{size}")}
+            {
+                "subject": "quadratic",
+                "dimension": size,
+                "seed": seed,
+                "gain": noisy(1.0, seed, size) * size**sign,
+                "misfit": noisy(0.0 if sign > 0 else 9.0, seed, f"m{size}"),
+            }
             for seed in range(SEEDS)
-        ]  # fmt: skip
+        ]
     found = verdicts(averaging_dimension, rows)
     assert len(found) == 6
     assert set(found.values()) == {expected}
@@ -450,8 +591,11 @@ def test_claims_on_dimension(sign, expected):
 
 
 def test_slopes_are_taken_seed_by_seed():
-    rows = Rows({"seed": seed, "log size": size, "gain": 10 * seed + (2 + seed) * size}
-                for seed in range(3) for size in (1.0, 2.0, 4.0))  # fmt: skip
+    rows = Rows(
+        {"seed": seed, "log size": size, "gain": 10 * seed + (2 + seed) * size}
+        for seed in range(3)
+        for size in (1.0, 2.0, 4.0)
+    )
     reading = averaging_dimension.slopes(rows, "gain")
     assert reading.value == pytest.approx(3.0)
     assert reading.stderr == pytest.approx(1 / math.sqrt(3))

@@ -10,8 +10,16 @@ from lambdahat.experiments.reproduction import FAILS, HOLDS, OPEN, UNTESTED
 from tests.documents import DOCS, ROOT
 
 STORES = ROOT / "benchmarks" / "results" / "reproductions"
-NAMES = ("gadam-image", "gadam-imagenet", "gadam-language", "adam-ia", "averaging-schedules", "averaging-starts",
-         "averaging-dimension", "averaging-ensembles")  # fmt: skip
+NAMES = (
+    "gadam-image",
+    "gadam-imagenet",
+    "gadam-language",
+    "adam-ia",
+    "averaging-schedules",
+    "averaging-starts",
+    "averaging-dimension",
+    "averaging-ensembles",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

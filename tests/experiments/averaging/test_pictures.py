@@ -25,8 +25,18 @@ def pictures(tmp_path):
 
 
 def config(**changes):
-    settings = {"data": "imagenet32", "training": 16, "held_out": 2, "epochs": 3, "seeds": 1,
-                "networks": ("VGG-4×2-BN",), "batch": 8, "augmented": False, "more_seeds": 1, **changes}  # fmt: skip
+    settings = {
+        "data": "imagenet32",
+        "training": 16,
+        "held_out": 2,
+        "epochs": 3,
+        "seeds": 1,
+        "networks": ("VGG-4×2-BN",),
+        "batch": 8,
+        "augmented": False,
+        "more_seeds": 1,
+        **changes,
+    }
     return gadam_imagenet.Config(**settings)
 
 
@@ -71,8 +81,16 @@ def test_a_folder_must_be_named_and_have_one_set_of_classes(pictures):
 
 def test_a_stand_in_says_so_in_its_table(tmp_path):
     smoke = gadam_imagenet.EXPERIMENT.scales["smoke"]
-    end = {"kind": "end", "network": "N", "parameters": 5, "seed": 0, "accuracy": 1.0, "top 5": 2.0,
-           "iterate accuracy": 1.0, "training accuracy": 1.0}  # fmt: skip
+    end = {
+        "kind": "end",
+        "network": "N",
+        "parameters": 5,
+        "seed": 0,
+        "accuracy": 1.0,
+        "top 5": 2.0,
+        "iterate accuracy": 1.0,
+        "training accuracy": 1.0,
+    }
     for data, expected in ((smoke.data, True), ("imagenet32", False)):
         rows = Rows([{**end, "data": data, "run": name} for name in gadam_imagenet.RUNS])
         assert ("in place of ImageNet" in gadam_imagenet.tables(rows)[0].title) is expected
@@ -85,8 +103,16 @@ def test_the_configurations_of_the_thesis_are_whole():
 
 
 def test_a_table_and_charts_for_each_network():
-    end = {"kind": "end", "data": "cifar10", "parameters": 5, "seed": 0, "accuracy": 1.0, "top 5": 2.0,
-           "iterate accuracy": 1.0, "training accuracy": 1.0}  # fmt: skip
+    end = {
+        "kind": "end",
+        "data": "cifar10",
+        "parameters": 5,
+        "seed": 0,
+        "accuracy": 1.0,
+        "top 5": 2.0,
+        "iterate accuracy": 1.0,
+        "training accuracy": 1.0,
+    }
     networks = gadam_imagenet.EXPERIMENT.scales["paper"].networks
     rows = Rows([{**end, "network": network, "run": name} for network in networks for name in gadam_imagenet.TABLE])
     tables = gadam_imagenet.tables(rows)
@@ -101,8 +127,10 @@ def test_a_table_and_charts_for_each_network():
 
 def test_at_paper_scale_cells_are_network_by_run_by_seed():
     cells = gadam_imagenet.EXPERIMENT.grid("paper")
-    first, second = ([cell["run"] for cell in cells if cell["network"] == name] for name in
-                     gadam_imagenet.EXPERIMENT.scales["paper"].networks)  # fmt: skip
+    first, second = (
+        [cell["run"] for cell in cells if cell["network"] == name]
+        for name in gadam_imagenet.EXPERIMENT.scales["paper"].networks
+    )
     assert sorted(first) == sorted(3 * [*gadam_imagenet.RUNS, *gadam_imagenet.MORE])
     assert sorted(second) == sorted(3 * gadam_imagenet.TABLE)
     assert {cell["precision"] for cell in cells} == {"bfloat16"}

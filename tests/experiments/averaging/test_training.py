@@ -26,9 +26,18 @@ def cell_of(optimizer, rate=0.01, decay=0.0, epochs=4, **more):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("SGD", torch.optim.SGD), ("SWA", SWA), ("Adam-IA", Averaged), ("AdamW", torch.optim.AdamW), ("Gadam", Gadam),
-     ("GadamX", GadamX), ("PadamW", PadamW), ("ASGD", Averaged), ("Gadam+LH", Lookahead)],
-)  # fmt: skip
+    [
+        ("SGD", torch.optim.SGD),
+        ("SWA", SWA),
+        ("Adam-IA", Averaged),
+        ("AdamW", torch.optim.AdamW),
+        ("Gadam", Gadam),
+        ("GadamX", GadamX),
+        ("PadamW", PadamW),
+        ("ASGD", Averaged),
+        ("Gadam+LH", Lookahead),
+    ],
+)
 def test_a_name_makes_its_optimiser(name, kind):
     model = small_vgg(2)
     made = make_optimizer(cell_of(name, 0.3, 0.2), model.parameters(), 5)
@@ -166,8 +175,14 @@ def test_an_ensemble_averages_probabilities_not_votes():
 
 
 def test_readings_pair_networks_and_seeds():
-    rows = Rows([{"network": net, "seed": seed, "optimizer": name, "x": base + 10 * seed, "y": 1.0}
-                 for net, base in (("a", 1.0), ("b", 5.0)) for seed in (0, 1) for name in ("p", "q")])  # fmt: skip
+    rows = Rows(
+        [
+            {"network": net, "seed": seed, "optimizer": name, "x": base + 10 * seed, "y": 1.0}
+            for net, base in (("a", 1.0), ("b", 5.0))
+            for seed in (0, 1)
+            for name in ("p", "q")
+        ]
+    )
     upper = Rows([{**row, "x": row["x"] + 2} for row in rows])
     reading = gap(upper, rows, "x")
     assert (reading.value, reading.stderr, reading.count) == (2.0, 0.0, 4)  # not 8: optimisers are no replicas

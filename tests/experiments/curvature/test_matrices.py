@@ -86,13 +86,25 @@ def theorem_rows(right):
     for seed in range(SEEDS):
         for ratio in theorems.PRINTED:
             base = {"part": "convergence", "ratio": ratio, "depth": 20, "seed": seed, "bound": 1e-2 if right else 1e-9}
-            rows += [{**base, "method": name, "error": error * (1 + jitter(seed))}
-                     for name, error in (("Lanczos", 1e-6), ("power", 1e-3 if right else 1e-8))]  # fmt: skip
+            rows += [
+                {**base, "method": name, "error": error * (1 + jitter(seed))}
+                for name, error in (("Lanczos", 1e-6), ("power", 1e-3 if right else 1e-8))
+            ]
         rows.append({"part": "shift", "seed": seed, **dict.fromkeys(("gap", "weight gap"), 1e-12 if right else 1e-2)})
-        rows += [{"part": "top", "spectrum": name, "seed": seed, "m": 30, "condition": True,
-                  "shifted trace": (-1 if right else 1) + jitter(seed), "found": 10 if right else 40,
-                  "below": (0.3 if right else -0.3) + jitter(seed), "low end": (0.01 if right else 0.3) + jitter(seed)}
-                 for name in theorems.SPECTRA]  # fmt: skip
+        rows += [
+            {
+                "part": "top",
+                "spectrum": name,
+                "seed": seed,
+                "m": 30,
+                "condition": True,
+                "shifted trace": (-1 if right else 1) + jitter(seed),
+                "found": 10 if right else 40,
+                "below": (0.3 if right else -0.3) + jitter(seed),
+                "low end": (0.01 if right else 0.3) + jitter(seed),
+            }
+            for name in theorems.SPECTRA
+        ]
     return rows
 
 
@@ -129,8 +141,14 @@ def test_mass_at_zero_and_outliers_are_counted():
 
 # what a row holds where the thesis is right, and where it is wrong
 LANCZOS = {"support": (0.01, 0.2), "at zero": (0.5, 0.7)}
-DIAGONAL = {"distance": (0.5, 0.02), "support": (0.5, 0.01), "at zero": (0.0, 0.0), "second ratio": (1, 3),
-            "smallest": (3.3, 0.1), "largest": (5.3, 50)}  # fmt: skip
+DIAGONAL = {
+    "distance": (0.5, 0.02),
+    "support": (0.5, 0.01),
+    "at zero": (0.0, 0.0),
+    "second ratio": (1, 3),
+    "smallest": (3.3, 0.1),
+    "largest": (5.3, 50),
+}
 DISTANCE = {(225, True): 0.1, (2000, True): 0.01, (225, False): 0.01, (2000, False): 0.1}
 FOUND = {(5, True): 2, (15, True): 2, (30, True): 9, (5, False): 12, (15, False): 2, (30, False): 2}
 
@@ -141,11 +159,26 @@ def density_rows(right):
         base, noise = {"matrix": name, "size": size, "seed": seed, "outliers": 10}, 1 + jitter(seed)
         for depth in (5, 15, 30):
             worse = 5 if (depth == 30) != right else 1
-            rows.append({**base, "method": "Lanczos", "depth": depth, "found": FOUND[depth, right],
-                         "distance": DISTANCE[size, right] * worse * noise,
-                         **{key: pair[side] * noise for key, pair in LANCZOS.items()}})  # fmt: skip
-        rows.append({**base, "method": "diagonal", "depth": 0, "found": 0, "variance": (1 + 2 * side) / size * noise,
-                     **{key: pair[side] * noise for key, pair in DIAGONAL.items()}})  # fmt: skip
+            rows.append(
+                {
+                    **base,
+                    "method": "Lanczos",
+                    "depth": depth,
+                    "found": FOUND[depth, right],
+                    "distance": DISTANCE[size, right] * worse * noise,
+                    **{key: pair[side] * noise for key, pair in LANCZOS.items()},
+                }
+            )
+        rows.append(
+            {
+                **base,
+                "method": "diagonal",
+                "depth": 0,
+                "found": 0,
+                "variance": (1 + 2 * side) / size * noise,
+                **{key: pair[side] * noise for key, pair in DIAGONAL.items()},
+            }
+        )
     return rows
 
 

@@ -36,8 +36,13 @@ def test_ritz_vectors_are_eigenvectors_once_the_space_is_whole():
 
 
 def test_the_diagonal_is_that_of_the_dense_matrix(problem):
-    shape = Spectrum(*(torch.tensor(part).double().numpy() for part in (
-        [[0.0, 0.1, 5.0]], [[0.9, 0.09, 0.01]], [[1e-3, 1e-3, 1e-6]])), dim=problem.num_parameters)  # fmt: skip
+    shape = Spectrum(
+        *(
+            torch.tensor(part).double().numpy()
+            for part in ([[0.0, 0.1, 5.0]], [[0.9, 0.09, 0.01]], [[1e-3, 1e-3, 1e-6]])
+        ),
+        dim=problem.num_parameters,
+    )
     row = suite._diagonal_row(problem, shape, seed=4)
     dense = fisher(problem, kind="monte_carlo", seed=4).dense().diagonal()
     assert row["largest"] == pytest.approx(float(dense.max()), rel=1e-4)
@@ -46,8 +51,13 @@ def test_the_diagonal_is_that_of_the_dense_matrix(problem):
 
 
 def test_negative_mass_is_counted_with_and_without_its_heaviest_node():
-    shape = Spectrum(*(torch.tensor(part).double().numpy() for part in (
-        [[-2.0, -0.1, 0.0, 4.0]], [[0.05, 0.3, 0.6, 0.05]], [[0.0] * 4])), dim=100)  # fmt: skip
+    shape = Spectrum(
+        *(
+            torch.tensor(part).double().numpy()
+            for part in ([[-2.0, -0.1, 0.0, 4.0]], [[0.05, 0.3, 0.6, 0.05]], [[0.0] * 4])
+        ),
+        dim=100,
+    )
     row = suite._shape_row(shape)
     assert row["negative"] == pytest.approx(0.35)
     assert row["negative rest"] == pytest.approx(0.05)
@@ -80,17 +90,42 @@ def suite_rows(right):
         top = 4.0 * (1 + noise)
         for name, probe in (("hessian", 0), ("hessian", 1), ("ggn", 0), ("covariance", 0)):
             other = 1.0 if right else (2.0 if name == "ggn" else 10.0 if name == "covariance" else 1.0)
-            rows.append({"kind": "spectrum", "curvature": name, "probe": probe, "seed": seed,
-                         "largest": top * other + (0 if right else probe), "smallest": -0.1, "top": [top * other] * 4,
-                         "negative": (0.3 if right else 0.001) + noise * 1e-2, "negative rest": 1e-3 if right else 0.2,
-                         "at zero": 0.9 + (0 if right else 0.2 * probe) + noise * probe})  # fmt: skip
-        rows.append({"kind": "diagonal", "seed": seed, "largest": (1.0 if right else 40.0) * (1 + noise),
-                     "beyond": 90 + 20 * noise if right else 3 + noise, "eigenvalues beyond": 9})  # fmt: skip
+            rows.append(
+                {
+                    "kind": "spectrum",
+                    "curvature": name,
+                    "probe": probe,
+                    "seed": seed,
+                    "largest": top * other + (0 if right else probe),
+                    "smallest": -0.1,
+                    "top": [top * other] * 4,
+                    "negative": (0.3 if right else 0.001) + noise * 1e-2,
+                    "negative rest": 1e-3 if right else 0.2,
+                    "at zero": 0.9 + (0 if right else 0.2 * probe) + noise * probe,
+                }
+            )
+        rows.append(
+            {
+                "kind": "diagonal",
+                "seed": seed,
+                "largest": (1.0 if right else 40.0) * (1 + noise),
+                "beyond": 90 + 20 * noise if right else 3 + noise,
+                "eigenvalues beyond": 9,
+            }
+        )
         for direction in suite_claims.DIRECTIONS:
             sharp, flat = (1.0 + noise, 5.0) if right else (9.0 + noise, 1.0)
             rise = sharp if direction == "largest" else flat
-            rows.append({"kind": "line", "direction": direction, "seed": seed, "offsets": [-1, 0, 1],
-                         "train": [2.0, 1.0, 2.0], "test": [1 + rise, 1.0, 1 + rise]})  # fmt: skip
+            rows.append(
+                {
+                    "kind": "line",
+                    "direction": direction,
+                    "seed": seed,
+                    "offsets": [-1, 0, 1],
+                    "train": [2.0, 1.0, 2.0],
+                    "test": [1 + rise, 1.0, 1 + rise],
+                }
+            )
     return rows
 
 
@@ -123,17 +158,31 @@ def bulk_rows(right):
     rows = []
     for seed in range(8):
         noise = jitter(seed, 0.01)
-        rows.append({
-            "part": "matrix", "seed": seed, "outliers": 3 if right else 5, "told": [0.9],
-            "overlaps": [(0.9 if right else 0.2) + noise], "hidden": (0.01 if right else 0.7) + noise / 9,
-            "last of the bulk": TracyWidom().mean + (0 if right else 9) + noise,
-        })  # fmt: skip
+        rows.append(
+            {
+                "part": "matrix",
+                "seed": seed,
+                "outliers": 3 if right else 5,
+                "told": [0.9],
+                "overlaps": [(0.9 if right else 0.2) + noise],
+                "hidden": (0.01 if right else 0.7) + noise / 9,
+                "last of the bulk": TracyWidom().mean + (0 if right else 9) + noise,
+            }
+        )
         kept = [0.9 + noise, 0.2] if right else [0.2 + noise, 0.9]
         rows += [
-            {"part": "network", "seed": seed, "last": last, "classes": 10, "edge": 1.0, "kept": kept,
-             "weight edge": (1.1 if right else 9.0) * (1 + noise), "outliers": 9 + noise}
+            {
+                "part": "network",
+                "seed": seed,
+                "last": last,
+                "classes": 10,
+                "edge": 1.0,
+                "kept": kept,
+                "weight edge": (1.1 if right else 9.0) * (1 + noise),
+                "outliers": 9 + noise,
+            }
             for last in (False, True)
-        ]  # fmt: skip
+        ]
     return rows
 
 

@@ -22,13 +22,33 @@ from lambdahat.experiments.reproduction import FAILS, HOLDS, UNTESTED
 from lambdahat.operators.curvature import hessian
 from tests.experiments.curvature.verdicts import BOTH, SEEDS, SUBJECT, jitter, verdicts_of
 
-CELL = {"data": "digits", "network": "MLP-6", "training": 100, "held_out": 60, "seed": 1, "batch": 25, "samples": 100,
-        "epochs": 4, "schedule": "flat", "side": 4, "decay": 0.0, "curvature": "ggn", "pairs": 4}  # fmt: skip
+CELL = {
+    "data": "digits",
+    "network": "MLP-6",
+    "training": 100,
+    "held_out": 60,
+    "seed": 1,
+    "batch": 25,
+    "samples": 100,
+    "epochs": 4,
+    "schedule": "flat",
+    "side": 4,
+    "decay": 0.0,
+    "curvature": "ggn",
+    "pairs": 4,
+}
 
 
-@pytest.mark.parametrize(("name", "rate", "damping"), [
-    ("SGD", 0.05, 0.0), ("Adam", 0.03, 1e-8), ("AdamW", 0.03, 1e-4), ("KFAC", 0.02, 0.1), ("Lanczos", 0.1, 0.5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "rate", "damping"),
+    [
+        ("SGD", 0.05, 0.0),
+        ("Adam", 0.03, 1e-8),
+        ("AdamW", 0.03, 1e-4),
+        ("KFAC", 0.02, 0.1),
+        ("Lanczos", 0.1, 0.5),
+    ],
+)
 def test_every_optimiser_learns(name, rate, damping):
     cell = {**CELL, "optimizer": name, "rate": rate, "damping": damping}
     found = images(cell, "cpu")
@@ -82,11 +102,31 @@ def second_order_rows(right):
     for seed, (name, rate) in product(range(SEEDS), product(second_order.CURVATURES, second_order.RATES)):
         noise = jitter(seed)
         spread = 0.1 if right else 5.0 * second_order.RATES.index(rate)
-        rows.append({"kind": "end", "optimizer": "Lanczos", "curvature": name, "rate": rate, "seed": seed,
-                     "along": (20.0 if right else 40.0) + noise, "training error": 10 + spread + noise})  # fmt: skip
-    rows += [{"kind": "end", "optimizer": name, "curvature": "", "rate": rate, "seed": seed, "training error": 10.0,
-              "along": 30 + 10 * rate + jitter(seed + 1)}
-             for name in ("SGD", "Adam") for rate in (0.01, 0.5) for seed in range(SEEDS)]  # fmt: skip
+        rows.append(
+            {
+                "kind": "end",
+                "optimizer": "Lanczos",
+                "curvature": name,
+                "rate": rate,
+                "seed": seed,
+                "along": (20.0 if right else 40.0) + noise,
+                "training error": 10 + spread + noise,
+            }
+        )
+    rows += [
+        {
+            "kind": "end",
+            "optimizer": name,
+            "curvature": "",
+            "rate": rate,
+            "seed": seed,
+            "training error": 10.0,
+            "along": 30 + 10 * rate + jitter(seed + 1),
+        }
+        for name in ("SGD", "Adam")
+        for rate in (0.01, 0.5)
+        for seed in range(SEEDS)
+    ]
     return rows
 
 
@@ -114,11 +154,19 @@ def test_the_rates_in_use_are_kept_and_averages_begin_late():
 def spectral_rows(right):
     ends = {"SWA": (10, 10), "SSGDM": (20, 5), "SSGDMN": (10.5, 30)}
     return [
-        {"method": name, "seed": seed, "epoch": epoch, "epochs": 10, "last": epoch == 10,
-         "rate": 10 ** ((-epoch if right else epoch) / 10 + jitter(seed)),
-         "average error": ends[name][0 if right else 1] + jitter(seed * 3)}
-        for name in spectral_rates.METHODS for seed in range(SEEDS) for epoch in range(1, 11)
-    ]  # fmt: skip
+        {
+            "method": name,
+            "seed": seed,
+            "epoch": epoch,
+            "epochs": 10,
+            "last": epoch == 10,
+            "rate": 10 ** ((-epoch if right else epoch) / 10 + jitter(seed)),
+            "average error": ends[name][0 if right else 1] + jitter(seed * 3),
+        }
+        for name in spectral_rates.METHODS
+        for seed in range(SEEDS)
+        for epoch in range(1, 11)
+    ]
 
 
 @pytest.mark.parametrize(("right", "expected"), BOTH)
@@ -138,10 +186,18 @@ def adaptive_rows(right):
         value, accuracy = adaptive_claims.PRINTED.get(
             key, (9.0, 60.0 if one.optimizer == "Adam" else 66.0 if right else 64.0)
         )
-        rows.append({"kind": "end", "optimizer": one.optimizer, "rate": one.rate, "damping": one.damping, "seed": seed,
-                     "largest": (value if right else 1 / value) * (1 + jitter(seed)),
-                     "error": (100 - accuracy if right else accuracy) + jitter(seed),
-                     "training error": 1.0 if right else -5 * accuracy})  # fmt: skip
+        rows.append(
+            {
+                "kind": "end",
+                "optimizer": one.optimizer,
+                "rate": one.rate,
+                "damping": one.damping,
+                "seed": seed,
+                "largest": (value if right else 1 / value) * (1 + jitter(seed)),
+                "error": (100 - accuracy if right else accuracy) + jitter(seed),
+                "training error": 1.0 if right else -5 * accuracy,
+            }
+        )
     return rows
 
 
@@ -193,11 +249,19 @@ def test_a_change_below_a_tenth_of_the_printed_one_is_none():
 
 def decoupled_rows(right):
     return [
-        {"kind": "end", "optimizer": one.optimizer, "rate": one.rate, "damping": one.damping, "decay": one.decay,
-         "seed": seed, "training error": 1.0 + (one.damping > 1e-8) * (0 if right else 9) + jitter(seed),
-         "error": 10 - (5 if right else -5) * (one.damping > 1e-8) + jitter(seed * 2)}
-        for one in adaptive.DECOUPLED for seed in range(SEEDS)
-    ]  # fmt: skip
+        {
+            "kind": "end",
+            "optimizer": one.optimizer,
+            "rate": one.rate,
+            "damping": one.damping,
+            "decay": one.decay,
+            "seed": seed,
+            "training error": 1.0 + (one.damping > 1e-8) * (0 if right else 9) + jitter(seed),
+            "error": 10 - (5 if right else -5) * (one.damping > 1e-8) + jitter(seed * 2),
+        }
+        for one in adaptive.DECOUPLED
+        for seed in range(SEEDS)
+    ]
 
 
 @pytest.mark.parametrize(("right", "expected"), BOTH)

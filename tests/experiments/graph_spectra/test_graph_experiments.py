@@ -169,13 +169,20 @@ def pair_rows(within, outside):
     groups = [set(likeness.COLLABORATIONS), set(likeness.ROADS), set(likeness.SOCIAL)]
     names = [*likeness.COLLABORATIONS, *likeness.ROADS, *likeness.SOCIAL]
     return Rows(
-        {"seed": seed, "one": a, "other": b, "stderr": 0.1, "floor": 0.0, "data": f"file of {a}",
-         "divergence": (within if any({a, b} <= group for group in groups) else outside) * (1 + 0.01 * seed)}
+        {
+            "seed": seed,
+            "one": a,
+            "other": b,
+            "stderr": 0.1,
+            "floor": 0.0,
+            "data": f"file of {a}",
+            "divergence": (within if any({a, b} <= group for group in groups) else outside) * (1 + 0.01 * seed),
+        }
         for seed in range(3)
         for a in names
         for b in names
         if a != b
-    )  # fmt: skip
+    )
 
 
 def test_kinds_are_apart_where_the_divergences_say_so():
@@ -218,8 +225,7 @@ def test_a_named_graph_is_not_judged_on_another(last):
     """Whatever the count does; of the graph that was counted the same is a claim of ours."""
     found = judge(communities.claims(settling_rows(last, lambda name: f"like {name}")))
     assert [v.verdict for v in found if not v.own] == [UNTESTED] * 3
-    assert all(f"measured on another graph, like {v.claim.partition(':')[0]}" in v.evidence
-               for v in found if not v.own)  # fmt: skip
+    assert all(f"measured on another graph, like {v.claim.partition(':')[0]}" in v.evidence for v in found if not v.own)
     ours = {v.claim.partition(":")[0]: v.verdict for v in found if v.own}
     assert ours == dict.fromkeys((f"like {name}" for name in communities.PRINTED), HOLDS if last == 101.0 else FAILS)
 
@@ -228,12 +234,18 @@ def type_rows(youtube):
     """Divergences of two large graphs from the three models, the third nearest."""
     data = {models.LARGE_BA: "drawn", models.YOUTUBE: youtube}
     return Rows(
-        {"kind": "type", "graph": graph, "data": data[graph], "model": model, "seed": seed,
-         "divergence": (1.0 if model == models.BA else 5.0) * (1 + 0.01 * seed * (model == models.BA))}
+        {
+            "kind": "type",
+            "graph": graph,
+            "data": data[graph],
+            "model": model,
+            "seed": seed,
+            "divergence": (1.0 if model == models.BA else 5.0) * (1 + 0.01 * seed * (model == models.BA)),
+        }
         for graph in data
         for model in models.PRINTED
         for seed in range(4)
-    )  # fmt: skip
+    )
 
 
 def test_the_model_nearest_to_youtube_is_judged_on_youtube_alone():
@@ -246,12 +258,19 @@ def test_the_model_nearest_to_youtube_is_judged_on_youtube_alone():
 
 def planted_rows(errors):
     return Rows(
-        {"kind": "planted", "links": clusters.LINKS, "clusters": count, "seed": seed, "method": method,
-         "error": value(count) * (1 + 0.01 * seed), "off": value(count) * (1 + 0.01 * seed)}
+        {
+            "kind": "planted",
+            "links": clusters.LINKS,
+            "clusters": count,
+            "seed": seed,
+            "method": method,
+            "error": value(count) * (1 + 0.01 * seed),
+            "off": value(count) * (1 + 0.01 * seed),
+        }
         for count in (9, 30, 90, 240)
         for seed in range(4)
         for method, value in errors.items()
-    )  # fmt: skip
+    )
 
 
 def test_errors_as_in_table_3_2_hold():
@@ -274,12 +293,21 @@ def test_errors_over_sizes_count_seeds():
 
 def curve_rows(name, truth, data):
     return Rows(
-        {"kind": "curve", "graph": name, "truth": truth, "size": 5000, "data": data, "moments": order, "seed": seed,
-         "method": method, "error": (0.1 if method == EGS else 0.5) * (1 + 0.01 * seed) / order}
+        {
+            "kind": "curve",
+            "graph": name,
+            "truth": truth,
+            "size": 5000,
+            "data": data,
+            "moments": order,
+            "seed": seed,
+            "method": method,
+            "error": (0.1 if method == EGS else 0.5) * (1 + 0.01 * seed) / order,
+        }
         for order in (20, 40, 60)
         for seed in range(3)
         for method in (EGS, LANCZOS)
-    )  # fmt: skip
+    )
 
 
 def test_a_mixed_graph_is_named_by_the_size_that_was_run():
@@ -297,8 +325,13 @@ def test_a_real_graph_is_one_graph_however_often_it_is_counted():
 
 def test_email_s_eigenvalues_are_counted_below_each_seed_s_own_minimum():
     """Cuts at 0.1 and 0.3 of eigenvalues 0, …, 0 (20 of them), 0.21 and more: 20 and 21."""
-    near = {"kind": "eigenvalues", "graph": "Email", "data": "email-Eu-core", "order": 100,
-            "smallest": [0.0] * 20 + [0.21, 0.4]}  # fmt: skip
+    near = {
+        "kind": "eigenvalues",
+        "graph": "Email",
+        "data": "email-Eu-core",
+        "order": 100,
+        "smallest": [0.0] * 20 + [0.21, 0.4],
+    }
     curve = {"kind": "curve", "graph": "Email", "method": FIRST, "moments": 100, "found": 19.0}
     counted = [{**curve, "seed": seed, "cut": cut} for seed, cut in enumerate((0.1, 0.3))]
     below, area = clusters._email_claims(Rows([near, *counted]))

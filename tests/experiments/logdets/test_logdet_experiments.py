@@ -89,12 +89,20 @@ def test_every_method_comes_near_where_the_matrix_is_well_conditioned():
 def kernel_rows(errors):
     """Made-up rows: the same error at every κ but for a seed's few per cent."""
     return Rows(
-        {"size": 100, "condition": condition, "seed": seed, "method": method, "length": 0.1, "products": 10,
-         "error": errors.get(method, 1e-3) * (1 + 0.01 * seed), "held": True}
+        {
+            "size": 100,
+            "condition": condition,
+            "seed": seed,
+            "method": method,
+            "length": 0.1,
+            "products": 10,
+            "error": errors.get(method, 1e-3) * (1 + 0.01 * seed),
+            "held": True,
+        }
         for condition in kernel_table.CONDITIONS
         for seed in range(4)
         for method in kernel_table.METHODS
-    )  # fmt: skip
+    )
 
 
 def test_orderings_of_the_kernel_table_follow_the_rows():
@@ -134,13 +142,22 @@ def test_exact_moments_of_a_cell_are_those_of_its_eigenvalues():
 def curve_rows(entropy, error):
     """Made-up rows of both algorithms from functions of the number of moments."""
     return Rows(
-        {"matrix": "grid", "probes": probes, "seed": seed, "by": by, "moments": count, "entropy": entropy[by](count),
-         "error": error[by](count) * (1 + 0.01 * seed), "data": "made", "nodes": 5}
+        {
+            "matrix": "grid",
+            "probes": probes,
+            "seed": seed,
+            "by": by,
+            "moments": count,
+            "entropy": entropy[by](count),
+            "error": error[by](count) * (1 + 0.01 * seed),
+            "data": "made",
+            "nodes": 5,
+        }
         for probes, seeds in ((50, 4), (0, 1))
         for seed in range(seeds)
         for by in (moment_curves.CLASSICAL, moment_curves.MEME)
         for count in moment_curves.COUNTS
-    )  # fmt: skip
+    )
 
 
 def test_curves_as_in_the_thesis_hold_and_reversed_fail():

@@ -54,10 +54,12 @@ def cells(config: Config) -> list[Cell]:
     """Optimisers that average, and AdamW with a schedule, on the network with batch norm; the last two also without."""
     base = shared_settings(config, "network", "adam_rate", "coupled", "decoupled", "partial", "rate", "seeds")
     settings = {
-        "SWA": (config.rate, config.coupled), "Adam-IA": (config.adam_rate, config.coupled),
-        "Gadam": (config.adam_rate, config.decoupled), "GadamX": (config.rate, config.partial),
+        "SWA": (config.rate, config.coupled),
+        "Adam-IA": (config.adam_rate, config.coupled),
+        "Gadam": (config.adam_rate, config.decoupled),
+        "GadamX": (config.rate, config.partial),
         "AdamW": (config.adam_rate, config.decoupled),
-    }  # fmt: skip
+    }
     plans = {name: recipe(name, *settings[name], config.epochs) for name in settings}
     plans[SLOW] = {**plans["SWA"], "ratio": LOW}
     grid = [(WITH, f"{config.network}-BN", name) for name in plans]
@@ -75,9 +77,13 @@ def run(cell: Cell, device: str) -> list[Row]:
     trained = train(cell, task)
     begun = [row for row in trained.rows if row["epoch"] >= cell["first"]] or trained.rows[-1:]
     row = {
-        **trained.end, **size_of(task), "norm before": begun[0]["norm"], "max norm before": begun[0]["max norm"],
-        "iterate norm": sum(each["norm"] for each in begun) / len(begun), "at start": begun[0]["iterate accuracy"],
-    }  # fmt: skip
+        **trained.end,
+        **size_of(task),
+        "norm before": begun[0]["norm"],
+        "max norm before": begun[0]["max norm"],
+        "iterate norm": sum(each["norm"] for each in begun) / len(begun),
+        "at start": begun[0]["iterate accuracy"],
+    }
     return [*trained.rows, {**row, "gain": row["accuracy"] - row["before"]}]
 
 
@@ -94,31 +100,73 @@ def _decay_claims(of: dict[str, Rows]) -> list[Claim]:
     where = "§7.4, Figure 7.1"
     both = unready(of["Adam-IA"], of["SWA"])
     return [
-        Claim("where averaging begins Adam's iterates are above SGD's", where, "they perform better",
-              gap(of["Adam-IA"], of["SWA"], "at start"), unit=" points", unmet=unlearnt(of["Adam-IA"], of["SWA"])),
-        Claim("Adam gains less from averaging than SGD", where, "much worse",
-              gap(of["Adam-IA"], of["SWA"], "gain"), "below", unit=" points", unmet=both),
-        Claim("Adam-IA ends below SGD with averages", where, "much worse",
-              gap(of["Adam-IA"], of["SWA"], "accuracy"), "below", unit=" points", unmet=both),
-        Claim("Gadam ends above Adam-IA", where, "decoupled weight decay fixes this",
-              gap(of["Gadam"], of["Adam-IA"], "accuracy"), unit=" points",
-              unmet=unready(of["Gadam"], of["Adam-IA"])),
-        Claim("decoupled weight decay keeps ‖θ‖_∞ smaller (where averaging begins)", "§7.4, Figure 7.1b",
-              "much stronger weight reduction", decades(of["Gadam"], of["Adam-IA"], "max norm before"), "below",
-              unit=" decades", unmet=unlearnt(of["Gadam"], of["Adam-IA"])),
-    ]  # fmt: skip
+        Claim(
+            "where averaging begins Adam's iterates are above SGD's",
+            where,
+            "they perform better",
+            gap(of["Adam-IA"], of["SWA"], "at start"),
+            unit=" points",
+            unmet=unlearnt(of["Adam-IA"], of["SWA"]),
+        ),
+        Claim(
+            "Adam gains less from averaging than SGD",
+            where,
+            "much worse",
+            gap(of["Adam-IA"], of["SWA"], "gain"),
+            "below",
+            unit=" points",
+            unmet=both,
+        ),
+        Claim(
+            "Adam-IA ends below SGD with averages",
+            where,
+            "much worse",
+            gap(of["Adam-IA"], of["SWA"], "accuracy"),
+            "below",
+            unit=" points",
+            unmet=both,
+        ),
+        Claim(
+            "Gadam ends above Adam-IA",
+            where,
+            "decoupled weight decay fixes this",
+            gap(of["Gadam"], of["Adam-IA"], "accuracy"),
+            unit=" points",
+            unmet=unready(of["Gadam"], of["Adam-IA"]),
+        ),
+        Claim(
+            "decoupled weight decay keeps ‖θ‖_∞ smaller (where averaging begins)",
+            "§7.4, Figure 7.1b",
+            "much stronger weight reduction",
+            decades(of["Gadam"], of["Adam-IA"], "max norm before"),
+            "below",
+            unit=" decades",
+            unmet=unlearnt(of["Gadam"], of["Adam-IA"]),
+        ),
+    ]
 
 
 def _norm_layer_claims(ends: Rows, of: dict[str, Rows], bare: dict[str, Rows]) -> list[Claim]:
     """Figure 7.2."""
     parts = (of["Gadam"], of["AdamW"], *bare.values())
     return [
-        Claim("Gadam gains more over scheduled AdamW with batch norm than without", "§7.4.1, Figure 7.2a",
-              "much larger", margins(ends), unit=" points", unmet=unready(*parts)),
-        Claim("Gadam's effective rate α/‖θ‖² is above that of scheduled AdamW at the end", "§7.4.1, Figure 7.2b",
-              "stays high, where the other vanishes", decades(of["Gadam"], of["AdamW"], "effective rate"),
-              unit=" decades", unmet=unlearnt(of["Gadam"], of["AdamW"])),
-    ]  # fmt: skip
+        Claim(
+            "Gadam gains more over scheduled AdamW with batch norm than without",
+            "§7.4.1, Figure 7.2a",
+            "much larger",
+            margins(ends),
+            unit=" points",
+            unmet=unready(*parts),
+        ),
+        Claim(
+            "Gadam's effective rate α/‖θ‖² is above that of scheduled AdamW at the end",
+            "§7.4.1, Figure 7.2b",
+            "stays high, where the other vanishes",
+            decades(of["Gadam"], of["AdamW"], "effective rate"),
+            unit=" decades",
+            unmet=unlearnt(of["Gadam"], of["AdamW"]),
+        ),
+    ]
 
 
 def _weight_claims(ends: Rows, of: dict[str, Rows]) -> list[Claim]:
@@ -126,18 +174,42 @@ def _weight_claims(ends: Rows, of: dict[str, Rows]) -> list[Claim]:
     averaged = ends.where(run=AVERAGED, **{"norm layers": WITH})
     parts = [of[name] for name in AVERAGED]
     return [
-        Claim("the average's ‖θ‖ is below the mean of its iterates', over four optimisers",
-              "Theorem 20, Figures 7.5 and 7.6", "always", change(averaged, "average norm", "iterate norm"), "below",
-              unmet=unlearnt(*parts)),
-        Claim("the average is above the last iterate, over four optimisers", "§7.5.6, Figure 7.5", "it surpasses",
-              change(averaged, "accuracy", "iterate accuracy"), unit=" points", unmet=unready(*parts)),
-        Claim("averaging at a high rate shortens the weights more than at a low one", "§7.5.6",
-              "only then significant", falls(of["SWA"], of[SLOW]), unit=" decades",
-              unmet=unready(of["SWA"], of[SLOW])),
-        Claim("Gadam's ‖θ‖ is in the end within a quarter of that of SWA", "§7.5.6, Figure 7.6",
-              "comparable to SGD/SWA eventually", decades(of["Gadam"], of["SWA"], "average norm"), "within", 0.0,
-              COMPARABLE, " decades", unlearnt(of["Gadam"], of["SWA"])),
-    ]  # fmt: skip
+        Claim(
+            "the average's ‖θ‖ is below the mean of its iterates', over four optimisers",
+            "Theorem 20, Figures 7.5 and 7.6",
+            "always",
+            change(averaged, "average norm", "iterate norm"),
+            "below",
+            unmet=unlearnt(*parts),
+        ),
+        Claim(
+            "the average is above the last iterate, over four optimisers",
+            "§7.5.6, Figure 7.5",
+            "it surpasses",
+            change(averaged, "accuracy", "iterate accuracy"),
+            unit=" points",
+            unmet=unready(*parts),
+        ),
+        Claim(
+            "averaging at a high rate shortens the weights more than at a low one",
+            "§7.5.6",
+            "only then significant",
+            falls(of["SWA"], of[SLOW]),
+            unit=" decades",
+            unmet=unready(of["SWA"], of[SLOW]),
+        ),
+        Claim(
+            "Gadam's ‖θ‖ is in the end within a quarter of that of SWA",
+            "§7.5.6, Figure 7.6",
+            "comparable to SGD/SWA eventually",
+            decades(of["Gadam"], of["SWA"], "average norm"),
+            "within",
+            0.0,
+            COMPARABLE,
+            " decades",
+            unlearnt(of["Gadam"], of["SWA"]),
+        ),
+    ]
 
 
 def margins(ends: Rows) -> Reading:
@@ -161,10 +233,14 @@ def falls(upper: Rows, lower: Rows) -> Reading:
 
 
 COLUMNS = {
-    "accuracy": "accuracy, %", "before": "where averaging begins", "iterate accuracy": "last iterate",
-    "max norm before": "‖θ‖_∞ there", "norm": "‖θ‖, last iterate", "average norm": "‖θ‖, average",
+    "accuracy": "accuracy, %",
+    "before": "where averaging begins",
+    "iterate accuracy": "last iterate",
+    "max norm before": "‖θ‖_∞ there",
+    "norm": "‖θ‖, last iterate",
+    "average norm": "‖θ‖, average",
     "effective rate": "α/‖θ‖²",
-}  # fmt: skip
+}
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -188,21 +264,31 @@ def charts(rows: Rows) -> list[Chart]:
     part = epochs.where(**{"norm layers": WITH})
     of = {name: part.where(run=name) for name in part.distinct("run")}
     out = [
-        _both("Accuracy of iterates and averages", "accuracy, %", of, ("SWA", "Adam-IA", "Gadam"), "iterate accuracy",
-              "accuracy", "Figure 7.1a"),
+        _both(
+            "Accuracy of iterates and averages",
+            "accuracy, %",
+            of,
+            ("SWA", "Adam-IA", "Gadam"),
+            "iterate accuracy",
+            "accuracy",
+            "Figure 7.1a",
+        ),
         _chart("Largest weight of the iterates", "‖θ‖_∞", of, ("Adam-IA", "Gadam"), "max norm", "Figure 7.1b"),
         _margin_chart(epochs),
         _chart("Effective rate", "α/‖θ‖²", of, ("Gadam", "AdamW"), "effective rate", "Figure 7.2b", log=True),
-        _both("Weight norm of iterates and averages", "‖θ‖", of, AVERAGED, "norm", "average norm",
-              "Figures 7.5 and 7.6"),
-    ]  # fmt: skip
+        _both(
+            "Weight norm of iterates and averages", "‖θ‖", of, AVERAGED, "norm", "average norm", "Figures 7.5 and 7.6"
+        ),
+    ]
     return out
 
 
-def _chart(title: str, label: str, of: dict[str, Rows], names: tuple[str, ...], column: str, source: str,
-           log: bool = False) -> Chart:  # fmt: skip
-    return Chart(title, "epoch", label, tuple(curve(name, of[name], column) for name in names), y_log=log,
-                 source=source)  # fmt: skip
+def _chart(
+    title: str, label: str, of: dict[str, Rows], names: tuple[str, ...], column: str, source: str, log: bool = False
+) -> Chart:
+    return Chart(
+        title, "epoch", label, tuple(curve(name, of[name], column) for name in names), y_log=log, source=source
+    )
 
 
 def _both(
@@ -257,4 +343,4 @@ EXPERIMENT = Experiment(
         "CIFAR-100; epochs are not in the text."
     ),
     sizes=(Size("PreResNet-110", "cifar100"), Size("VGG-16", "cifar100"), Size("VGG-16-BN", "cifar100")),
-)  # fmt: skip
+)

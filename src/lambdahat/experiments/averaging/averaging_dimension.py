@@ -29,8 +29,13 @@ CURVATURE = (0.5, 2.0)  # of the quadratic
 RATE = 0.1
 STEPS = 1000
 # Best optimiser with averages over SGD on networks of P parameters, from Tables 7.2 (CIFAR-100) and 7.4 (top 1)
-PRINTED = {"PreResNet-110": (1_169_972, 0.70), "VGG-16": (15_299_748, 2.70), "ResNeXt-29": (34_518_948, 1.80),
-           "PreResNet-110, ImageNet": (1_401_272, 0.70), "WRN-28-10, ImageNet": (37_123_880, 1.71)}  # fmt: skip
+PRINTED = {
+    "PreResNet-110": (1_169_972, 0.70),
+    "VGG-16": (15_299_748, 2.70),
+    "ResNeXt-29": (34_518_948, 1.80),
+    "PreResNet-110, ImageNet": (1_401_272, 0.70),
+    "WRN-28-10, ImageNet": (37_123_880, 1.71),
+}
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,17 @@ def cells(config: Config) -> list[Cell]:
     """Width × optimiser × seed, and dimension × seed."""
     base = settings_of(config, "widths", "dimensions", "seeds")
     networks = [
-        {"subject": "network", **base, "network": f"VGG-4×{width}-BN",
-         **recipe(name, *tuned("VGG", name), config.epochs), "seed": seed}
+        {
+            "subject": "network",
+            **base,
+            "network": f"VGG-4×{width}-BN",
+            **recipe(name, *tuned("VGG", name), config.epochs),
+            "seed": seed,
+        }
         for width in config.widths
         for name in OPTIMIZERS
         for seed in range(config.seeds)
-    ]  # fmt: skip
+    ]
     quadratics = [
         {"subject": "quadratic", "dimension": size, "seed": seed}
         for size in config.dimensions
@@ -84,11 +94,15 @@ def quadratic_row(cell: Cell) -> Row:
     final, average = quadratic.final(STEPS), quadratic.average(STEPS)
     found = quadratic.simulate(STEPS, replicas=1, seed=derived_seed(seed, "run", size) % 2**31)
     return {
-        "kind": "end", "final": float((found.final**2).sum()), "average": float((found.average**2).sum()),
-        "exact final": final.squared_norm, "exact average": average.squared_norm,
-        "gain": float((found.final**2).sum() - (found.average**2).sum()), "spread": final.norm_spread,
+        "kind": "end",
+        "final": float((found.final**2).sum()),
+        "average": float((found.average**2).sum()),
+        "exact final": final.squared_norm,
+        "exact average": average.squared_norm,
+        "gain": float((found.final**2).sum() - (found.average**2).sum()),
+        "spread": final.norm_spread,
         "misfit": (math.sqrt(float((found.final**2).sum())) - math.sqrt(final.squared_norm)) / final.norm_spread,
-    }  # fmt: skip
+    }
 
 
 def gains(rows: Rows) -> Rows:
@@ -103,10 +117,18 @@ def gains(rows: Rows) -> Rows:
         ahead = swa if first else other
         parameters = ends.where(network=name)[0]["parameters"]
         out += [
-            {"network": name, "parameters": parameters, "seed": seed, "best": OPTIMIZERS[1 if first else 2],
-             "best gain": ahead[seed] - sgd[seed], "SWA gain": swa[seed] - sgd[seed], "own gain": own[seed]}
-            for seed in sgd if seed in ahead and seed in swa
-        ]  # fmt: skip
+            {
+                "network": name,
+                "parameters": parameters,
+                "seed": seed,
+                "best": OPTIMIZERS[1 if first else 2],
+                "best gain": ahead[seed] - sgd[seed],
+                "SWA gain": swa[seed] - sgd[seed],
+                "own gain": own[seed],
+            }
+            for seed in sgd
+            if seed in ahead and seed in swa
+        ]
     return Rows(out)
 
 
@@ -121,17 +143,46 @@ def claims(rows: Rows) -> list[Claim]:
     grown = Rows([{**row, "log gain": math.log10(max(row["gain"], 1e-12))} for row in made])
     words = {column: f"the gain rises with P: {name} (points for each decade)" for column, name in GAINS.items()}
     return [
-        Claim(words["best gain"], where, f"near linear in P; {_printed_slope()}", slopes(sizes, "best gain"),
-              unit=" points", unmet=best),
+        Claim(
+            words["best gain"],
+            where,
+            f"near linear in P; {_printed_slope()}",
+            slopes(sizes, "best gain"),
+            unit=" points",
+            unmet=best,
+        ),
         Claim(words["SWA gain"], where, "", slopes(sizes, "SWA gain"), unit=" points", unmet=swa, own=True),
         Claim(words["own gain"], where, "", slopes(sizes, "own gain"), unit=" points", unmet=all_of_them, own=True),
-        Claim("small networks gain least: rank correlation of P and the best gain", where, "",
-              ranks(sizes, "best gain"), unmet=best, own=True),
-        Claim("in the noisy quadratic ‖w_n‖² − ‖w_avg‖² rises as P (exponent)", "Theorem 18", "1",
-              slopes(_log(grown, "dimension"), "log gain"), "within", 1.0, 0.1, general=True),
-        Claim("there ‖w_n‖ lies in a thin shell: its distance from √E‖w_n‖², in deviations", "Theorem 18", "0",
-              mean_of(made.values("misfit")), "within", 0.0, 1.0, " (n counts drawn quadratics)", general=True),
-    ]  # fmt: skip
+        Claim(
+            "small networks gain least: rank correlation of P and the best gain",
+            where,
+            "",
+            ranks(sizes, "best gain"),
+            unmet=best,
+            own=True,
+        ),
+        Claim(
+            "in the noisy quadratic ‖w_n‖² − ‖w_avg‖² rises as P (exponent)",
+            "Theorem 18",
+            "1",
+            slopes(_log(grown, "dimension"), "log gain"),
+            "within",
+            1.0,
+            0.1,
+            general=True,
+        ),
+        Claim(
+            "there ‖w_n‖ lies in a thin shell: its distance from √E‖w_n‖², in deviations",
+            "Theorem 18",
+            "0",
+            mean_of(made.values("misfit")),
+            "within",
+            0.0,
+            1.0,
+            " (n counts drawn quadratics)",
+            general=True,
+        ),
+    ]
 
 
 def unmet_in(ends: Rows, averages: Mapping[str, tuple[str, ...]]) -> str:
@@ -178,35 +229,68 @@ def tables(rows: Rows) -> list[Table]:
     for name in found.distinct("network"):
         part = found.where(network=name)
         accuracies = (over_seeds(ends.where(network=name, optimizer=each), "accuracy") for each in OPTIMIZERS)
-        lines.append((name, f"{part[0]['parameters']:,}", *(str(reading) for reading in accuracies),
-                      *(str(over_seeds(part, column)) for column in GAINS)))  # fmt: skip
+        lines.append(
+            (
+                name,
+                f"{part[0]['parameters']:,}",
+                *(str(reading) for reading in accuracies),
+                *(str(over_seeds(part, column)) for column in GAINS),
+            )
+        )
     columns = ("final", "exact final", "average", "exact average")
     squares = tuple(
         (f"{size:,}", *(str(over_seeds(made.where(dimension=size), column)) for column in columns))
         for size in made.distinct("dimension")
     )
     return [
-        Table(f"Networks on {ends[0]['data']}: accuracy in %", ("network", "P", *OPTIMIZERS, *GAINS.values()),
-              tuple(lines)),
-        Table(f"Noisy quadratic after {STEPS} steps at rate {RATE}: ‖w‖²", ("P", "final", "its mean", "average",
-                                                                       "its mean"), squares),
-    ]  # fmt: skip
+        Table(
+            f"Networks on {ends[0]['data']}: accuracy in %",
+            ("network", "P", *OPTIMIZERS, *GAINS.values()),
+            tuple(lines),
+        ),
+        Table(
+            f"Noisy quadratic after {STEPS} steps at rate {RATE}: ‖w‖²",
+            ("P", "final", "its mean", "average", "its mean"),
+            squares,
+        ),
+    ]
 
 
 def charts(rows: Rows) -> list[Chart]:
     """Gain over P beside the printed one, and the quadratic's distances over P."""
     found, made = gains(rows), rows.where(subject="quadratic")
     series = [_over(found, "parameters", column, words) for column, words in GAINS.items()]
-    series.append(Series("best average over SGD, thesis", [size for size, _ in PRINTED.values()],
-                         [gain for _, gain in PRINTED.values()], style="points", published=True))  # fmt: skip
-    squares = tuple(_over(made, "dimension", column, words) for column, words in
-                    (("final", "last iterate"), ("average", "average")))  # fmt: skip
+    series.append(
+        Series(
+            "best average over SGD, thesis",
+            [size for size, _ in PRINTED.values()],
+            [gain for _, gain in PRINTED.values()],
+            style="points",
+            published=True,
+        )
+    )
+    squares = tuple(
+        _over(made, "dimension", column, words) for column, words in (("final", "last iterate"), ("average", "average"))
+    )
     return [
-        Chart("Gain of averaging against the number of parameters", "P", "points of accuracy", tuple(series),
-              x_log=True, source="Figure 7.8d"),
-        Chart("Squared distance from the minimum of a noisy quadratic", "P", "‖w‖²", squares, x_log=True, y_log=True,
-              source="Theorem 18"),
-    ]  # fmt: skip
+        Chart(
+            "Gain of averaging against the number of parameters",
+            "P",
+            "points of accuracy",
+            tuple(series),
+            x_log=True,
+            source="Figure 7.8d",
+        ),
+        Chart(
+            "Squared distance from the minimum of a noisy quadratic",
+            "P",
+            "‖w‖²",
+            squares,
+            x_log=True,
+            y_log=True,
+            source="Theorem 18",
+        ),
+    ]
 
 
 def _over(rows: Rows, place: str, column: str, words: str) -> Series:
@@ -223,8 +307,9 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config("digits", 96, 64, 3, 2, (2, 4), (10, 100), batch=32),
         "cpu": Config("cifar10", 2000, 4000, 20, 5, (2, 4, 8, 16, 32), (10, 100, 1000, 10_000), side=8, batch=64),
-        "paper": Config("cifar10", 5_000, 10_000, 30, 3, (4, 8, 16, 32, 64, 128), (10, 100, 1000, 10_000, 100_000),
-                        augmented=True),
+        "paper": Config(
+            "cifar10", 5_000, 10_000, 30, 3, (4, 8, 16, 32, 64, 128), (10, 100, 1000, 10_000, 100_000), augmented=True
+        ),
     },
     cells,
     run,
@@ -245,4 +330,4 @@ EXPERIMENT = Experiment(
         "ImageNet 32 × 32. Theorem 18 is of any noisy quadratic."
     ),
     sizes=(Size("VGG-16-BN", "cifar100"), Size("PreResNet-110", "cifar100"), Size("ResNeXt-29", "cifar100")),
-)  # fmt: skip
+)

@@ -23,9 +23,14 @@ from lambdahat.results.charts import Chart
 
 AGNOSTIC = 1.0  # points
 COLUMNS = {
-    "member": "one network, %", "ensemble": "ensemble, %", "ensemble gain": "its gain", "before": "before averaging, %",
-    "accuracy": "average, %", "average gain": "its gain", "distance": "1 − ‖θ̄‖/mean‖θ‖",
-}  # fmt: skip
+    "member": "one network, %",
+    "ensemble": "ensemble, %",
+    "ensemble gain": "its gain",
+    "before": "before averaging, %",
+    "accuracy": "average, %",
+    "average gain": "its gain",
+    "distance": "1 − ‖θ̄‖/mean‖θ‖",
+}
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,15 @@ def run(cell: Cell, device: str) -> list[Row]:
     members = [member(cell, number, device) for number in range(cell["members"])]
     alone = [judged(each, task.held_out) for each in members]
     single, together = sum(alone) / len(alone), ensemble_accuracy(members, task.held_out)
-    return [{**end, "average gain": end["accuracy"] - end["before"], "member": single, "ensemble": together,
-             "ensemble gain": together - single}]  # fmt: skip
+    return [
+        {
+            **end,
+            "average gain": end["accuracy"] - end["before"],
+            "member": single,
+            "ensemble": together,
+            "ensemble gain": together - single,
+        }
+    ]
 
 
 def moved(rows: Sequence[Row]) -> float:
@@ -97,27 +109,74 @@ def claims(rows: Rows) -> list[Claim]:
     others, unmet = rows.where(decay=decays[1:]), unready(none, most)
     where = "§7.5.4, Figure 7.3b"
     return [
-        Claim(f"averaging gains more at weight decay {decays[-1]:g} than at 0", where,
-              "no regularisation corresponds to the lowest improvement", gap(most, none, "average gain"),
-              unit=" points", unmet=unmet),
-        Claim("averaging gains more with weight decay than without", where, "weight decay is essential",
-              gap(others, none, "average gain"), unit=" points",
-              unmet=unready(none, *(rows.where(decay=decay) for decay in decays[1:]))),
-        Claim("before averaging strong weight decay is worse", where,
-              "it decreases test performance before starting IA", gap(most, none, "before"), "below", unit=" points",
-              unmet=unmet),
-        Claim("after averaging it is better", where, "more than makes up for this",
-              gap(most, none, "accuracy"), unit=" points", unmet=unmet),
-        Claim("weight decay raises the gain of averaging more than that of an ensemble", "§7.5.4, Figure 7.3",
-              "the ensemble's is largely agnostic to it", rises(most, none), unit=" points", unmet=unmet),
-        Claim(f"the gain of an ensemble at weight decay {decays[-1]:g} is within {AGNOSTIC:g} points of that at 0",
-              "§7.5.4, Figure 7.3a", "largely agnostic to the weight decay", gap(most, none, "ensemble gain"),
-              "within", 0.0, AGNOSTIC, " points", unlearnt(none, most)),
-        Claim("an ensemble is above its members, over all weight decays", "§7.5.4, Figure 7.3a", "it improves",
-              change(rows, "ensemble", "member"), unit=" points", unmet=unlearnt(rows)),
-        Claim("averaged iterates lie further apart with weight decay (1 − ‖θ̄‖/mean‖θ‖)", "§7.5.4",
-              "a greater solution difference between epochs", gap(most, none, "distance"), unmet=unmet),
-    ]  # fmt: skip
+        Claim(
+            f"averaging gains more at weight decay {decays[-1]:g} than at 0",
+            where,
+            "no regularisation corresponds to the lowest improvement",
+            gap(most, none, "average gain"),
+            unit=" points",
+            unmet=unmet,
+        ),
+        Claim(
+            "averaging gains more with weight decay than without",
+            where,
+            "weight decay is essential",
+            gap(others, none, "average gain"),
+            unit=" points",
+            unmet=unready(none, *(rows.where(decay=decay) for decay in decays[1:])),
+        ),
+        Claim(
+            "before averaging strong weight decay is worse",
+            where,
+            "it decreases test performance before starting IA",
+            gap(most, none, "before"),
+            "below",
+            unit=" points",
+            unmet=unmet,
+        ),
+        Claim(
+            "after averaging it is better",
+            where,
+            "more than makes up for this",
+            gap(most, none, "accuracy"),
+            unit=" points",
+            unmet=unmet,
+        ),
+        Claim(
+            "weight decay raises the gain of averaging more than that of an ensemble",
+            "§7.5.4, Figure 7.3",
+            "the ensemble's is largely agnostic to it",
+            rises(most, none),
+            unit=" points",
+            unmet=unmet,
+        ),
+        Claim(
+            f"the gain of an ensemble at weight decay {decays[-1]:g} is within {AGNOSTIC:g} points of that at 0",
+            "§7.5.4, Figure 7.3a",
+            "largely agnostic to the weight decay",
+            gap(most, none, "ensemble gain"),
+            "within",
+            0.0,
+            AGNOSTIC,
+            " points",
+            unlearnt(none, most),
+        ),
+        Claim(
+            "an ensemble is above its members, over all weight decays",
+            "§7.5.4, Figure 7.3a",
+            "it improves",
+            change(rows, "ensemble", "member"),
+            unit=" points",
+            unmet=unlearnt(rows),
+        ),
+        Claim(
+            "averaged iterates lie further apart with weight decay (1 − ‖θ̄‖/mean‖θ‖)",
+            "§7.5.4",
+            "a greater solution difference between epochs",
+            gap(most, none, "distance"),
+            unmet=unmet,
+        ),
+    ]
 
 
 def rises(upper: Rows, lower: Rows) -> Reading:
@@ -135,22 +194,39 @@ def tables(rows: Rows) -> list[Table]:
         (f"{decay:g}", *(str(over_seeds(rows.where(decay=decay), column)) for column in COLUMNS))
         for decay in sorted(rows.distinct("decay"))
     )
-    title = (f"{rows[0]['network']}, {rows[0]['parameters']:,} parameters, {rows[0]['data']}, ensembles of "
-             f"{rows[0]['members']}")  # fmt: skip
+    title = (
+        f"{rows[0]['network']}, {rows[0]['parameters']:,} parameters, {rows[0]['data']}, ensembles of "
+        f"{rows[0]['members']}"
+    )
     return [Table(title, ("weight decay", *COLUMNS.values()), lines)]
 
 
 def charts(rows: Rows) -> list[Chart]:
     """Gains and accuracies over weight decay."""
     return [
-        Chart("Gain of ensembles and of averages", "weight decay", "points of accuracy",
-              (curve("ensemble", rows, "ensemble gain", "decay"), curve("average", rows, "average gain", "decay")),
-              source="Figure 7.3"),
-        Chart("Accuracy", "weight decay", "accuracy, %",
-              tuple(curve(words, rows, column, "decay") for column, words in
-                    (("member", "one network"), ("ensemble", "ensemble"), ("before", "before averaging"),
-                     ("accuracy", "average"))), source="Figure 7.3"),
-    ]  # fmt: skip
+        Chart(
+            "Gain of ensembles and of averages",
+            "weight decay",
+            "points of accuracy",
+            (curve("ensemble", rows, "ensemble gain", "decay"), curve("average", rows, "average gain", "decay")),
+            source="Figure 7.3",
+        ),
+        Chart(
+            "Accuracy",
+            "weight decay",
+            "accuracy, %",
+            tuple(
+                curve(words, rows, column, "decay")
+                for column, words in (
+                    ("member", "one network"),
+                    ("ensemble", "ensemble"),
+                    ("before", "before averaging"),
+                    ("accuracy", "average"),
+                )
+            ),
+            source="Figure 7.3",
+        ),
+    ]
 
 
 EXPERIMENT = Experiment(
@@ -161,8 +237,9 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config("digits", 96, 64, 3, 2, "VGG-4×4-BN", (0.0, 5e-3), members=2, batch=32),
         "cpu": Config("cifar10", 2000, 4000, 25, 5, "VGG-4×16-BN", (0.0, 1e-3, 3e-3, 1e-2), side=8, batch=64),
-        "paper": Config("cifar10", 5_000, 10_000, 30, 3, "VGG-16-BN", (0.0, 5e-4, 2e-3, 5e-3), augmented=True,
-                        precision="bfloat16"),
+        "paper": Config(
+            "cifar10", 5_000, 10_000, 30, 3, "VGG-16-BN", (0.0, 5e-4, 2e-3, 5e-3), augmented=True, precision="bfloat16"
+        ),
     },
     cells,
     run,
@@ -181,4 +258,4 @@ EXPERIMENT = Experiment(
     ),
     size="VGG-16 on CIFAR-100, 100 epochs, rate 0.02; seeds are not in the text.",
     sizes=(Size("VGG-16", "cifar100", epochs=100), Size("VGG-16-BN", "cifar100", epochs=100)),
-)  # fmt: skip
+)

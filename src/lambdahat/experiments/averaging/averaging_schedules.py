@@ -16,8 +16,14 @@ from lambdahat.results.charts import Chart, Series
 
 FREQUENCIES = (1, 5, 20, 0)  # steps between averaged iterates, 0 once per epoch
 # Tables 7.2, 7.6 and 7.7: test accuracy of VGG-16 on CIFAR-100
-PRINTED = {"SGD, linear": 74.15, "SWA": 74.57, "AdamW, linear": 73.26, "Gadam": 75.73, "Gadam-Auto": 75.39,
-           "SWA-Auto": 73.93}  # fmt: skip
+PRINTED = {
+    "SGD, linear": 74.15,
+    "SWA": 74.57,
+    "AdamW, linear": 73.26,
+    "Gadam": 75.73,
+    "Gadam-Auto": 75.39,
+    "SWA-Auto": 73.93,
+}
 PRINTED_BEST = 76.11
 
 
@@ -42,14 +48,19 @@ def cells(config: Config) -> list[Cell]:
     sgd, adam, epochs = (config.rate, config.coupled), (config.adam_rate, config.decoupled), config.epochs
     auto = {"patience": config.patience}
     runs = {
-        "SGD, flat": recipe("SGD", *sgd, epochs, "flat"), "SGD, step": recipe("SGD", *sgd, epochs, "step"),
-        "SGD, linear": recipe("SGD", *sgd, epochs), "SGD + LH": recipe("SGD+LH", *sgd, epochs),
-        "SWA": recipe("SWA", *sgd, epochs), "SWA-Auto": recipe("SWA-Auto", *sgd, epochs, "flat") | auto,
-        "AdamW, flat": recipe("AdamW", *adam, epochs, "flat"), "AdamW, linear": recipe("AdamW", *adam, epochs),
-        "AdamW + LH": recipe("AdamW+LH", *adam, epochs), "Gadam": recipe("Gadam", *adam, epochs),
+        "SGD, flat": recipe("SGD", *sgd, epochs, "flat"),
+        "SGD, step": recipe("SGD", *sgd, epochs, "step"),
+        "SGD, linear": recipe("SGD", *sgd, epochs),
+        "SGD + LH": recipe("SGD+LH", *sgd, epochs),
+        "SWA": recipe("SWA", *sgd, epochs),
+        "SWA-Auto": recipe("SWA-Auto", *sgd, epochs, "flat") | auto,
+        "AdamW, flat": recipe("AdamW", *adam, epochs, "flat"),
+        "AdamW, linear": recipe("AdamW", *adam, epochs),
+        "AdamW + LH": recipe("AdamW+LH", *adam, epochs),
+        "Gadam": recipe("Gadam", *adam, epochs),
         "Gadam + LH": recipe("Gadam+LH", *adam, epochs),
         "Gadam-Auto": recipe("Gadam-Auto", *adam, epochs, "flat") | auto,
-    }  # fmt: skip
+    }
     return [{**base, "run": name, **plan, "seed": seed} for name, plan in runs.items() for seed in range(config.seeds)]
 
 
@@ -65,11 +76,26 @@ def tables(rows: Rows) -> list[Table]:
     for name in ends.distinct("run"):
         part = ends.where(run=name)
         printed = PRINTED.get(name)
-        lines.append((name, *(str(over_seeds(part, column)) for column in
-                              ("accuracy", "iterate accuracy", "training accuracy", "early", "begun", "stopped")),
-                      "" if printed is None else f"{printed:.2f}"))  # fmt: skip
-    header = ("run", "accuracy, %", "of the iterate", "in training", "first third", "averages from", "epochs",
-              "thesis, CIFAR-100")  # fmt: skip
+        lines.append(
+            (
+                name,
+                *(
+                    str(over_seeds(part, column))
+                    for column in ("accuracy", "iterate accuracy", "training accuracy", "early", "begun", "stopped")
+                ),
+                "" if printed is None else f"{printed:.2f}",
+            )
+        )
+    header = (
+        "run",
+        "accuracy, %",
+        "of the iterate",
+        "in training",
+        "first third",
+        "averages from",
+        "epochs",
+        "thesis, CIFAR-100",
+    )
     title = f"{ends[0]['network']}, {ends[0]['parameters']:,} parameters, {ends[0]['data']}"
     return [Table(title, header, tuple(lines)), *_average_tables(rows)]
 
@@ -85,16 +111,21 @@ def _average_tables(rows: Rows) -> list[Table]:
         for start in STARTS
     )
     often = tuple(
-        (_words(every), *(str(over_seeds(made.where(run=name, start=REFERENCE, frequency=every), "accuracy"))
-                          for name in names))
+        (
+            _words(every),
+            *(str(over_seeds(made.where(run=name, start=REFERENCE, frequency=every), "accuracy")) for name in names),
+        )
         for every in FREQUENCIES
-    )  # fmt: skip
+    )
     best = max(mean(made.where(run="AdamW, flat", start=start, frequency=0), "accuracy").value for start in STARTS)
     return [
-        Table(f"Averages by start (best of Gadam {best:.2f}; thesis, CIFAR-100, {PRINTED_BEST})",
-              ("T_avg, share of the run", *names), starts),
+        Table(
+            f"Averages by start (best of Gadam {best:.2f}; thesis, CIFAR-100, {PRINTED_BEST})",
+            ("T_avg, share of the run", *names),
+            starts,
+        ),
         Table("Averages by frequency, from half of the run on", ("an iterate", *names), often),
-    ]  # fmt: skip
+    ]
 
 
 def _words(every: int) -> str:
@@ -114,19 +145,33 @@ def charts(rows: Rows) -> list[Chart]:
     starts = tuple(curve(name, made.where(run=name, frequency=0), "accuracy", "start") for name in made.distinct("run"))
     return [
         Chart("Training and held-out accuracy", "epoch", "accuracy, %", tuple(gaps), source="Figure 7.4"),
-        Chart("Lookahead", "epoch", "accuracy, %",
-              tuple(curve(name, epochs.where(run=name), "accuracy") for name in AHEAD), source="Figure 7.12"),
+        Chart(
+            "Lookahead",
+            "epoch",
+            "accuracy, %",
+            tuple(curve(name, epochs.where(run=name), "accuracy") for name in AHEAD),
+            source="Figure 7.12",
+        ),
         Chart("Start of averaging", "share of the run", "accuracy, %", starts, source="Figure 7.11"),
-        Chart("Frequency of averaging", "an iterate is averaged", "accuracy, %",
-              tuple(_by_frequency(made.where(run=name, start=REFERENCE), name) for name in made.distinct("run")),
-              source="Figure 7.13b"),
-    ]  # fmt: skip
+        Chart(
+            "Frequency of averaging",
+            "an iterate is averaged",
+            "accuracy, %",
+            tuple(_by_frequency(made.where(run=name, start=REFERENCE), name) for name in made.distinct("run")),
+            source="Figure 7.13b",
+        ),
+    ]
 
 
 def _by_frequency(rows: Rows, name: str) -> Series:
     readings = [over_seeds(rows.where(frequency=every), "accuracy") for every in FREQUENCIES]
-    return Series(name, [_words(every) for every in FREQUENCIES], [reading.value for reading in readings],
-                  errors(readings), "points")  # fmt: skip
+    return Series(
+        name,
+        [_words(every) for every in FREQUENCIES],
+        [reading.value for reading in readings],
+        errors(readings),
+        "points",
+    )
 
 
 EXPERIMENT = Experiment(
@@ -137,8 +182,9 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config("digits", 96, 64, 4, 2, "VGG-4×4-BN", 3e-3, patience=1, batch=32),
         "cpu": Config("cifar10", 2000, 4000, 30, 5, "VGG-4×16-BN", 1e-3, patience=3, side=8, batch=64),
-        "paper": Config("cifar10", 8_000, 10_000, 30, 3, "VGG-16-BN", 5e-4, patience=3, augmented=True,
-                        precision="bfloat16"),
+        "paper": Config(
+            "cifar10", 8_000, 10_000, 30, 3, "VGG-16-BN", 5e-4, patience=3, augmented=True, precision="bfloat16"
+        ),
     },
     cells,
     run,
@@ -162,4 +208,4 @@ EXPERIMENT = Experiment(
         "are not in the text."
     ),
     sizes=(Size("VGG-16-BN", "cifar100"), Size("VGG-16", "cifar100")),
-)  # fmt: skip
+)

@@ -35,9 +35,11 @@ LOOKAHEAD_ON = "PreResNet"  # Figure 7.12b; 7.12a, of VGG-16, is in averaging-sc
 WHERE = "§7.8.5, Figure 7.12b"
 # Test accuracy on CIFAR-100: with the best start (Table 7.6) and with the thesis's own (Table 7.2)
 PRINTED: dict[tuple[str, str], tuple[float, float]] = {
-    ("VGG", "Gadam"): (76.11, 75.73), ("VGG", "GadamX"): (77.22, 76.85),
-    ("PreResNet", "Gadam"): (77.41, 77.37), ("PreResNet", "GadamX"): (79.41, 77.90),
-}  # fmt: skip
+    ("VGG", "Gadam"): (76.11, 75.73),
+    ("VGG", "GadamX"): (77.22, 76.85),
+    ("PreResNet", "Gadam"): (77.41, 77.37),
+    ("PreResNet", "GadamX"): (79.41, 77.90),
+}
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,14 @@ def best_claim(network: str, rows: Rows) -> Claim:
     gadam, gadam_x = (tuned_start(averages_of(rows, name), "accuracy") for name in AVERAGED)
     flat = [rows.where(kind="end", run=BASES[name] + FLAT) for name in AVERAGED]
     printed = " to ".join(f"{PRINTED[family(network), name][0]:.2f}" for name in reversed(AVERAGED))
-    return Claim(f"{network}: GadamX with its best T_avg is above Gadam with its own (over the other seeds)",
-                 "§7.8.4, Table 7.6", printed, paired_difference(gadam_x, gadam), unit=" points",
-                 unmet=unlearnt(*flat) or saturated(*flat))  # fmt: skip
+    return Claim(
+        f"{network}: GadamX with its best T_avg is above Gadam with its own (over the other seeds)",
+        "§7.8.4, Table 7.6",
+        printed,
+        paired_difference(gadam_x, gadam),
+        unit=" points",
+        unmet=unlearnt(*flat) or saturated(*flat),
+    )
 
 
 def averages_of(rows: Rows, name: str) -> Rows:
@@ -114,14 +121,27 @@ def lookahead_claims(prefix: str, ends: Rows) -> list[Claim]:
     fast, slow, apart = widest(of, "early")
     return [
         *lookahead_pairs(of, WHERE, prefix),
-        Claim(f"{prefix}at first all optimisers converge alike (accuracy over the first third, within "
-              f"{SMALL_CHANGE:g} point from {fast} to {slow}, the extremes)", WHERE,
-              "the initial difference is minimal", apart, "within", 0.0, SMALL_CHANGE, " points",
-              unlearnt(*of.values())),
-        Claim(f"{prefix}{GADAM_AHEAD} is above Gadam", WHERE, "stronger than our result without Lookahead",
-              gap(of[GADAM_AHEAD], of["Gadam"], "accuracy"), unit=" points",
-              unmet=unready(of[GADAM_AHEAD], of["Gadam"])),
-    ]  # fmt: skip
+        Claim(
+            f"{prefix}at first all optimisers converge alike (accuracy over the first third, within "
+            f"{SMALL_CHANGE:g} point from {fast} to {slow}, the extremes)",
+            WHERE,
+            "the initial difference is minimal",
+            apart,
+            "within",
+            0.0,
+            SMALL_CHANGE,
+            " points",
+            unlearnt(*of.values()),
+        ),
+        Claim(
+            f"{prefix}{GADAM_AHEAD} is above Gadam",
+            WHERE,
+            "stronger than our result without Lookahead",
+            gap(of[GADAM_AHEAD], of["Gadam"], "accuracy"),
+            unit=" points",
+            unmet=unready(of[GADAM_AHEAD], of["Gadam"]),
+        ),
+    ]
 
 
 def widest(of: dict[str, Rows], column: str) -> tuple[str, str, Reading]:
@@ -138,15 +158,23 @@ def tables(rows: Rows) -> list[Table]:
         part = rows.where(network=network)
         out += [_runs_table(network, part.where(kind="end")), _starts_table(network, part)]
         best += [_best_line(network, name, part) for name in AVERAGED]
-    header = ("network", "optimiser", "best start", "accuracy there, %", "with the start of the other seeds",
-              "thesis, CIFAR-100, best start", "its own start")  # fmt: skip
+    header = (
+        "network",
+        "optimiser",
+        "best start",
+        "accuracy there, %",
+        "with the start of the other seeds",
+        "thesis, CIFAR-100, best start",
+        "its own start",
+    )
     return [Table("Best start of averaging", header, tuple(best)), *out]
 
 
 def _runs_table(network: str, ends: Rows) -> Table:
     columns = ("accuracy", "iterate accuracy", "training accuracy", "early")
-    lines = ((name, *(str(over_seeds(ends.where(run=name), column)) for column in columns))
-             for name in ends.distinct("run"))  # fmt: skip
+    lines = (
+        (name, *(str(over_seeds(ends.where(run=name), column)) for column in columns)) for name in ends.distinct("run")
+    )
     header = ("run", "accuracy, %", "of the iterate", "in training", "first third")
     return Table(f"{network}, {ends[0]['parameters']:,} parameters, {ends[0]['data']}", header, tuple(lines))
 
@@ -154,8 +182,9 @@ def _runs_table(network: str, ends: Rows) -> Table:
 def _starts_table(network: str, rows: Rows) -> Table:
     made = [averages_of(rows, name) for name in AVERAGED]
     ends = [rows.where(kind="end", run=BASES[name] + SCHEDULED) for name in AVERAGED]
-    lines = [(f"{start:.0%}", *(str(over_seeds(part.where(start=start), "accuracy")) for part in made))
-             for start in STARTS]  # fmt: skip
+    lines = [
+        (f"{start:.0%}", *(str(over_seeds(part.where(start=start), "accuracy")) for part in made)) for start in STARTS
+    ]
     lines.append(("the base with its schedule", *(str(over_seeds(part, "accuracy")) for part in ends)))
     return Table(f"Averages by start, {network}", ("T_avg, share of the run", *AVERAGED), tuple(lines))
 
@@ -177,16 +206,27 @@ def charts(rows: Rows) -> list[Chart]:
         part = rows.where(network=network)
         lines = [BASES[name] + SCHEDULED for name in AVERAGED]
         out.append(
-            Chart(f"Start of averaging, {network}", "share of the run", "accuracy, %",
-                  tuple(curve(name, averages_of(part, name), "accuracy", "start") for name in AVERAGED),
-                  source="Figure 7.11",
-                  lines=tuple((name, mean(part.where(kind="end", run=name), "accuracy").value) for name in lines))
-        )  # fmt: skip
+            Chart(
+                f"Start of averaging, {network}",
+                "share of the run",
+                "accuracy, %",
+                tuple(curve(name, averages_of(part, name), "accuracy", "start") for name in AVERAGED),
+                source="Figure 7.11",
+                lines=tuple((name, mean(part.where(kind="end", run=name), "accuracy").value) for name in lines),
+            )
+        )
         if family(network) == LOOKAHEAD_ON:
             epochs = part.where(kind="epoch")
-            out.append(Chart(f"Lookahead, {network}", "epoch", "accuracy, %",
-                             tuple(curve(name, epochs.where(run=name), "accuracy") for name in AHEAD),
-                             source="Figure 7.12b", caption="Of the average from when there is one."))  # fmt: skip
+            out.append(
+                Chart(
+                    f"Lookahead, {network}",
+                    "epoch",
+                    "accuracy, %",
+                    tuple(curve(name, epochs.where(run=name), "accuracy") for name in AHEAD),
+                    source="Figure 7.12b",
+                    caption="Of the average from when there is one.",
+                )
+            )
     return out
 
 
@@ -198,8 +238,9 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config("digits", 96, 64, 4, 2, ("VGG-4×4-BN", "PreResNet-11"), batch=32, quick=True),
         "cpu": Config("cifar10", 2000, 3000, 25, 5, ("VGG-4×16-BN", "PreResNet-11"), side=8, batch=64, quick=True),
-        "paper": Config("cifar10", 10_000, 10_000, 30, 3, ("VGG-16-BN", "PreResNet-20"), augmented=True,
-                        precision="bfloat16"),
+        "paper": Config(
+            "cifar10", 10_000, 10_000, 30, 3, ("VGG-16-BN", "PreResNet-20"), augmented=True, precision="bfloat16"
+        ),
     },
     cells,
     run,
@@ -225,4 +266,4 @@ EXPERIMENT = Experiment(
     ),
     size="VGG-16 and PreResNet-110 on CIFAR-100, 3 runs; epochs are not in the text.",
     sizes=(Size("VGG-16-BN", "cifar100"), Size("PreResNet-110", "cifar100")),
-)  # fmt: skip
+)

@@ -50,12 +50,19 @@ SHORT = {"AdamW": 1e-3}  # of small networks over few steps
 PRINTED_ON = ("CIFAR-100", "CIFAR-10")
 # Test accuracy on CIFAR-100 (Table 7.2) and CIFAR-10 (Table 7.3)
 PRINTED: dict[tuple[str, str], tuple[float, float]] = {
-    ("VGG", "SGD"): (74.15, 94.14), ("VGG", "SWA"): (74.57, 94.69), ("VGG", "AdamW"): (73.26, 93.90),
-    ("VGG", "PadamW"): (74.56, 94.13), ("VGG", "Gadam"): (75.73, 94.62), ("VGG", "GadamX"): (76.85, 94.88),
-    ("PreResNet", "SGD"): (77.22, 95.40), ("PreResNet", "SWA"): (77.92, 95.55), ("PreResNet", "AdamW"): (75.47, 94.69),
-    ("PreResNet", "PadamW"): (77.30, 95.28), ("PreResNet", "Gadam"): (77.37, 95.27),
+    ("VGG", "SGD"): (74.15, 94.14),
+    ("VGG", "SWA"): (74.57, 94.69),
+    ("VGG", "AdamW"): (73.26, 93.90),
+    ("VGG", "PadamW"): (74.56, 94.13),
+    ("VGG", "Gadam"): (75.73, 94.62),
+    ("VGG", "GadamX"): (76.85, 94.88),
+    ("PreResNet", "SGD"): (77.22, 95.40),
+    ("PreResNet", "SWA"): (77.92, 95.55),
+    ("PreResNet", "AdamW"): (75.47, 94.69),
+    ("PreResNet", "PadamW"): (77.30, 95.28),
+    ("PreResNet", "Gadam"): (77.37, 95.27),
     ("PreResNet", "GadamX"): (77.90, 95.95),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -90,12 +97,16 @@ def cells(config: Config) -> list[Cell]:
 
     def grid(shared: Cell, optimizers: tuple[str, ...], seeds: int) -> list[Cell]:
         return [
-            {**shared, "network": name, **recipe(optimizer, *tuned(name, optimizer, config.quick), config.epochs),
-             "seed": seed}
+            {
+                **shared,
+                "network": name,
+                **recipe(optimizer, *tuned(name, optimizer, config.quick), config.epochs),
+                "seed": seed,
+            }
             for name in config.networks
             for optimizer in optimizers
             for seed in range(seeds)
-        ]  # fmt: skip
+        ]
 
     return grid(base, OPTIMIZERS, config.seeds) + grid(whole, SHARP, config.sharp_seeds)
 
@@ -117,8 +128,14 @@ def sharpness(model: nn.Module, task: Task, cell: Cell) -> Row:
     return {"largest": float(largest), "largest residual": float(largest.stderr)}
 
 
-PAIRS = (("SWA", "SGD"), ("Gadam", "AdamW"), ("GadamX", "PadamW"), ("Gadam", "SGD"), ("Gadam", "PadamW"),
-         ("SGD", "AdamW"))  # fmt: skip
+PAIRS = (
+    ("SWA", "SGD"),
+    ("Gadam", "AdamW"),
+    ("GadamX", "PadamW"),
+    ("Gadam", "SGD"),
+    ("Gadam", "PadamW"),
+    ("SGD", "AdamW"),
+)
 # What the text says of GadamX: on CIFAR-100 it makes an exception for PreResNet-110, on CIFAR-10 it makes none
 STRONGEST = {
     "VGG": "strongest by a considerable margin: +1.12 over Gadam on CIFAR-100, +0.19 over SWA on CIFAR-10",
@@ -140,25 +157,54 @@ def network_claims(network: str, ends: Rows) -> list[Claim]:
     of = {name: ends.where(optimizer=name) for name in OPTIMIZERS}
     kind, where = family(network), "§7.8.1, Tables 7.2 and 7.3"
     found = [
-        Claim(f"{network}: {name} is above {base}", where, printed_gap(kind, name, base),
-              gap(of[name], of[base], "accuracy"), unit=" points", unmet=unready(of[name], of[base]))
+        Claim(
+            f"{network}: {name} is above {base}",
+            where,
+            printed_gap(kind, name, base),
+            gap(of[name], of[base], "accuracy"),
+            unit=" points",
+            unmet=unready(of[name], of[base]),
+        )
         for name, base in PAIRS
-    ]  # fmt: skip
+    ]
     rival, reading = against_best(of, "GadamX")
     averaged = [of[name] for name in ("SWA", "Gadam", "GadamX")]
     return [
         *found,
-        Claim(f"{network}: GadamX is above all others (here above {rival}, the best of them)", where, STRONGEST[kind],
-              reading, unit=" points", unmet=unready(of["GadamX"], of[rival])),
-        Claim(f"{network}: the average is above the iterates where averaging begins", "§7.8.1, Figures 7.8 and 7.9",
-              "", change(ends.where(optimizer=("SWA", "Gadam", "GadamX")), "accuracy", "before"), unit=" points",
-              unmet=unready(*averaged), own=True),
-        Claim(f"{network}: Gadam's λ₁ is above SGD's, whichever generalises better", "§7.9, Figure 7.17", "",
-              decades(of["Gadam"], of["SGD"], "largest"), unit=" decades", unmet=unlearnt(of["Gadam"], of["SGD"]),
-              own=True),
-        Claim(f"{network}: Gadam's weight norm is above SGD's", "§7.9, Figure 7.16", "always higher",
-              gap(of["Gadam"], of["SGD"], "solution norm"), unmet=unlearnt(of["Gadam"], of["SGD"])),
-    ]  # fmt: skip
+        Claim(
+            f"{network}: GadamX is above all others (here above {rival}, the best of them)",
+            where,
+            STRONGEST[kind],
+            reading,
+            unit=" points",
+            unmet=unready(of["GadamX"], of[rival]),
+        ),
+        Claim(
+            f"{network}: the average is above the iterates where averaging begins",
+            "§7.8.1, Figures 7.8 and 7.9",
+            "",
+            change(ends.where(optimizer=("SWA", "Gadam", "GadamX")), "accuracy", "before"),
+            unit=" points",
+            unmet=unready(*averaged),
+            own=True,
+        ),
+        Claim(
+            f"{network}: Gadam's λ₁ is above SGD's, whichever generalises better",
+            "§7.9, Figure 7.17",
+            "",
+            decades(of["Gadam"], of["SGD"], "largest"),
+            unit=" decades",
+            unmet=unlearnt(of["Gadam"], of["SGD"]),
+            own=True,
+        ),
+        Claim(
+            f"{network}: Gadam's weight norm is above SGD's",
+            "§7.9, Figure 7.16",
+            "always higher",
+            gap(of["Gadam"], of["SGD"], "solution norm"),
+            unmet=unlearnt(of["Gadam"], of["SGD"]),
+        ),
+    ]
 
 
 def printed_gap(kind: str, upper: str, lower: str) -> str:
@@ -180,11 +226,25 @@ def tables(rows: Rows) -> list[Table]:
         for optimizer in OPTIMIZERS:
             mine = part.where(optimizer=optimizer)
             printed = PRINTED[family(name), optimizer]
-            lines.append((optimizer, *(str(over_seeds(mine, column)) for column in
-                                       ("accuracy", "iterate accuracy", "training accuracy", "solution norm",
-                                        "largest")), *(f"{value:.2f}" for value in printed)))  # fmt: skip
-        header = ("optimiser", "accuracy, %", "of the iterate", "in training", "‖θ‖", "λ₁",
-                  *(f"thesis, {data}" for data in PRINTED_ON))  # fmt: skip
+            lines.append(
+                (
+                    optimizer,
+                    *(
+                        str(over_seeds(mine, column))
+                        for column in ("accuracy", "iterate accuracy", "training accuracy", "solution norm", "largest")
+                    ),
+                    *(f"{value:.2f}" for value in printed),
+                )
+            )
+        header = (
+            "optimiser",
+            "accuracy, %",
+            "of the iterate",
+            "in training",
+            "‖θ‖",
+            "λ₁",
+            *(f"thesis, {data}" for data in PRINTED_ON),
+        )
         out.append(Table(f"{name}, {part[0]['parameters']:,} parameters, {part[0]['data']}", header, tuple(lines)))
     return out + spectrum_tables(rows.where(kind="spectrum"))
 
@@ -195,11 +255,23 @@ def charts(rows: Rows) -> list[Chart]:
     for name in rows.distinct("network"):
         out += network_charts(name, rows.where(network=name))
     ends = rows.where(kind="end")
-    sharp = [Series(f"{optimizer}, {name}", part.values("largest"), part.values("accuracy"), style="points")
-             for name in ends.distinct("network") for optimizer in OPTIMIZERS
-             if (part := ends.where(network=name, optimizer=optimizer))]  # fmt: skip
-    out.append(Chart("Sharpness against accuracy", "λ₁", "accuracy, %", tuple(sharp), x_log=True, source="§7.9",
-                     caption="Not drawn in the thesis. Batch norm in evaluation mode."))  # fmt: skip
+    sharp = [
+        Series(f"{optimizer}, {name}", part.values("largest"), part.values("accuracy"), style="points")
+        for name in ends.distinct("network")
+        for optimizer in OPTIMIZERS
+        if (part := ends.where(network=name, optimizer=optimizer))
+    ]
+    out.append(
+        Chart(
+            "Sharpness against accuracy",
+            "λ₁",
+            "accuracy, %",
+            tuple(sharp),
+            x_log=True,
+            source="§7.9",
+            caption="Not drawn in the thesis. Batch norm in evaluation mode.",
+        )
+    )
     return out + spectrum_charts(rows.where(kind="spectrum"))
 
 
@@ -218,11 +290,17 @@ def network_charts(name: str, rows: Rows) -> list[Chart]:
         Series("thesis, CIFAR-10", OPTIMIZERS, printed, style="points", published=True),
     )
     return [
-        Chart(f"Accuracy on held-out images, {name}", "epoch", "accuracy, %", accuracy, source="Figures 7.8 and 7.9",
-              caption=caption),
+        Chart(
+            f"Accuracy on held-out images, {name}",
+            "epoch",
+            "accuracy, %",
+            accuracy,
+            source="Figures 7.8 and 7.9",
+            caption=caption,
+        ),
         Chart(f"Weight norm, {name}", "epoch", "‖θ‖", norm, source="Figure 7.16", caption=caption),
         Chart(f"Accuracy at the end, {name}", "optimiser", "accuracy, %", last, source="Table 7.3"),
-    ]  # fmt: skip
+    ]
 
 
 EXPERIMENT = Experiment(
@@ -231,12 +309,36 @@ EXPERIMENT = Experiment(
     SPECTRAL,
     "§§7.8.1 and 7.9, Tables 7.2 and 7.3, Figures 7.8, 7.9 and 7.14–7.17",
     {
-        "smoke": Config("digits", 96, 64, 4, 2, ("VGG-4×4-BN",), samples=32, depth=4, batch=32, quick=True,
-                        lanczos=4, sharp_seeds=1),
-        "cpu": Config("cifar10", 2000, 3000, 25, 3, ("VGG-4×16-BN", "PreResNet-11"), samples=256, depth=15, side=8,
-                      batch=64, quick=True),
-        "paper": Config("cifar10", 10_000, 10_000, 30, 3, ("VGG-16-BN", "PreResNet-20"), samples=512, depth=20,
-                        augmented=True, precision="bfloat16", lanczos=60, sharp_seeds=3),
+        "smoke": Config(
+            "digits", 96, 64, 4, 2, ("VGG-4×4-BN",), samples=32, depth=4, batch=32, quick=True, lanczos=4, sharp_seeds=1
+        ),
+        "cpu": Config(
+            "cifar10",
+            2000,
+            3000,
+            25,
+            3,
+            ("VGG-4×16-BN", "PreResNet-11"),
+            samples=256,
+            depth=15,
+            side=8,
+            batch=64,
+            quick=True,
+        ),
+        "paper": Config(
+            "cifar10",
+            10_000,
+            10_000,
+            30,
+            3,
+            ("VGG-16-BN", "PreResNet-20"),
+            samples=512,
+            depth=20,
+            augmented=True,
+            precision="bfloat16",
+            lanczos=60,
+            sharp_seeds=3,
+        ),
     },
     cells,
     run,
@@ -271,4 +373,4 @@ EXPERIMENT = Experiment(
         Size("PreResNet-110", "cifar10"),
         Size("ResNeXt-29", "cifar100"),
     ),
-)  # fmt: skip
+)

@@ -39,11 +39,23 @@ MORE: dict[str, tuple[str, float, float, str, dict[str, float | bool]]] = {
 TABLE = ("SGD", "SGD IA", "AdamW", "Padam", "Gadam", "GadamX")  # SWA is here SGD IA
 # Table 7.4: top 1 and top 5 on ImageNet 32 × 32
 PRINTED: dict[str, dict[str, tuple[float, float]]] = {
-    "PRN-110": {"SGD": (54.27, 77.96), "SGD IA": (54.37, 78.04), "AdamW": (54.84, 78.43), "Padam": (53.71, 77.31),
-                "Gadam": (54.97, 78.48), "GadamX": (54.45, 77.91)},
-    "WRN-28-10": {"SGD": (61.33, 83.52), "SGD IA": (62.32, 84.23), "AdamW": (55.51, 79.09), "Padam": (59.65, 81.74),
-                  "Gadam": (60.50, 82.56), "GadamX": (63.04, 84.75)},
-}  # fmt: skip
+    "PRN-110": {
+        "SGD": (54.27, 77.96),
+        "SGD IA": (54.37, 78.04),
+        "AdamW": (54.84, 78.43),
+        "Padam": (53.71, 77.31),
+        "Gadam": (54.97, 78.48),
+        "GadamX": (54.45, 77.91),
+    },
+    "WRN-28-10": {
+        "SGD": (61.33, 83.52),
+        "SGD IA": (62.32, 84.23),
+        "AdamW": (55.51, 79.09),
+        "Padam": (59.65, 81.74),
+        "Gadam": (60.50, 82.56),
+        "GadamX": (63.04, 84.75),
+    },
+}
 PRINTED_OF = {"PreResNet": "PRN-110", "WideResNet": "WRN-28-10"}  # by the family of ours
 RACE = "§7.10.1, Figure 7.19b"
 # Comparisons of Table 7.4, and those of §7.10 with what the text says: it prints no figures
@@ -99,15 +111,21 @@ def cells(config: Config) -> list[Cell]:
     first = max(1, round(FIRST * config.epochs))
     marks = [round(config.epochs / 3), round(2 * config.epochs / 3)]
     return [
-        {**base, "network": network, "run": name,
-         **recipe(optimizer, rate, decay, config.epochs, schedule, first), **more,
-         **({"milestones": marks} if schedule == "step" else {}), "seed": seed}
+        {
+            **base,
+            "network": network,
+            "run": name,
+            **recipe(optimizer, rate, decay, config.epochs, schedule, first),
+            **more,
+            **({"milestones": marks} if schedule == "step" else {}),
+            "seed": seed,
+        }
         for network in config.networks
         for runs, seeds in ((RUNS, config.seeds), (MORE, config.more_seeds))
         for name, (optimizer, rate, decay, schedule, more) in runs.items()
         for seed in range(seeds)
         if network == config.networks[0] or name in TABLE
-    ]  # fmt: skip
+    ]
 
 
 def run(cell: Cell, device: str) -> list[Row]:
@@ -142,11 +160,18 @@ def claims(rows: Rows) -> list[Claim]:
     return [
         *table,
         *text,
-        Claim(f"{WHOLE}: Gadam δ = 1 is above all but GadamX (here above {rival}, the best of them)", RACE,
-              "beats all other optimisers", reading, unit=" points", unmet=missing, barrier=MISSING),
+        Claim(
+            f"{WHOLE}: Gadam δ = 1 is above all but GadamX (here above {rival}, the best of them)",
+            RACE,
+            "beats all other optimisers",
+            reading,
+            unit=" points",
+            unmet=missing,
+            barrier=MISSING,
+        ),
         *_course_claims(rows.where(network=raced), missing),
         *placed,
-    ]  # fmt: skip
+    ]
 
 
 def _by_run(ends: Rows) -> dict[str, Rows]:
@@ -163,32 +188,55 @@ def _course_claims(rows: Rows, missing: str) -> list[Claim]:
     """How averages go on improving, and which runs are ahead in the first third of the epochs."""
     epochs = rows.where(kind="epoch")
     rises = [
-        Claim(f"{WHOLE}: the average of {name} improves with the number of epochs in it (rank correlation)",
-              "§7.10, Figure 7.18", "monotonic", rising(epochs.where(run=name, averaged=True)), unmet=missing,
-              barrier=MISSING)
+        Claim(
+            f"{WHOLE}: the average of {name} improves with the number of epochs in it (rank correlation)",
+            "§7.10, Figure 7.18",
+            "monotonic",
+            rising(epochs.where(run=name, averaged=True)),
+            unmet=missing,
+            barrier=MISSING,
+        )
         for name in ("SGD IA", "GadamX")
-    ]  # fmt: skip
+    ]
     first = [epoch for epoch in epochs.distinct("epoch") if 3 * epoch <= max(epochs.values("epoch"))]
     early = epochs.where(epoch=first)
     return rises + [
-        Claim(f"{WHOLE}: {upper} converges faster than {lower} (accuracy over the first third)", RACE, said,
-              gap(early.where(run=upper), early.where(run=lower), "iterate accuracy"), unit=" points", unmet=missing,
-              barrier=MISSING)
+        Claim(
+            f"{WHOLE}: {upper} converges faster than {lower} (accuracy over the first third)",
+            RACE,
+            said,
+            gap(early.where(run=upper), early.where(run=lower), "iterate accuracy"),
+            unit=" points",
+            unmet=missing,
+            barrier=MISSING,
+        )
         for upper, lower, said in FASTER
-    ]  # fmt: skip
+    ]
 
 
 def _above(of: dict[str, Rows], upper: str, lower: str, data: str, source: str, printed: str, missing: str) -> Claim:
-    return Claim(f"{data}: {upper} is above {lower}", source, printed, gap(of[upper], of[lower], "accuracy"),
-                 unit=" points", unmet=missing or unready(of[upper], of[lower]),
-                 barrier=MISSING if missing else PRECONDITION)  # fmt: skip
+    return Claim(
+        f"{data}: {upper} is above {lower}",
+        source,
+        printed,
+        gap(of[upper], of[lower], "accuracy"),
+        unit=" points",
+        unmet=missing or unready(of[upper], of[lower]),
+        barrier=MISSING if missing else PRECONDITION,
+    )
 
 
 def _placed(of: dict[str, Rows], upper: str, lower: str, tail: str) -> Claim:
     data = of[upper][0].get("data")
-    return Claim(f"on {data} in its place{tail}, {upper} is above {lower}", "after Table 7.4", "",
-                 gap(of[upper], of[lower], "accuracy"), unit=" points", unmet=unready(of[upper], of[lower]),
-                 own=True)  # fmt: skip
+    return Claim(
+        f"on {data} in its place{tail}, {upper} is above {lower}",
+        "after Table 7.4",
+        "",
+        gap(of[upper], of[lower], "accuracy"),
+        unit=" points",
+        unmet=unready(of[upper], of[lower]),
+        own=True,
+    )
 
 
 def stand_in(ends: Rows, wanted: str) -> str:
@@ -230,14 +278,27 @@ def _table(ends: Rows, columns: dict[str, dict[str, tuple[float, float]]]) -> Ta
     for name in ends.distinct("run"):
         part = ends.where(run=name)
         printed = [table.get(name) for table in columns.values()]
-        lines.append((name, *(str(over_seeds(part, column)) for column in ("accuracy", "top 5", "iterate accuracy",
-                                                                          "training accuracy")),
-                      *("" if pair is None else f"{pair[0]:.2f}, {pair[1]:.2f}" for pair in printed)))  # fmt: skip
+        lines.append(
+            (
+                name,
+                *(
+                    str(over_seeds(part, column))
+                    for column in ("accuracy", "top 5", "iterate accuracy", "training accuracy")
+                ),
+                *("" if pair is None else f"{pair[0]:.2f}, {pair[1]:.2f}" for pair in printed),
+            )
+        )
     first = ends[0]
     apart = "" if first["data"] in DATA.values() else ", in place of ImageNet, which cannot be had here"
     title = f"{first['network']}, {first['parameters']:,} parameters, {first['data']}{apart}"
-    header = ("run", "top 1, %", "top 5, %", "of the iterate", "in training",
-              *(f"thesis, ImageNet 32 × 32, {name}" for name in columns))  # fmt: skip
+    header = (
+        "run",
+        "top 1, %",
+        "top 5, %",
+        "of the iterate",
+        "in training",
+        *(f"thesis, ImageNet 32 × 32, {name}" for name in columns),
+    )
     return Table(title, header, tuple(lines))
 
 
@@ -261,9 +322,15 @@ def _charts(rows: Rows, tail: str) -> list[Chart]:
     found = [
         chart("Accuracy on held-out pictures", RUNS, "Figure 7.19b"),
         chart("Top 1 of the optimisers of Table 7.4", TABLE, "Figure 7.7", of_average),
-        Chart(f"Averages beside the end of SGD{tail}", "epoch", "accuracy, %", tuple(late), source="Figure 7.18",
-              lines=(("SGD, step schedule", last),)),
-    ]  # fmt: skip
+        Chart(
+            f"Averages beside the end of SGD{tail}",
+            "epoch",
+            "accuracy, %",
+            tuple(late),
+            source="Figure 7.18",
+            lines=(("SGD, step schedule", last),),
+        ),
+    ]
     if set(UNTUNED) <= set(there):
         found.insert(2, chart("Rates of ImageNet 32 × 32 kept", UNTUNED, "Figure 7.19a"))
     return found
@@ -277,8 +344,9 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config("digits", 96, 64, 6, 2, ("VGG-4×4-BN",), batch=32, more_seeds=1),
         "cpu": Config("cifar10", 2000, 4000, 30, 5, ("VGG-4×16-BN",), side=8, batch=64, more_seeds=2),
-        "paper": Config("cifar10", 5_000, 5_000, 30, 3, ("PreResNet-20", "WideResNet-16×4"), augmented=True,
-                        precision="bfloat16"),
+        "paper": Config(
+            "cifar10", 5_000, 5_000, 30, 3, ("PreResNet-20", "WideResNet-16×4"), augmented=True, precision="bfloat16"
+        ),
     },
     cells,
     run,
@@ -309,4 +377,4 @@ EXPERIMENT = Experiment(
         Size("ResNet-50", "imagenet", epochs=90),
         Size("ResNet-101", "imagenet", epochs=90),
     ),
-)  # fmt: skip
+)

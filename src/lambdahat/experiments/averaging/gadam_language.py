@@ -37,8 +37,13 @@ TEST = "test perplexity"
 STEADY = 0.01  # of the iterates' perplexity, by which it may still fall while they are averaged
 SMALL_CHANGE = 0.05  # perplexity within which frequencies count as alike
 # Validation and test perplexity on Penn Treebank by words (Table 7.5)
-PRINTED = {"ASGD": (64.88, 61.98), "Adam": (65.96, 63.16), "Padam": (65.69, 62.15), "Gadam": (61.35, 58.77),
-           "GadamX": (63.49, 60.45)}  # fmt: skip
+PRINTED = {
+    "ASGD": (64.88, 61.98),
+    "Adam": (65.96, 63.16),
+    "Padam": (65.69, 62.15),
+    "Gadam": (61.35, 58.77),
+    "GadamX": (63.49, 60.45),
+}
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,15 @@ def cells(config: Config) -> list[Cell]:
     for name in OPTIMIZERS:
         rate = rates[kinds.get(name, BASES.get(name, name))]
         schedule = "step" if name == "Padam" else "flat"  # Padam needs one to converge
-        plan = recipe(f"{kinds[name]}-IA" if name in kinds else name, rate, DECAY, config.epochs, schedule,
-                      first=max(1, round(START * config.epochs)), every=1)  # fmt: skip
+        plan = recipe(
+            f"{kinds[name]}-IA" if name in kinds else name,
+            rate,
+            DECAY,
+            config.epochs,
+            schedule,
+            first=max(1, round(START * config.epochs)),
+            every=1,
+        )
         out += [{**base, "name": name, **plan, "seed": seed} for seed in range(config.seeds)]
     return out
 
@@ -78,31 +90,42 @@ def run(cell: Cell, device: str) -> list[Row]:
     chosen = list(plans(cell["epochs"], steps).values()) if cell["name"] == "Gadam" else []
     averages = Averages(chosen)
     trained = train(cell, task, [averages] if chosen else [])
-    rows = [{**row, "perplexity": _exp(row["loss"]), "iterate perplexity": _exp(row["iterate loss"])}
-            for row in trained.rows]  # fmt: skip
+    rows = [
+        {**row, "perplexity": _exp(row["loss"]), "iterate perplexity": _exp(row["iterate loss"])}
+        for row in trained.rows
+    ]
     end = {**rows[-1], **trained.end, **size_of(task), "test perplexity": perplexity(trained.solution, test)}
     rows.append({**end, "before": rows[trained.end["begun"] - 1]["iterate perplexity"]})
     for (start, every), plan in plans(cell["epochs"], steps).items() if chosen else ():
         if averages.counts[plan]:
             model = averages.model(plan, task.model, ())
-            rows.append({"kind": "average", "start": start, "frequency": every, "averages": averages.counts[plan],
-                         "perplexity": perplexity(model, task.problem.on(task.held_out)),
-                         "test perplexity": perplexity(model, test)})  # fmt: skip
+            rows.append(
+                {
+                    "kind": "average",
+                    "start": start,
+                    "frequency": every,
+                    "averages": averages.counts[plan],
+                    "perplexity": perplexity(model, task.problem.on(task.held_out)),
+                    "test perplexity": perplexity(model, test),
+                }
+            )
     return rows
 
 
 def plans(epochs: int, steps: int) -> dict[tuple[float, int], Plan]:
     """By start (a share of the run) and frequency: all starts every step, and all frequencies from the half on."""
     wanted = [(start, 1) for start in STARTS] + [(START, every) for every in FREQUENCIES]
-    return {(start, every): Plan(max(1, round(start * epochs)) * steps, every)
-            for start, every in dict.fromkeys(wanted)}  # fmt: skip
+    return {
+        (start, every): Plan(max(1, round(start * epochs)) * steps, every) for start, every in dict.fromkeys(wanted)
+    }
 
 
 def language_task(cell: Cell, device: str) -> tuple[Task, Problem]:
     """An LSTM on stretches of a text, with the validation part held out; and the test part."""
     parts, vocabulary = text_parts(cell)
-    model = lstm(vocabulary, cell["embedding"], cell["hidden"], cell["layers"], cell["dropout"], fused=True,
-                 seed=cell["seed"]).to(device)  # fmt: skip
+    model = lstm(
+        vocabulary, cell["embedding"], cell["hidden"], cell["layers"], cell["dropout"], fused=True, seed=cell["seed"]
+    ).to(device)
     stretches = [tuple(part.to(device) for part in windows(tokens, cell["length"])) for tokens in parts]
     problem = Problem(model, "cross_entropy", stretches[0])
     return Task(model, problem, problem.on(stretches[1]).batches), problem.on(stretches[2])
@@ -116,8 +139,12 @@ def text_parts(cell: Cell) -> tuple[list[Tensor], int]:
         return list(tokens.split([count, held_out, held_out])), MADE
     text = load_text(cell["data"])
     enough = count + held_out <= len(text.train) and held_out <= len(text.test)
-    require(enough, "training and held_out", f"fit {len(text.train):,} and {len(text.test):,} tokens",
-            f"{count:,} and {held_out:,}")  # fmt: skip
+    require(
+        enough,
+        "training and held_out",
+        f"fit {len(text.train):,} and {len(text.test):,} tokens",
+        f"{count:,} and {held_out:,}",
+    )
     valid = text.train[count : count + held_out]
     return [text.train[:count], valid, text.test[:held_out]], len(text.vocabulary)
 
@@ -161,34 +188,65 @@ def claims(rows: Rows) -> list[Claim]:
     ends, epochs = rows.where(kind="end"), rows.where(kind="epoch")
     of = {name: ends.where(name=name) for name in OPTIMIZERS}
     found = [
-        Claim(f"{name}'s perplexity is below {other}'s", "§7.8.3, Table 7.5", _printed(name, other),
-              gap(of[name], of[other], TEST), "below", unmet=unready(epochs, name, other))
+        Claim(
+            f"{name}'s perplexity is below {other}'s",
+            "§7.8.3, Table 7.5",
+            _printed(name, other),
+            gap(of[name], of[other], TEST),
+            "below",
+            unmet=unready(epochs, name, other),
+        )
         for name, other in (("Gadam", "Adam"), ("GadamX", "Padam"), ("Gadam", "ASGD"), ("Gadam", "GadamX"))
-    ]  # fmt: skip
+    ]
     return found + _average_claims(rows.where(kind="average"), of["Adam"], epochs)
 
 
 def _average_claims(made: Rows, adam: Rows, epochs: Rows) -> list[Claim]:
     """Figures 7.11a and 7.13a and Table 7.6: averages of one run, by start and by frequency."""
     found = [
-        Claim(f"averages from {start:.0%} of the run are below Adam", "§7.8.4, Figure 7.11a",
-              "for any reasonable T_avg", gap(made.where(start=start, frequency=1), adam, TEST), "below",
-              unmet=unlearnt(epochs, "Adam") or unsettled(epochs, "Gadam", start))
+        Claim(
+            f"averages from {start:.0%} of the run are below Adam",
+            "§7.8.4, Figure 7.11a",
+            "for any reasonable T_avg",
+            gap(made.where(start=start, frequency=1), adam, TEST),
+            "below",
+            unmet=unlearnt(epochs, "Adam") or unsettled(epochs, "Gadam", start),
+        )
         for start in STARTS
         if start != START
-    ]  # fmt: skip
+    ]
     often, seldom = (made.where(start=START, frequency=every) for every in (FREQUENCIES[0], FREQUENCIES[-1]))
     tuned = paired_difference(tuned_start(made.where(frequency=1), TEST, lowest=True), often.paired(TEST))
     unmet = unready(epochs, "Gadam")
     return [
         *found,
-        Claim(f"Gadam gains from tuning T_avg (best start over the other seeds, against {START:.0%} of the run)",
-              "§7.8.4, Table 7.6", "58.61 to 58.77", tuned, "below", unmet=unlearnt(epochs, "Gadam")),
-        Claim(f"averaging every step or every {FREQUENCIES[-1]} makes little difference", "§7.8.6, Figure 7.13a",
-              "very insensitive", gap(seldom, often, "perplexity"), "within", 0.0, SMALL_CHANGE, unmet=unmet),
-        Claim(f"averaging every {FREQUENCIES[-1]} steps is below averaging every step", "§7.8.6, Figure 7.13a",
-              "slightly better", gap(seldom, often, "perplexity"), "below", unmet=unmet),
-    ]  # fmt: skip
+        Claim(
+            f"Gadam gains from tuning T_avg (best start over the other seeds, against {START:.0%} of the run)",
+            "§7.8.4, Table 7.6",
+            "58.61 to 58.77",
+            tuned,
+            "below",
+            unmet=unlearnt(epochs, "Gadam"),
+        ),
+        Claim(
+            f"averaging every step or every {FREQUENCIES[-1]} makes little difference",
+            "§7.8.6, Figure 7.13a",
+            "very insensitive",
+            gap(seldom, often, "perplexity"),
+            "within",
+            0.0,
+            SMALL_CHANGE,
+            unmet=unmet,
+        ),
+        Claim(
+            f"averaging every {FREQUENCIES[-1]} steps is below averaging every step",
+            "§7.8.6, Figure 7.13a",
+            "slightly better",
+            gap(seldom, often, "perplexity"),
+            "below",
+            unmet=unmet,
+        ),
+    ]
 
 
 def unready(epochs: Rows, *names: str) -> str:
@@ -230,18 +288,30 @@ def tables(rows: Rows) -> list[Table]:
     """Perplexities of each optimiser beside the printed ones, and of Adam's averages."""
     ends, made = rows.where(kind="end"), rows.where(kind="average")
     lines = [
-        (name, *(str(over_seeds(ends.where(name=name), column)) for column in
-                 ("perplexity", "test perplexity", "iterate perplexity")), *(f"{value:.2f}" for value in PRINTED[name]))
+        (
+            name,
+            *(
+                str(over_seeds(ends.where(name=name), column))
+                for column in ("perplexity", "test perplexity", "iterate perplexity")
+            ),
+            *(f"{value:.2f}" for value in PRINTED[name]),
+        )
         for name in OPTIMIZERS
-    ]  # fmt: skip
+    ]
     title = f"{ends[0]['data']}, LSTM of {ends[0]['parameters']:,} parameters"
     header = ("optimiser", "validation", "test", "validation, iterate", "thesis, PTB words, validation", "test")
     kept = dict.fromkeys((row["start"], row["frequency"]) for row in made)
     averages = tuple(
-        (f"{start:.0%}", f"{every}", *(str(over_seeds(made.where(start=start, frequency=every), column))
-                                       for column in ("perplexity", "test perplexity")))
+        (
+            f"{start:.0%}",
+            f"{every}",
+            *(
+                str(over_seeds(made.where(start=start, frequency=every), column))
+                for column in ("perplexity", "test perplexity")
+            ),
+        )
         for start, every in kept
-    )  # fmt: skip
+    )
     return [
         Table(title, header, tuple(lines)),
         Table("Averages of Adam's iterates", ("from", "steps between", "validation", "test"), averages),
@@ -255,15 +325,31 @@ def charts(rows: Rows) -> list[Chart]:
     starts = made.where(frequency=1)
     readings = [over_seeds(made.where(start=START, frequency=every), "perplexity") for every in FREQUENCIES]
     return [
-        Chart("Validation perplexity", "epoch", "perplexity", series, y_log=True, source="Figure 7.10",
-              caption="Of the average from when there is one."),
-        Chart("Start of averaging", "share of the run", "perplexity",
-              (curve("validation", starts, "perplexity", "start"), curve("test", starts, "test perplexity", "start")),
-              source="Figure 7.11a"),
-        Chart("Frequency of averaging", "steps between averaged iterates", "validation perplexity",
-              (Series("Gadam", FREQUENCIES, [reading.value for reading in readings], errors(readings)),), x_log=True,
-              source="Figure 7.13a"),
-    ]  # fmt: skip
+        Chart(
+            "Validation perplexity",
+            "epoch",
+            "perplexity",
+            series,
+            y_log=True,
+            source="Figure 7.10",
+            caption="Of the average from when there is one.",
+        ),
+        Chart(
+            "Start of averaging",
+            "share of the run",
+            "perplexity",
+            (curve("validation", starts, "perplexity", "start"), curve("test", starts, "test perplexity", "start")),
+            source="Figure 7.11a",
+        ),
+        Chart(
+            "Frequency of averaging",
+            "steps between averaged iterates",
+            "validation perplexity",
+            (Series("Gadam", FREQUENCIES, [reading.value for reading in readings], errors(readings)),),
+            x_log=True,
+            source="Figure 7.13a",
+        ),
+    ]
 
 
 EXPERIMENT = Experiment(
@@ -273,8 +359,9 @@ EXPERIMENT = Experiment(
     "§§7.8.3–7.8.6, Tables 7.5 and 7.6, Figures 7.10, 7.11a and 7.13a",
     {
         "smoke": Config("made", 2000, 500, 4, 2, 8, 12, 2, length=10, batch=20),
-        "cpu": Config("tiny-shakespeare", 40_000, 10_000, 40, 5, 32, 64, 2, length=32, batch=16, dropout=0.1,
-                      adam_rate=1e-2),
+        "cpu": Config(
+            "tiny-shakespeare", 40_000, 10_000, 40, 5, 32, 64, 2, length=32, batch=16, dropout=0.1, adam_rate=1e-2
+        ),
         "paper": Config("tiny-shakespeare", 200_000, 50_000, 30, 3, 128, 256, 3, batch=20, dropout=0.2),
     },
     cells,
@@ -296,4 +383,4 @@ EXPERIMENT = Experiment(
     ),
     size="a three-layer LSTM (the AWD-LSTM code) on Penn Treebank, 200 epochs, 3 runs.",
     sizes=(Size("LSTM", "penn-treebank", epochs=200),),
-)  # fmt: skip
+)

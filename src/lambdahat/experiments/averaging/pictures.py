@@ -55,6 +55,7 @@ def _large(cell: Cell) -> tuple[Any, Any, tuple[int, ...], int]:
     side = cell["side"] or SIDE
     training, held_out = (ImageFolder(Path(cell["folder"]) / part, side) for part in ("train", "val"))
     same = training.classes == held_out.classes
-    require(same, "folder", "have the same classes in train and val",
-            f"{len(training.classes)} and {len(held_out.classes)}")  # fmt: skip
+    require(
+        same, "folder", "have the same classes in train and val", f"{len(training.classes)} and {len(held_out.classes)}"
+    )
     return training, held_out, (3, side, side), len(training.classes)

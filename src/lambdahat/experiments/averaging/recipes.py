@@ -49,9 +49,14 @@ def recipe(
     named = schedule or ("averaging" if averages(optimizer) else "linear")
     start = max(1, round(AVERAGED_FROM * epochs)) if first is None else first
     return {
-        "optimizer": optimizer, "rate": rate, "decay": decay, "epochs": epochs, "schedule": named, "first": start,
+        "optimizer": optimizer,
+        "rate": rate,
+        "decay": decay,
+        "epochs": epochs,
+        "schedule": named,
+        "first": start,
         "every": every,
-    }  # fmt: skip
+    }
 
 
 def make_optimizer(cell: Cell, parameters: Iterable[Tensor], steps: int) -> Optimizer:

@@ -78,10 +78,18 @@ def train(cell: Cell, task: Task, trackers: Sequence[Any] = ()) -> Trained:
     optimizer = make_optimizer(cell, model.parameters(), math.ceil(task.problem.num_samples / batch))
     watch = Watch(lambda: {"average norm": _average_norm(optimizer)}, 1)
     run = fit(
-        task.problem, optimizer, cell["epochs"], batch_size=batch, schedule=schedule_of(cell, optimizer),
-        validation=task.held_out, augment=augment if cell.get("augmented") else None, clip=cell.get("clip"),
-        trackers=[watch, *trackers], precision=cell.get("precision", FULL), seed=cell["seed"],
-    )  # fmt: skip
+        task.problem,
+        optimizer,
+        cell["epochs"],
+        batch_size=batch,
+        schedule=schedule_of(cell, optimizer),
+        validation=task.held_out,
+        augment=augment if cell.get("augmented") else None,
+        clip=cell.get("clip"),
+        trackers=[watch, *trackers],
+        precision=cell.get("precision", FULL),
+        seed=cell["seed"],
+    )
     rows = [_epoch(row, seen) for row, seen in zip(run.epochs, [*watch.rows, {}], strict=False)]
     solution = model
     if getattr(optimizer, "averaging", False):
@@ -101,14 +109,22 @@ def _epoch(row: Any, seen: Row) -> Row:
     norm, rate = row["norm"], row["learning_rate"]
     mean_norm = seen.get("average norm") if averaged else None
     return {
-        "kind": "epoch", "epoch": row["epoch"], "averaged": averaged, "rate now": rate,
-        "training loss": row["loss"], "training accuracy": 100 * row["accuracy"],
+        "kind": "epoch",
+        "epoch": row["epoch"],
+        "averaged": averaged,
+        "rate now": rate,
+        "training loss": row["loss"],
+        "training accuracy": 100 * row["accuracy"],
         "iterate accuracy": 100 * row.get("validation_accuracy", math.nan),
         "iterate loss": row.get("validation_loss", math.nan),
-        "accuracy": 100 * row.get(f"{kind}_accuracy", math.nan), "loss": row.get(f"{kind}_loss", math.nan),
-        "norm": norm, "max norm": row["max_norm"], "effective rate": rate / norm**2,
-        "average norm": mean_norm, "solution norm": mean_norm if averaged else norm,
-    }  # fmt: skip
+        "accuracy": 100 * row.get(f"{kind}_accuracy", math.nan),
+        "loss": row.get(f"{kind}_loss", math.nan),
+        "norm": norm,
+        "max norm": row["max_norm"],
+        "effective rate": rate / norm**2,
+        "average norm": mean_norm,
+        "solution norm": mean_norm if averaged else norm,
+    }
 
 
 @torch.no_grad()

@@ -38,11 +38,26 @@ def _frequency_claims(of: dict[str, Rows], made: Rows, flat: Rows) -> list[Claim
     half = unlearnt(of["AdamW, flat"], of["AdamW, linear"]) or unsettled(begun_at(flat, REFERENCE, "AdamW"))
     often, seldom = made.where(start=REFERENCE, frequency=1), made.where(start=REFERENCE, frequency=0)
     return [
-        Claim("averaging every step or once per epoch makes little difference", "§7.8.6, Figure 7.13b",
-              "very insensitive", gap(seldom, often, "accuracy"), "within", 0.0, SMALL_CHANGE, " points", half),
-        Claim("averaging once per epoch is above averaging every step", "§7.8.6, Figure 7.13b", "slightly better",
-              gap(seldom, often, "accuracy"), unit=" points", unmet=half),
-    ]  # fmt: skip
+        Claim(
+            "averaging every step or once per epoch makes little difference",
+            "§7.8.6, Figure 7.13b",
+            "very insensitive",
+            gap(seldom, often, "accuracy"),
+            "within",
+            0.0,
+            SMALL_CHANGE,
+            " points",
+            half,
+        ),
+        Claim(
+            "averaging once per epoch is above averaging every step",
+            "§7.8.6, Figure 7.13b",
+            "slightly better",
+            gap(seldom, often, "accuracy"),
+            unit=" points",
+            unmet=half,
+        ),
+    ]
 
 
 def _schedule_claims(of: dict[str, Rows]) -> list[Claim]:
@@ -53,15 +68,32 @@ def _schedule_claims(of: dict[str, Rows]) -> list[Claim]:
         f"the gap at a flat rate is {gap_now:.0f} points already, where the thesis has none" if gap_now > NO_GAP else ""
     )
     return [
-        Claim("the gap between training and held-out accuracy is wider after step decay than at a flat rate",
-              "§7.5.5, Figure 7.4", "ΔE₂ > ΔE₁", generalization(step, flat), unit=" points",
-              unmet=unlearnt(flat, step) or wide),
-        Claim("step decay is above a flat rate", "§7.5.5, Figure 7.4", "it is", gap(step, flat, "accuracy"),
-              unit=" points", unmet=unready(flat, step)),
-        Claim("AdamW at a flat rate is below scheduled AdamW", "§7.4.1", "by more than 5 points, not drawn",
-              gap(of["AdamW, flat"], of["AdamW, linear"], "accuracy"), "below", unit=" points",
-              unmet=unready(of["AdamW, flat"], of["AdamW, linear"])),
-    ]  # fmt: skip
+        Claim(
+            "the gap between training and held-out accuracy is wider after step decay than at a flat rate",
+            "§7.5.5, Figure 7.4",
+            "ΔE₂ > ΔE₁",
+            generalization(step, flat),
+            unit=" points",
+            unmet=unlearnt(flat, step) or wide,
+        ),
+        Claim(
+            "step decay is above a flat rate",
+            "§7.5.5, Figure 7.4",
+            "it is",
+            gap(step, flat, "accuracy"),
+            unit=" points",
+            unmet=unready(flat, step),
+        ),
+        Claim(
+            "AdamW at a flat rate is below scheduled AdamW",
+            "§7.4.1",
+            "by more than 5 points, not drawn",
+            gap(of["AdamW, flat"], of["AdamW, linear"], "accuracy"),
+            "below",
+            unit=" points",
+            unmet=unready(of["AdamW, flat"], of["AdamW, linear"]),
+        ),
+    ]
 
 
 def _lookahead_claims(of: dict[str, Rows], epochs: Rows) -> list[Claim]:
@@ -73,20 +105,51 @@ def _lookahead_claims(of: dict[str, Rows], epochs: Rows) -> list[Claim]:
     rough = [fluctuation(epochs.where(run=name)) for name in ("AdamW + LH", "AdamW, linear")]
     return [
         *lookahead_pairs(of, where),
-        Claim("Lookahead makes AdamW converge faster (accuracy over the first third)", where, "clearly",
-              gap(of["AdamW + LH"], of["AdamW, linear"], "early"), unit=" points",
-              unmet=unlearnt(of["AdamW + LH"], of["AdamW, linear"])),
-        Claim("Lookahead makes AdamW fluctuate less from epoch to epoch", where, "it reduces fluctuations",
-              paired_difference(*rough), "below", unit=" points", unmet=unlearnt(of["AdamW + LH"])),
-        Claim(f"{both} is within {SMALL_CHANGE:g} point of Gadam", where, "only marginally worse (VGG-16)",
-              gap(of[both], of["Gadam"], "accuracy"), "within", 0.0, SMALL_CHANGE, " points",
-              unready(of[both], of["Gadam"])),
-        Claim(f"{both} is above all others but Gadam (here above {rival}, the best of them)", where,
-              "still stronger than all others (VGG-16)", ahead, unit=" points", unmet=unready(of[both], of[rival])),
-        Claim(f"{both} converges fastest (accuracy over the first third, here against {runner})", where,
-              "at the fastest speed in all the optimisers tested (VGG-16)", faster, unit=" points",
-              unmet=unlearnt(of[both], of[runner])),
-    ]  # fmt: skip
+        Claim(
+            "Lookahead makes AdamW converge faster (accuracy over the first third)",
+            where,
+            "clearly",
+            gap(of["AdamW + LH"], of["AdamW, linear"], "early"),
+            unit=" points",
+            unmet=unlearnt(of["AdamW + LH"], of["AdamW, linear"]),
+        ),
+        Claim(
+            "Lookahead makes AdamW fluctuate less from epoch to epoch",
+            where,
+            "it reduces fluctuations",
+            paired_difference(*rough),
+            "below",
+            unit=" points",
+            unmet=unlearnt(of["AdamW + LH"]),
+        ),
+        Claim(
+            f"{both} is within {SMALL_CHANGE:g} point of Gadam",
+            where,
+            "only marginally worse (VGG-16)",
+            gap(of[both], of["Gadam"], "accuracy"),
+            "within",
+            0.0,
+            SMALL_CHANGE,
+            " points",
+            unready(of[both], of["Gadam"]),
+        ),
+        Claim(
+            f"{both} is above all others but Gadam (here above {rival}, the best of them)",
+            where,
+            "still stronger than all others (VGG-16)",
+            ahead,
+            unit=" points",
+            unmet=unready(of[both], of[rival]),
+        ),
+        Claim(
+            f"{both} converges fastest (accuracy over the first third, here against {runner})",
+            where,
+            "at the fastest speed in all the optimisers tested (VGG-16)",
+            faster,
+            unit=" points",
+            unmet=unlearnt(of[both], of[runner]),
+        ),
+    ]
 
 
 def lookahead_pairs(of: dict[str, Rows], source: str, prefix: str = "") -> list[Claim]:
@@ -96,10 +159,16 @@ def lookahead_pairs(of: dict[str, Rows], source: str, prefix: str = "") -> list[
         ("Gadam", "AdamW + LH", "Gadam is above AdamW + Lookahead", "more significant and more consistent"),
     )
     return [
-        Claim(prefix + sentence, source, words, gap(of[upper], of[lower], "accuracy"), unit=" points",
-              unmet=unready(of[upper], of[lower]))
+        Claim(
+            prefix + sentence,
+            source,
+            words,
+            gap(of[upper], of[lower], "accuracy"),
+            unit=" points",
+            unmet=unready(of[upper], of[lower]),
+        )
         for upper, lower, sentence, words in said
-    ]  # fmt: skip
+    ]
 
 
 def fluctuation(epochs: Rows) -> dict[Any, float]:
@@ -118,13 +187,32 @@ def _automatic_claims(of: dict[str, Rows]) -> list[Claim]:
     parts = [of[name] for name in ("Gadam", "Gadam-Auto", "SWA", "SWA-Auto")]
     unmet = unlearnt(*parts) or saturated(*parts)  # that they may begin too soon is part of what is tested
     return [
-        Claim("GadamAuto is above SWA-Auto", "Table 7.7", "75.39 and 73.93",
-              gap(of["Gadam-Auto"], of["SWA-Auto"], "accuracy"), unit=" points", unmet=unmet),
-        Claim("the automatic start costs SGD more than it costs Gadam", "§7.8.7", "0.64 and 0.34 points", losses(of),
-              unit=" points", unmet=unmet),
-        Claim("SWA-Auto is below scheduled SGD", "§7.8.7, Tables 7.2 and 7.7", "73.93 and 74.15",
-              gap(of["SWA-Auto"], of["SGD, linear"], "accuracy"), "below", unit=" points", unmet=unmet),
-    ]  # fmt: skip
+        Claim(
+            "GadamAuto is above SWA-Auto",
+            "Table 7.7",
+            "75.39 and 73.93",
+            gap(of["Gadam-Auto"], of["SWA-Auto"], "accuracy"),
+            unit=" points",
+            unmet=unmet,
+        ),
+        Claim(
+            "the automatic start costs SGD more than it costs Gadam",
+            "§7.8.7",
+            "0.64 and 0.34 points",
+            losses(of),
+            unit=" points",
+            unmet=unmet,
+        ),
+        Claim(
+            "SWA-Auto is below scheduled SGD",
+            "§7.8.7, Tables 7.2 and 7.7",
+            "73.93 and 74.15",
+            gap(of["SWA-Auto"], of["SGD, linear"], "accuracy"),
+            "below",
+            unit=" points",
+            unmet=unmet,
+        ),
+    ]
 
 
 def generalization(upper: Rows, lower: Rows) -> Reading:

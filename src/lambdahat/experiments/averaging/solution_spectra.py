@@ -46,8 +46,9 @@ def spectrum_claims(rows: Rows) -> list[Claim]:
         for (column, mode), printed in PRINTED.items():
             sgd, gadam = (part.where(optimizer=name, mode=mode) for name in SHARP)
             words = f"{network}: Gadam generalises better with {WORDS[column]} above SGD's (batch norm in {mode} mode)"
-            found.append(Claim(words, f"§7.9, {MODES[mode]}", printed, decades(gadam, sgd, column), unit=" decades",
-                               unmet=unmet))  # fmt: skip
+            found.append(
+                Claim(words, f"§7.9, {MODES[mode]}", printed, decades(gadam, sgd, column), unit=" decades", unmet=unmet)
+            )
     return found
 
 
@@ -68,12 +69,16 @@ COLUMNS = {"accuracy": "accuracy, %", "training accuracy": "in training", "solut
 def spectrum_tables(rows: Rows) -> list[Table]:
     """A line for each network, mode and optimiser."""
     lines = tuple(
-        (network, mode, name,
-         *(str(over_seeds(rows.where(network=network, mode=mode, optimizer=name), column)) for column in COLUMNS))
+        (
+            network,
+            mode,
+            name,
+            *(str(over_seeds(rows.where(network=network, mode=mode, optimizer=name), column)) for column in COLUMNS),
+        )
         for network in rows.distinct("network")
         for mode in MODES
         for name in SHARP
-    )  # fmt: skip
+    )
     return [Table("Solutions and their Hessian", ("network", "batch norm", "optimiser", *COLUMNS.values()), lines)]
 
 
@@ -84,6 +89,14 @@ def spectrum_charts(rows: Rows) -> list[Chart]:
         for mode, source in MODES.items():
             part = rows.where(network=network, mode=mode, seed=0)
             series = tuple(stems(row["optimizer"], row) for row in part)
-            out.append(Chart(f"Spectrum of the solutions, {network}, batch norm in {mode} mode", "eigenvalue", "weight",
-                             series, y_log=True, source=source))  # fmt: skip
+            out.append(
+                Chart(
+                    f"Spectrum of the solutions, {network}, batch norm in {mode} mode",
+                    "eigenvalue",
+                    "weight",
+                    series,
+                    y_log=True,
+                    source=source,
+                )
+            )
     return out

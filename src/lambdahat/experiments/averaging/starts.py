@@ -53,8 +53,15 @@ def averaged_rows(averages: Averages, chosen: dict[tuple[float, int], Plan], tas
         if averages.counts[plan] == 0:  # a run that diverged
             continue
         model = averages.model(plan, task.model, task.training(cell["batch"]))
-        rows.append({"kind": "average", "start": start, "frequency": every, "averages": averages.counts[plan],
-                     "accuracy": judged(model, task.held_out)})  # fmt: skip
+        rows.append(
+            {
+                "kind": "average",
+                "start": start,
+                "frequency": every,
+                "averages": averages.counts[plan],
+                "accuracy": judged(model, task.held_out),
+            }
+        )
     return rows
 
 
@@ -76,14 +83,27 @@ def start_claims(name: str, rows: Rows, tuned_from: str, prefix: str = "") -> li
     learnt = unlearnt(flat.where(kind="end"), scheduled)
     tuned = paired_difference(tuned_start(made, "accuracy"), made.where(start=REFERENCE).paired("accuracy"))
     return [
-        *(Claim(f"{prefix}{name} beats {base} with its schedule when averages begin at {share:.0%} of the run",
-                "§7.8.4, Figure 7.11", "for any reasonable T_avg",
-                gap(made.where(start=share), scheduled, "accuracy"), unit=" points",
-                unmet=learnt or unsettled(begun_at(epochs, share, base)))
-          for share in SENSIBLE),
-        Claim(f"{prefix}{name} gains from tuning T_avg (best start over the other seeds, against {REFERENCE:.0%} of "
-              "the run)", "§7.8.4, Table 7.6", tuned_from, tuned, unit=" points", unmet=learnt),
-    ]  # fmt: skip
+        *(
+            Claim(
+                f"{prefix}{name} beats {base} with its schedule when averages begin at {share:.0%} of the run",
+                "§7.8.4, Figure 7.11",
+                "for any reasonable T_avg",
+                gap(made.where(start=share), scheduled, "accuracy"),
+                unit=" points",
+                unmet=learnt or unsettled(begun_at(epochs, share, base)),
+            )
+            for share in SENSIBLE
+        ),
+        Claim(
+            f"{prefix}{name} gains from tuning T_avg (best start over the other seeds, against {REFERENCE:.0%} of "
+            "the run)",
+            "§7.8.4, Table 7.6",
+            tuned_from,
+            tuned,
+            unit=" points",
+            unmet=learnt,
+        ),
+    ]
 
 
 def begun_at(epochs: Rows, share: float, base: str) -> Rows:

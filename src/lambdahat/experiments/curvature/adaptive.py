@@ -116,8 +116,9 @@ BATCH_NORM = Experiment(
     {
         "smoke": Config("digits", 60, 60, 2, 2, "WideResNet-10×1", 0, DECOUPLED, side=4, batch=30),
         "cpu": Config("mnist", 1000, 4000, 30, 5, "WideResNet-10×1", 256, DECOUPLED, side=8, batch=64),
-        "paper": Config("cifar10", 45_000, 5_000, 30, 3, "VGG-16-BN", 2000, DECOUPLED, augmented=True,
-                        precision="bfloat16"),
+        "paper": Config(
+            "cifar10", 45_000, 5_000, 30, 3, "VGG-16-BN", 2000, DECOUPLED, augmented=True, precision="bfloat16"
+        ),
     },
     cells,
     run,
@@ -133,4 +134,4 @@ BATCH_NORM = Experiment(
     ),
     size="VGG-16 with batch norm on CIFAR-100, ResNet-50 on ImageNet; epochs and seeds are not in the text.",
     sizes=(Size("VGG-16-BN", "cifar100"), Size("ResNet-50", "imagenet")),
-)  # fmt: skip
+)

@@ -51,8 +51,14 @@ def _worse(rows: Rows, sentence: str, source: str, upper: Key, lower: Key) -> Cl
     """That the first setting's validation error is above the second's, where both accuracies are printed."""
     before, after = PRINTED[lower][1], PRINTED[upper][1]
     bound, printed = -least(before, after), f"{before:g} to {after:g} % accuracy ({THEIRS})"
-    return Claim(f"{sentence} by more than {bound:.2g} points", source, printed,
-                 gap(at(rows, upper), at(rows, lower), "error"), bound=bound, unit=" points")  # fmt: skip
+    return Claim(
+        f"{sentence} by more than {bound:.2g} points",
+        source,
+        printed,
+        gap(at(rows, upper), at(rows, lower), "error"),
+        bound=bound,
+        unit=" points",
+    )
 
 
 def _kfac_claims(rows: Rows, what: str) -> list[Claim]:
@@ -61,15 +67,28 @@ def _kfac_claims(rows: Rows, what: str) -> list[Claim]:
     slower = f"{what}: KFAC, δ/α = 10, α = 0.01 to 0.0001"
     undamped = f"{what}: KFAC, α = 0.0001, δ = 0.001 to 0.0001"
     return [
-        Claim(f"{slower}: the training error stays (within {SAME:g} point)", "§6.5.1, Figure 6.5",
-              f"effectively unchanged ({THEIRS})", gap(at(rows, last), at(rows, first), "training error"), "within",
-              0.0, SAME, " points", saturated(at(rows, last), at(rows, first))),
+        Claim(
+            f"{slower}: the training error stays (within {SAME:g} point)",
+            "§6.5.1, Figure 6.5",
+            f"effectively unchanged ({THEIRS})",
+            gap(at(rows, last), at(rows, first), "training error"),
+            "within",
+            0.0,
+            SAME,
+            " points",
+            saturated(at(rows, last), at(rows, first)),
+        ),
         _worse(rows, f"{slower}: the validation error rises", "§6.5.1, Figure 6.5", last, first),
         _worse(rows, f"{undamped}: the validation error rises", "§6.5.1", least_damped, last),
-        Claim(f"{undamped}: the validation error rises more than the training error", "§6.5.1",
-              f"significantly larger ({THEIRS})", _gap_of_gaps(rows, least_damped, last), unit=" points",
-              unmet=saturated(at(rows, least_damped), at(rows, last))),
-    ]  # fmt: skip
+        Claim(
+            f"{undamped}: the validation error rises more than the training error",
+            "§6.5.1",
+            f"significantly larger ({THEIRS})",
+            _gap_of_gaps(rows, least_damped, last),
+            unit=" points",
+            unmet=saturated(at(rows, least_damped), at(rows, last)),
+        ),
+    ]
 
 
 def _gap_of_gaps(rows: Rows, upper: Key, lower: Key) -> Reading:
@@ -85,17 +104,38 @@ def _adam_claims(rows: Rows, what: str) -> list[Claim]:
     sgd = rows.where(kind="end", optimizer="SGD")
     best = min(LARGE, key=lambda key: over_seeds(at(rows, key), "error").value)
     return [
-        Claim(f"{what}: Adam, α = 0.0004, δ = 10⁻⁸: its validation error is above SGD's", "§6.5.2, Figure 6.6",
-              f"significantly underperforms ({THEIRS})", gap(at(rows, DEFAULT), sgd, "error"), unit=" points"),
-        _worse(rows, f"{what}: Adam, α = 0.0004, δ = 10⁻⁸ against 0.0004: the validation error is higher",
-               "§6.5.2, Table 6.1", DEFAULT, BETTER),
-        Claim(f"{what}: Adam, α = 0.0004, δ = 0.1 against 0.0004: over-damping raises the validation error again",
-              "§6.5.2", f"decreases the performance ({THEIRS})", gap(at(rows, OVER), at(rows, BETTER), "error"),
-              unit=" points"),
-        Claim(f"{what}: Adam, α = 0.001, δ = {best[2]:g}: it matches or beats SGD (excess of error below {MATCH:g}"
-              " points)", "§6.5.2", f"match or even beat ({THEIRS})", gap(at(rows, best), sgd, "error"), "below", MATCH,
-              unit=" points"),
-    ]  # fmt: skip
+        Claim(
+            f"{what}: Adam, α = 0.0004, δ = 10⁻⁸: its validation error is above SGD's",
+            "§6.5.2, Figure 6.6",
+            f"significantly underperforms ({THEIRS})",
+            gap(at(rows, DEFAULT), sgd, "error"),
+            unit=" points",
+        ),
+        _worse(
+            rows,
+            f"{what}: Adam, α = 0.0004, δ = 10⁻⁸ against 0.0004: the validation error is higher",
+            "§6.5.2, Table 6.1",
+            DEFAULT,
+            BETTER,
+        ),
+        Claim(
+            f"{what}: Adam, α = 0.0004, δ = 0.1 against 0.0004: over-damping raises the validation error again",
+            "§6.5.2",
+            f"decreases the performance ({THEIRS})",
+            gap(at(rows, OVER), at(rows, BETTER), "error"),
+            unit=" points",
+        ),
+        Claim(
+            f"{what}: Adam, α = 0.001, δ = {best[2]:g}: it matches or beats SGD (excess of error below {MATCH:g}"
+            " points)",
+            "§6.5.2",
+            f"match or even beat ({THEIRS})",
+            gap(at(rows, best), sgd, "error"),
+            "below",
+            MATCH,
+            unit=" points",
+        ),
+    ]
 
 
 def _sharpness_claims(rows: Rows, what: str) -> list[Claim]:
@@ -110,11 +150,17 @@ def _sharpness_claims(rows: Rows, what: str) -> list[Claim]:
     for words, lower, upper in pairs:
         low, high = PRINTED[lower][0], PRINTED[upper][0]
         bound, fitted = least_decades(low, high), saturated(at(rows, lower), at(rows, upper))
-        found.append(Claim(
-            f"{what}: {words}: λ₁, by more than {bound:.2g} decades", "Tables 6.1 to 6.3",
-            f"{low:g} to {high:g} ({THEIRS})", decades(at(rows, upper), at(rows, lower), "largest"), bound=bound,
-            unit=" decades", unmet=f"{fitted}, and λ₁ falls with what is left of the loss" if fitted else "",
-        ))  # fmt: skip
+        found.append(
+            Claim(
+                f"{what}: {words}: λ₁, by more than {bound:.2g} decades",
+                "Tables 6.1 to 6.3",
+                f"{low:g} to {high:g} ({THEIRS})",
+                decades(at(rows, upper), at(rows, lower), "largest"),
+                bound=bound,
+                unit=" decades",
+                unmet=f"{fitted}, and λ₁ falls with what is left of the loss" if fitted else "",
+            )
+        )
     return found
 
 
@@ -131,8 +177,17 @@ def tables(rows: Rows) -> list[Table]:
         readings = [str(over_seeds(chosen, name)) for name in ("training error", "error", "largest")]
         told = ("", "") if printed is None else (f"{printed[0]:g}", f"{100 - printed[1]:.2f}")
         lines.append((key[0], f"{key[1]:g}", f"{key[2]:g}", *readings, str(sum(chosen.values("diverged"))), *told))
-    header = ("optimiser", "α", "δ", "training error, %", "validation error, %", "λ₁", "diverged", "λ₁ printed",
-              "error printed, %")  # fmt: skip
+    header = (
+        "optimiser",
+        "α",
+        "δ",
+        "training error, %",
+        "validation error, %",
+        "λ₁",
+        "diverged",
+        "λ₁ printed",
+        "error printed, %",
+    )
     return [Table(f"{part[0]['network']}, {part[0]['data']}", header, tuple(lines))]
 
 
@@ -146,8 +201,17 @@ def charts(rows: Rows) -> list[Chart]:
             words = "Validation error" if column == "error" else "Training error"
             out.append(Chart(f"{words}, {optimizer}", "epoch", f"{column}, %", series, source=source))
     for column, place, words in (("largest", 0, "λ₁ at the end"), ("error", 1, "Validation error at the end, %")):
-        out.append(Chart(f"{words} over damping", "damping δ", words, _over_damping(rows, column, place), x_log=True,
-                         y_log=column == "largest", source="Tables 6.1 and 6.2"))  # fmt: skip
+        out.append(
+            Chart(
+                f"{words} over damping",
+                "damping δ",
+                words,
+                _over_damping(rows, column, place),
+                x_log=True,
+                y_log=column == "largest",
+                source="Tables 6.1 and 6.2",
+            )
+        )
     return out
 
 

@@ -79,12 +79,16 @@ def _matrix_row(cell: Cell, device: str) -> Row:
     fit = fit_bulk(shape)
     model, apart = Additive(1.0), range(len(SPIKES))
     return {
-        "outliers": _above(shape), "edge": float(fit.upper),
+        "outliers": _above(shape),
+        "edge": float(fit.upper),
         "last of the bulk": (float(values[len(SPIKES)]) - centre) / scale,
-        "values": short(values[: len(SPIKES)]), "told values": short(model.outlier(np.array(SPIKES))),
-        "overlaps": [float(overlaps[i, i]) for i in apart], "told": short(model.overlap(np.array(SPIKES))),
-        "hidden": float(overlaps[-1].max()), **_stems_of(shape),
-    }  # fmt: skip
+        "values": short(values[: len(SPIKES)]),
+        "told values": short(model.outlier(np.array(SPIKES))),
+        "overlaps": [float(overlaps[i, i]) for i in apart],
+        "told": short(model.overlap(np.array(SPIKES))),
+        "hidden": float(overlaps[-1].max()),
+        **_stems_of(shape),
+    }
 
 
 def _above(shape: Spectrum) -> int:
@@ -105,8 +109,10 @@ def _network_rows(cell: Cell, device: str) -> list[Row]:
     watch = Watch(lambda: _reading(problem, other, cell), max(1, cell["epochs"] // 2))
     descend(model, found, cell, DECAY, [watch])
     quality, last = ends(model, found), watch.rows[-1]["epoch"]
-    return [{**row, **(quality if row["epoch"] == last else {}), "last": row["epoch"] == last,
-             "classes": found.classes} for row in watch.rows]  # fmt: skip
+    return [
+        {**row, **(quality if row["epoch"] == last else {}), "last": row["epoch"] == last, "classes": found.classes}
+        for row in watch.rows
+    ]
 
 
 def _held_out(model: torch.nn.Module, found: Images, cell: Cell) -> Problem:
@@ -123,11 +129,16 @@ def _reading(problem: Problem, other: Problem, cell: Cell) -> Row:
     pairs, true = (eigenpairs(op, PAIRS, tol=1e-2, seed=cell["seed"]) for op in (curvature, hessian(other)))
     held = (true.vectors.T @ pairs.vectors).square().sum(0)
     return {
-        "outliers": _above(shape), "below": len(fit.outliers) - _above(shape), "edge": float(fit.upper),
-        "edge stderr": float(fit.upper.stderr), "weight edge": fit.weight_edges[1],
+        "outliers": _above(shape),
+        "below": len(fit.outliers) - _above(shape),
+        "edge": float(fit.upper),
+        "edge stderr": float(fit.upper.stderr),
+        "weight edge": fit.weight_edges[1],
         "largest": float(shape.nodes.max()),
-        "kept": short(held), "values": short(pairs.values), **_stems_of(shape),
-    }  # fmt: skip
+        "kept": short(held),
+        "values": short(pairs.values),
+        **_stems_of(shape),
+    }
 
 
 def claims(rows: Rows) -> list[Claim]:
@@ -139,17 +150,47 @@ def _matrix_claims(rows: Rows) -> list[Claim]:
     misses = [max(abs(a - b) for a, b in zip(row["overlaps"], row["told"], strict=True)) for row in rows]
     law = TracyWidom()
     return [
-        Claim("spiked matrix: its three outliers are seen as such, and no other", "Figure 6.1a", "three",
-              over_seeds(rows, "outliers"), "within", len(SPIKES), 0.1, general=True),
-        Claim(f"spiked matrix: the last eigenvalue of the bulk has the mean of the Tracy–Widom law, {law.mean:.3f}, in"
-              f" units of its fluctuation, within {EDGE:g}", "Tracy and Widom (1994)",
-              "none: Figure 6.1a shows such a region without figures", over_seeds(rows, "last of the bulk"), "within",
-              law.mean, EDGE, own=True),
-        Claim("spiked matrix: outliers' eigenvectors lie in the cone of Theorem 17 (miss of the squared cosine, below"
-              " 0.1)", "Theorem 17", "1 − σ²P/(Bλ²)", mean_of(misses), "below", 0.1, general=True),
-        Claim("spiked matrix: in the bulk all information is lost (squared cosine of a hidden spike, below 0.1)",
-              "§6.2.1", "0", over_seeds(rows, "hidden"), "below", 0.1, general=True),
-    ]  # fmt: skip
+        Claim(
+            "spiked matrix: its three outliers are seen as such, and no other",
+            "Figure 6.1a",
+            "three",
+            over_seeds(rows, "outliers"),
+            "within",
+            len(SPIKES),
+            0.1,
+            general=True,
+        ),
+        Claim(
+            f"spiked matrix: the last eigenvalue of the bulk has the mean of the Tracy–Widom law, {law.mean:.3f}, in"
+            f" units of its fluctuation, within {EDGE:g}",
+            "Tracy and Widom (1994)",
+            "none: Figure 6.1a shows such a region without figures",
+            over_seeds(rows, "last of the bulk"),
+            "within",
+            law.mean,
+            EDGE,
+            own=True,
+        ),
+        Claim(
+            "spiked matrix: outliers' eigenvectors lie in the cone of Theorem 17 (miss of the squared cosine, below"
+            " 0.1)",
+            "Theorem 17",
+            "1 − σ²P/(Bλ²)",
+            mean_of(misses),
+            "below",
+            0.1,
+            general=True,
+        ),
+        Claim(
+            "spiked matrix: in the bulk all information is lost (squared cosine of a hidden spike, below 0.1)",
+            "§6.2.1",
+            "0",
+            over_seeds(rows, "hidden"),
+            "below",
+            0.1,
+            general=True,
+        ),
+    ]
 
 
 def _network_claims(rows: Rows) -> list[Claim]:
@@ -158,18 +199,39 @@ def _network_claims(rows: Rows) -> list[Claim]:
     ratios = [math.log10(row["weight edge"] / row["edge"]) for row in half if row["weight edge"] > 0 < row["edge"]]
     sharp, flat = ({row["seed"]: row["kept"][place] for row in half} for place in (0, -1))
     return [
-        Claim(f"{what}: several outliers stand apart from the bulk (their number)", "Figure 6.1b",
-              f"several ({THEIRS})",
-              over_seeds(half, "outliers"), bound=1.0),
-        Claim(f"{what}: no more outliers than classes, {classes}", "§6.4.1", "at most the classes",
-              over_seeds(half, "outliers"), "below", classes + 0.5),
-        Claim(f"{what}: the bulk ends where weights fall below κ/P, κ = 5, within a factor 2 of the fitted edge",
-              "Figure 6.1b", f"an approximate threshold ({THEIRS})", mean_of(ratios), "within", 0.0, FACTOR,
-              " decades"),
-        Claim(f"{what}: held-out images keep more of the sharpest eigenvector than of number {PAIRS} (share within"
-              f" their leading {PAIRS})", "§6.2.1, Theorem 17", "sharp directions retain more",
-              paired_difference(sharp, flat)),
-    ]  # fmt: skip
+        Claim(
+            f"{what}: several outliers stand apart from the bulk (their number)",
+            "Figure 6.1b",
+            f"several ({THEIRS})",
+            over_seeds(half, "outliers"),
+            bound=1.0,
+        ),
+        Claim(
+            f"{what}: no more outliers than classes, {classes}",
+            "§6.4.1",
+            "at most the classes",
+            over_seeds(half, "outliers"),
+            "below",
+            classes + 0.5,
+        ),
+        Claim(
+            f"{what}: the bulk ends where weights fall below κ/P, κ = 5, within a factor 2 of the fitted edge",
+            "Figure 6.1b",
+            f"an approximate threshold ({THEIRS})",
+            mean_of(ratios),
+            "within",
+            0.0,
+            FACTOR,
+            " decades",
+        ),
+        Claim(
+            f"{what}: held-out images keep more of the sharpest eigenvector than of number {PAIRS} (share within"
+            f" their leading {PAIRS})",
+            "§6.2.1, Theorem 17",
+            "sharp directions retain more",
+            paired_difference(sharp, flat),
+        ),
+    ]
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -193,8 +255,16 @@ def _network_table(rows: Rows) -> Table:
         keys = ("largest", "edge", "weight edge", "outliers", "below")
         kept = [str(mean_of([row["kept"][place] for row in part])) for place in (0, -1)]
         lines.append((str(epoch), *(str(over_seeds(part, key)) for key in keys), *kept))
-    header = ("epoch", "λ₁", "edge of the bulk", "edge by κ/P", "outliers above", "below 0",
-              "of φ₁ in the held-out top", f"of φ_{PAIRS}")  # fmt: skip
+    header = (
+        "epoch",
+        "λ₁",
+        "edge of the bulk",
+        "edge by κ/P",
+        "outliers above",
+        "below 0",
+        "of φ₁ in the held-out top",
+        f"of φ_{PAIRS}",
+    )
     return Table(f"{rows[0]['network']}, {rows[0]['dim']:,} parameters", header, tuple(lines))
 
 
@@ -204,11 +274,20 @@ def charts(rows: Rows) -> list[Chart]:
     kept = rows.where(part="network", last=False)
     readings = [mean_of([row["kept"][place] for row in kept]) for place in range(PAIRS)]
     out = [
-        Chart(title, "eigenvalue", "weight", (stems("Ritz values", row),), y_log=True, source=source,
-              lines=(("κ/P, κ = 5", KAPPA / row["dim"]),))
-        for title, row, source in (("Spiked matrix", matrix, "Figure 6.1a"),
-                                   (f"Hessian of {net['network']}, epoch {net['epoch']}", net, "Figure 6.1b"))
-    ]  # fmt: skip
+        Chart(
+            title,
+            "eigenvalue",
+            "weight",
+            (stems("Ritz values", row),),
+            y_log=True,
+            source=source,
+            lines=(("κ/P, κ = 5", KAPPA / row["dim"]),),
+        )
+        for title, row, source in (
+            ("Spiked matrix", matrix, "Figure 6.1a"),
+            (f"Hessian of {net['network']}, epoch {net['epoch']}", net, "Figure 6.1b"),
+        )
+    ]
     errors = [r.stderr if math.isfinite(r.stderr) else None for r in readings]
     shares = Series("trained network", list(range(1, PAIRS + 1)), [r.value for r in readings], errors, "points")
     title = f"Share of an eigenvector in the leading {PAIRS} of held-out images"
@@ -223,8 +302,21 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config("digits", 400, 300, 6, 3, "MLP-16", samples=300, depth=40, size=200, matrices=4, batch=32),
         "cpu": Config("mnist", 4000, 2000, 6, 5, "LeNet-5", samples=1000, depth=60, size=1000, matrices=20),
-        "paper": Config("cifar10", 45_000, 5_000, 30, 3, "VGG-16", samples=1000, depth=80, size=2000, matrices=50,
-                        rate=0.05, augmented=True, precision="bfloat16"),
+        "paper": Config(
+            "cifar10",
+            45_000,
+            5_000,
+            30,
+            3,
+            "VGG-16",
+            samples=1000,
+            depth=80,
+            size=2000,
+            matrices=50,
+            rate=0.05,
+            augmented=True,
+            precision="bfloat16",
+        ),
     },
     cells,
     run,
@@ -239,4 +331,4 @@ EXPERIMENT = Experiment(
     ),
     size="VGG-16 on CIFAR-100 at epoch 150 (Figure 6.1b), and a hypothetical spectrum (Figure 6.1a).",
     sizes=(Size("VGG-16", "cifar100", epochs=150),),
-)  # fmt: skip
+)

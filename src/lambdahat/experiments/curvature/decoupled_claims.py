@@ -44,24 +44,48 @@ def claims(rows: Rows) -> list[Claim]:
         usual, best = _at(rows, ("AdamW", RATE, DEFAULT, decay)), _at(rows, _best(rows, decay))
         where = f"{what}: AdamW, α = 0.001, γ = {decay:g}, δ = {best[0]['damping']:g} against 10⁻⁸"
         found += [
-            Claim(f"{where}: the validation error falls", "§6.5.2, Figure 6.7", f"improves generalisation ({THEIRS})",
-                  gap(usual, best, "error"), unit=" points"),
-            Claim(f"{where}: the training error does not rise (by {SAME:g} point)", "§6.5.2, Figure 6.7",
-                  f"slightly assists training ({THEIRS})", gap(best, usual, "training error"), "below", SAME,
-                  unit=" points", unmet=saturated(best, usual)),
-        ]  # fmt: skip
+            Claim(
+                f"{where}: the validation error falls",
+                "§6.5.2, Figure 6.7",
+                f"improves generalisation ({THEIRS})",
+                gap(usual, best, "error"),
+                unit=" points",
+            ),
+            Claim(
+                f"{where}: the training error does not rise (by {SAME:g} point)",
+                "§6.5.2, Figure 6.7",
+                f"slightly assists training ({THEIRS})",
+                gap(best, usual, "training error"),
+                "below",
+                SAME,
+                unit=" points",
+                unmet=saturated(best, usual),
+            ),
+        ]
     sgd, last = rows.where(kind="end", optimizer="SGD"), decays[-1]
     high = next(key for key in _keys(rows) if key[1] == LARGE_RATE)
     best = _at(rows, _best(rows, last))
     return [
         *found,
-        Claim(f"{what}: AdamW, α = 0.001, γ = {last:g}, δ = {best[0]['damping']:g}: it matches SGD (excess of error"
-              f" below {MATCH:g} points)", "Figures 6.7, 6.8", f"matches ({RESNET}), outperforms ({THEIRS})",
-              gap(best, sgd, "error"), "below", MATCH, unit=" points"),
-        Claim(f"{what}: AdamW, α = {high[1]:g}, γ = {last:g}, δ = {high[2]:g}: it surpasses SGD (validation error)",
-              "Figure 6.8", f"surpasses ({RESNET})", gap(sgd, _at(rows, high), "error"), unit=" points",
-              barrier=MISSING),
-    ]  # fmt: skip
+        Claim(
+            f"{what}: AdamW, α = 0.001, γ = {last:g}, δ = {best[0]['damping']:g}: it matches SGD (excess of error"
+            f" below {MATCH:g} points)",
+            "Figures 6.7, 6.8",
+            f"matches ({RESNET}), outperforms ({THEIRS})",
+            gap(best, sgd, "error"),
+            "below",
+            MATCH,
+            unit=" points",
+        ),
+        Claim(
+            f"{what}: AdamW, α = {high[1]:g}, γ = {last:g}, δ = {high[2]:g}: it surpasses SGD (validation error)",
+            "Figure 6.8",
+            f"surpasses ({RESNET})",
+            gap(sgd, _at(rows, high), "error"),
+            unit=" points",
+            barrier=MISSING,
+        ),
+    ]
 
 
 def tables(rows: Rows) -> list[Table]:

@@ -69,17 +69,22 @@ def _diagonal_row(exact: Array, diagonal: Tensor, cell: Cell, first: bool) -> Ro
     """The diagonal as if it were the spectrum, with the moments that the thesis derives for it."""
     found = diagonal.numpy()
     row = {
-        "method": "diagonal", "depth": 0, **_compared(exact, found, np.full(len(found), 1 / len(found))),
-        "largest": float(found.max()), "smallest": float(found.min()), "variance": float(found.var()),
+        "method": "diagonal",
+        "depth": 0,
+        **_compared(exact, found, np.full(len(found), 1 / len(found))),
+        "largest": float(found.max()),
+        "smallest": float(found.min()),
+        "variance": float(found.var()),
         "second ratio": float((exact**2).mean() / (found**2).mean()) / cell["size"],
-    }  # fmt: skip
+    }
     if first:
         low, high = float(exact.min()), float(exact.max())
         edges = np.linspace(low, high, BINS + 1)
         row |= {
-            "centres": short((edges[1:] + edges[:-1]) / 2), "shares": short(np.histogram(exact, edges)[0] / len(exact)),
+            "centres": short((edges[1:] + edges[:-1]) / 2),
+            "shares": short(np.histogram(exact, edges)[0] / len(exact)),
             "diagonal shares": short(np.histogram(found, edges)[0] / len(exact)),
-        }  # fmt: skip
+        }
     return row
 
 
@@ -93,8 +98,9 @@ def _compared(exact: Array, nodes: Array, weights: Array) -> Row:
         "distance": float(wasserstein_distance(exact, nodes, v_weights=weights)) / width,
         "support": max(abs(high - float(nodes.max())), abs(float(nodes.min()) - low)) / width,
         "at zero": float(weights[np.abs(nodes) == np.abs(nodes).min()].sum()),
-        "outliers": len(apart), "found": sum(seen),
-    }  # fmt: skip
+        "outliers": len(apart),
+        "found": sum(seen),
+    }
 
 
 def claims(rows: Rows) -> list[Claim]:
@@ -104,13 +110,29 @@ def claims(rows: Rows) -> list[Claim]:
         part = _largest(rows, name)
         source, seen, flat = SOURCES[name], part.where(depth=DEPTH), part.where(method="diagonal")
         found += [
-            Claim(f"{name}: {DEPTH} Lanczos steps capture the support (error of its ends, below {SUPPORT:g} widths)",
-                  source, "impressively", over_seeds(seen, "support"), "below", SUPPORT),
-            Claim(f"{name}: the diagonal misses the support (error of its ends, above {SUPPORT:g} widths)", "§4.5.1",
-                  "fails", over_seeds(flat, "support"), bound=SUPPORT),
-            Claim(f"{name}: the diagonal is farther from the spectrum than Lanczos (ratio of distances)", "§4.5.1",
-                  "nearly indistinguishable by Lanczos", decades(flat, seen, "distance"), unit=" decades"),
-        ]  # fmt: skip
+            Claim(
+                f"{name}: {DEPTH} Lanczos steps capture the support (error of its ends, below {SUPPORT:g} widths)",
+                source,
+                "impressively",
+                over_seeds(seen, "support"),
+                "below",
+                SUPPORT,
+            ),
+            Claim(
+                f"{name}: the diagonal misses the support (error of its ends, above {SUPPORT:g} widths)",
+                "§4.5.1",
+                "fails",
+                over_seeds(flat, "support"),
+                bound=SUPPORT,
+            ),
+            Claim(
+                f"{name}: the diagonal is farther from the spectrum than Lanczos (ratio of distances)",
+                "§4.5.1",
+                "nearly indistinguishable by Lanczos",
+                decades(flat, seen, "distance"),
+                unit=" decades",
+            ),
+        ]
     return [*found, *_law_claims(rows), *_known_claims(rows.where(matrix=KNOWN))]
 
 
@@ -124,29 +146,51 @@ def _law_claims(rows: Rows) -> list[Claim]:
     for name in (WIGNER, WIDE):
         part = rows.where(matrix=name, depth=DEPTH)
         small, large = min(part.values("size")), max(part.values("size"))
-        found.append(Claim(
-            f"{name}: one random vector shows more of the larger matrix (distance at P = {small:,} over {large:,})",
-            "Figures 4.3, 4.5", "smoother", _ratio(part, small, large), unit=" decades",
-        ))  # fmt: skip
+        found.append(
+            Claim(
+                f"{name}: one random vector shows more of the larger matrix (distance at P = {small:,} over {large:,})",
+                "Figures 4.3, 4.5",
+                "smoother",
+                _ratio(part, small, large),
+                unit=" decades",
+            )
+        )
     half = _largest(rows, HALF).where(depth=DEPTH)
     second = over_seeds(_largest(rows, WIGNER).where(method="diagonal"), "second ratio")
     chi = _largest(rows, WIDE).where(method="diagonal")
     scaled = mean_of([value * chi[0]["size"] for value in chi.values("variance")])  # T/2 = P
     return [
         *found,
-        Claim("T = P/2: half of the eigenvalues are at 0, by the weight of the Ritz value there", "Figure 4.4",
-              "faithfully captured", over_seeds(half, "at zero"), "within", 0.5, 0.02),
-        Claim("Wigner: the mean squared eigenvalue is P times that of the diagonal (their ratio over P)", "Eq. 4.18",
-              "1", second, "within", 1.0, 0.1),
-        Claim("T = 2P: diagonal elements have the variance 2/T (T/2 times it)", "§4.5.1", "1", scaled, "within", 1.0,
-              0.1),
-    ]  # fmt: skip
+        Claim(
+            "T = P/2: half of the eigenvalues are at 0, by the weight of the Ritz value there",
+            "Figure 4.4",
+            "faithfully captured",
+            over_seeds(half, "at zero"),
+            "within",
+            0.5,
+            0.02,
+        ),
+        Claim(
+            "Wigner: the mean squared eigenvalue is P times that of the diagonal (their ratio over P)",
+            "Eq. 4.18",
+            "1",
+            second,
+            "within",
+            1.0,
+            0.1,
+        ),
+        Claim(
+            "T = 2P: diagonal elements have the variance 2/T (T/2 times it)", "§4.5.1", "1", scaled, "within", 1.0, 0.1
+        ),
+    ]
 
 
 def _ratio(rows: Rows, small: int, large: int) -> Reading:
     """log₁₀ of the ratio of distances at two sizes, seed by seed."""
-    ends = [{seed: math.log10(value) for seed, value in rows.where(size=size).paired("distance").items()}
-            for size in (small, large)]  # fmt: skip
+    ends = [
+        {seed: math.log10(value) for seed, value in rows.where(size=size).paired("distance").items()}
+        for size in (small, large)
+    ]
     return paired_difference(ends[0], ends[1])
 
 
@@ -154,21 +198,59 @@ def _known_claims(rows: Rows) -> list[Claim]:
     few, many, flat = rows.where(depth=5), rows.where(depth=DEPTH), rows.where(method="diagonal")
     missed = {seed: 1 - value for seed, value in _shares(few).items()}
     return [
-        Claim("known spectrum, m = 5: the mass at 0 is learnt, within 0.05", "Figure 4.6b", "half",
-              over_seeds(few, "at zero"), "within", 0.5, 0.05),
-        Claim(f"known spectrum, m = 5: largest and smallest eigenvalue are learnt (error below {SUPPORT:g} widths)",
-              "Figure 4.6b", "learnt", over_seeds(few, "support"), "below", SUPPORT),
-        Claim("known spectrum, m = 5: some outliers are missed (share)", "Figure 4.6b", "some",
-              mean_of(list(missed.values())), bound=0.0),
-        Claim(f"known spectrum: m = {DEPTH} finds more of the outliers than m = 5 (share)", "Figure 4.6d", "accurately",
-              paired_difference(_shares(many), _shares(few))),
-        Claim(f"known spectrum: m = {DEPTH} is nearer the spectrum than m = 5", "Figure 4.6d", "accurately",
-              decades(few, many, "distance"), unit=" decades"),
-        Claim("known spectrum: the diagonal has nothing near 0 (its smallest element)", "Figure 4.6c", "3.3",
-              over_seeds(flat, "smallest"), bound=1.0),
-        Claim("known spectrum: the diagonal has no outliers (its largest element)", "Figure 4.6c", "5.3",
-              over_seeds(flat, "largest"), "below", EDGE),
-    ]  # fmt: skip
+        Claim(
+            "known spectrum, m = 5: the mass at 0 is learnt, within 0.05",
+            "Figure 4.6b",
+            "half",
+            over_seeds(few, "at zero"),
+            "within",
+            0.5,
+            0.05,
+        ),
+        Claim(
+            f"known spectrum, m = 5: largest and smallest eigenvalue are learnt (error below {SUPPORT:g} widths)",
+            "Figure 4.6b",
+            "learnt",
+            over_seeds(few, "support"),
+            "below",
+            SUPPORT,
+        ),
+        Claim(
+            "known spectrum, m = 5: some outliers are missed (share)",
+            "Figure 4.6b",
+            "some",
+            mean_of(list(missed.values())),
+            bound=0.0,
+        ),
+        Claim(
+            f"known spectrum: m = {DEPTH} finds more of the outliers than m = 5 (share)",
+            "Figure 4.6d",
+            "accurately",
+            paired_difference(_shares(many), _shares(few)),
+        ),
+        Claim(
+            f"known spectrum: m = {DEPTH} is nearer the spectrum than m = 5",
+            "Figure 4.6d",
+            "accurately",
+            decades(few, many, "distance"),
+            unit=" decades",
+        ),
+        Claim(
+            "known spectrum: the diagonal has nothing near 0 (its smallest element)",
+            "Figure 4.6c",
+            "3.3",
+            over_seeds(flat, "smallest"),
+            bound=1.0,
+        ),
+        Claim(
+            "known spectrum: the diagonal has no outliers (its largest element)",
+            "Figure 4.6c",
+            "5.3",
+            over_seeds(flat, "largest"),
+            "below",
+            EDGE,
+        ),
+    ]
 
 
 def _shares(rows: Rows) -> dict[int, float]:
@@ -203,8 +285,16 @@ def charts(rows: Rows) -> list[Chart]:
             Series(f"Lanczos, m = {ritz['depth']}", ritz["nodes"], ritz["weights"], style="stems")
             for ritz in rows.where(matrix=name, size=size, seed=0, method="Lanczos")
         ]
-        out.append(Chart(f"{name}, P = {size:,}", "eigenvalue", "share", tuple(series), source=SOURCES[name],
-                         y_log=name in (HALF, KNOWN)))  # fmt: skip
+        out.append(
+            Chart(
+                f"{name}, P = {size:,}",
+                "eigenvalue",
+                "share",
+                tuple(series),
+                source=SOURCES[name],
+                y_log=name in (HALF, KNOWN),
+            )
+        )
     series = []
     for name in LAWS:
         for method in ("Lanczos", "diagonal"):
@@ -212,8 +302,17 @@ def charts(rows: Rows) -> list[Chart]:
             sizes = part.distinct("size")
             readings = [over_seeds(part.where(size=size), "distance") for size in sizes]
             series.append(Series(f"{name}, {method}", sizes, [r.value for r in readings], errors(readings)))
-    out.append(Chart("Distance to the eigenvalues", "P", "distance, in widths", tuple(series), x_log=True, y_log=True,
-                     source="§4.5"))  # fmt: skip
+    out.append(
+        Chart(
+            "Distance to the eigenvalues",
+            "P",
+            "distance, in widths",
+            tuple(series),
+            x_log=True,
+            y_log=True,
+            source="§4.5",
+        )
+    )
     return out
 
 

@@ -75,8 +75,13 @@ def run(cell: Cell, device: str) -> list[Row]:
 def _trained(model: nn.Module, found: Images, cell: Cell) -> Padam:
     """Adam, as Padam at p = ½: its second moments are what the rates come from."""
     optimizer = Padam(model.parameters(), RATE, p=POWERS[0], amsgrad=False)
-    fit(Problem(model, "cross_entropy", found.training), optimizer, cell["epochs"], batch_size=cell["batch"],
-        seed=cell["seed"])  # fmt: skip
+    fit(
+        Problem(model, "cross_entropy", found.training),
+        optimizer,
+        cell["epochs"],
+        batch_size=cell["batch"],
+        seed=cell["seed"],
+    )
     return optimizer
 
 
@@ -97,10 +102,16 @@ def _row(
     """R_est-curv of Eq. 6.1 with its parts."""
     found = rate_ratio(problem, optimizer, pairs, FLAT, seed=cell["seed"])
     return {
-        "optimizer": name, "knob": knob, "setting": value, "ratio": float(found.ratio),
-        "ratio stderr": float(found.ratio.stderr), "flat": float(found.flat), "sharp": short(found.sharp),
-        "largest": float(pairs.values[0]), "nonlinearity": found.nonlinearity,
-    }  # fmt: skip
+        "optimizer": name,
+        "knob": knob,
+        "setting": value,
+        "ratio": float(found.ratio),
+        "ratio stderr": float(found.ratio.stderr),
+        "flat": float(found.flat),
+        "sharp": short(found.sharp),
+        "largest": float(pairs.values[0]),
+        "nonlinearity": found.nonlinearity,
+    }
 
 
 def claims(rows: Rows) -> list[Claim]:
@@ -110,25 +121,58 @@ def claims(rows: Rows) -> list[Claim]:
     worst = max(abs(miss) for miss in misses)
     least, what = rows.where(optimizer="Padam", setting=POWERS[0]), subject(rows)
     found = [
-        Claim(f"{what}: SGD: the rate along flat and sharp directions is one", "§6.3.1", "1",
-              mean_of(rows.where(optimizer="SGD").values("ratio")), "within", 1.0, 0.01),
-        Claim(f"{what}: Lanczos: the rate of flat over sharp directions is 1 + λ₁/δ (log₁₀ of measured over told, at"
-              " worst)", "§6.3.1",
-              "1 + (λ₁ − λ_P)/δ", Reading(worst, 0.0), "below", CLOSE, unit=" decades"),
-        Claim(f"{what}: Adam, δ = 10⁻⁸: flat directions move faster than sharp ones", "§6.3.1", "larger",
-              mean_of(list(logs(least, "ratio").values())), unit=" decades"),
-    ]  # fmt: skip
-    for name, low, high in (("Adam", DAMPINGS[0], DAMPINGS[-1]), ("KFAC", SECOND_ORDER[0], SECOND_ORDER[-1]),
-                            ("Lanczos", SECOND_ORDER[0], SECOND_ORDER[-1])):  # fmt: skip
+        Claim(
+            f"{what}: SGD: the rate along flat and sharp directions is one",
+            "§6.3.1",
+            "1",
+            mean_of(rows.where(optimizer="SGD").values("ratio")),
+            "within",
+            1.0,
+            0.01,
+        ),
+        Claim(
+            f"{what}: Lanczos: the rate of flat over sharp directions is 1 + λ₁/δ (log₁₀ of measured over told, at"
+            " worst)",
+            "§6.3.1",
+            "1 + (λ₁ − λ_P)/δ",
+            Reading(worst, 0.0),
+            "below",
+            CLOSE,
+            unit=" decades",
+        ),
+        Claim(
+            f"{what}: Adam, δ = 10⁻⁸: flat directions move faster than sharp ones",
+            "§6.3.1",
+            "larger",
+            mean_of(list(logs(least, "ratio").values())),
+            unit=" decades",
+        ),
+    ]
+    for name, low, high in (
+        ("Adam", DAMPINGS[0], DAMPINGS[-1]),
+        ("KFAC", SECOND_ORDER[0], SECOND_ORDER[-1]),
+        ("Lanczos", SECOND_ORDER[0], SECOND_ORDER[-1]),
+    ):
         part = rows.where(optimizer=name)
-        found.append(Claim(f"{what}: {name}: damping lowers the rate of flat over sharp directions (δ = {low:g} to"
-                           f" {high:g})", "§6.3.1, Eq. 6.1",
-                           "it controls it", decades(part.where(setting=low), part.where(setting=high), "ratio"),
-                           unit=" decades"))  # fmt: skip
+        found.append(
+            Claim(
+                f"{what}: {name}: damping lowers the rate of flat over sharp directions (δ = {low:g} to {high:g})",
+                "§6.3.1, Eq. 6.1",
+                "it controls it",
+                decades(part.where(setting=low), part.where(setting=high), "ratio"),
+                unit=" decades",
+            )
+        )
     quarter = rows.where(optimizer="Padam", setting=POWERS[2])
-    found.append(Claim(f"{what}: Padam: p = 1/8 has a lower rate of flat over sharp directions than p = 1/2",
-                       "§6.6", "increases sharp movement",
-                       paired_difference(logs(least, "ratio"), logs(quarter, "ratio")), unit=" decades"))  # fmt: skip
+    found.append(
+        Claim(
+            f"{what}: Padam: p = 1/8 has a lower rate of flat over sharp directions than p = 1/2",
+            "§6.6",
+            "increases sharp movement",
+            paired_difference(logs(least, "ratio"), logs(quarter, "ratio")),
+            unit=" decades",
+        )
+    )
     return found
 
 
@@ -140,8 +184,16 @@ def tables(rows: Rows) -> list[Table]:
             part = rows.where(optimizer=name, setting=setting)
             sharp = mean_of([row["sharp"][0] for row in part])
             knob = f"{part[0]['knob']} = {setting:g}" if part[0]["knob"] else ""
-            lines.append((name, knob, str(over_seeds(part, "flat")), str(sharp), str(over_seeds(part, "ratio")),
-                          str(over_seeds(part, "nonlinearity"))))  # fmt: skip
+            lines.append(
+                (
+                    name,
+                    knob,
+                    str(over_seeds(part, "flat")),
+                    str(sharp),
+                    str(over_seeds(part, "ratio")),
+                    str(over_seeds(part, "nonlinearity")),
+                )
+            )
     header = ("optimiser", "setting", "rate, flat", "rate, sharpest", "ratio", "departure from one matrix")
     return [Table(f"{rows[0]['network']} trained by Adam, {rows[0]['data']}; α = {RATE:g}", header, tuple(lines))]
 
@@ -153,11 +205,24 @@ def charts(rows: Rows) -> list[Chart]:
     told = [mean_of([1 + row["largest"] / value for row in part.where(setting=value)]).value for value in SECOND_ORDER]
     formula = Series("1 + λ₁/δ", SECOND_ORDER, told, style="points")
     return [
-        Chart("Flat over sharp rate", "damping δ", "R_est-curv", (*damped, formula), x_log=True, y_log=True,
-              source="Eq. 6.1, §6.3.1"),
-        Chart("Flat over sharp rate of Padam", "power p", "R_est-curv", (_series(rows, "Padam"),), y_log=True,
-              source="§6.6"),
-    ]  # fmt: skip
+        Chart(
+            "Flat over sharp rate",
+            "damping δ",
+            "R_est-curv",
+            (*damped, formula),
+            x_log=True,
+            y_log=True,
+            source="Eq. 6.1, §6.3.1",
+        ),
+        Chart(
+            "Flat over sharp rate of Padam",
+            "power p",
+            "R_est-curv",
+            (_series(rows, "Padam"),),
+            y_log=True,
+            source="§6.6",
+        ),
+    ]
 
 
 def _series(rows: Rows, name: str) -> Series:

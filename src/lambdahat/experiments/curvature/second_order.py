@@ -77,26 +77,44 @@ def claims(rows: Rows) -> list[Claim]:
     for name, words in CURVATURES.items():
         part, what = rows.where(kind="end", optimizer="Lanczos", curvature=name), f"{subject(rows)}: Lanczos, {words}"
         spread = {seed: _range(part.where(seed=seed).values("training error")) for seed in part.distinct("seed")}
-        found.append(Claim(
-            f"{what}: all rates from 1 to 10⁻⁴ with δ = 10α train alike (range of the last training errors, below"
-            f" {SIMILAR:g} points)", "§4.3.1, Figure 4.2b", f"almost identical ({theirs_were})",
-            mean_of(list(spread.values())), "below", SIMILAR, unit=" points",
-        ))  # fmt: skip
+        found.append(
+            Claim(
+                f"{what}: all rates from 1 to 10⁻⁴ with δ = 10α train alike (range of the last training errors, below"
+                f" {SIMILAR:g} points)",
+                "§4.3.1, Figure 4.2b",
+                f"almost identical ({theirs_were})",
+                mean_of(list(spread.values())),
+                "below",
+                SIMILAR,
+                unit=" points",
+            )
+        )
         ours = _best(rows, "Lanczos", name).where(kind="end")
         alike = rows.where(kind="end", optimizer="SGD", rate=SAME_FLAT_RATE)
-        found.append(Claim(
-            f"{what}: it converges faster per step than SGD at α = {SAME_FLAT_RATE:g}, whose rate along flat directions"
-            " is the same (chosen after the results)", "Table 4.4", "none: Figure 4.2b names no rate",
-            paired_difference(alike.paired("along"), ours.paired("along")), unit=" points", own=True,
-        ))  # fmt: skip
+        found.append(
+            Claim(
+                f"{what}: it converges faster per step than SGD at α = {SAME_FLAT_RATE:g}, whose rate along flat "
+                "directions is the same (chosen after the results)",
+                "Table 4.4",
+                "none: Figure 4.2b names no rate",
+                paired_difference(alike.paired("along"), ours.paired("along")),
+                unit=" points",
+                own=True,
+            )
+        )
         for other in ("SGD", "Adam"):
             theirs = _best(rows, other).where(kind="end")
             reading = paired_difference(theirs.paired("along"), ours.paired("along"))
-            found.append(Claim(
-                f"{what}: it converges faster per step than {other} at its best rate (mean training error along the"
-                " way)", "§4.3.1, Figure 4.2b", f"{other} significantly slower ({theirs_were})", reading,
-                unit=" points",
-            ))  # fmt: skip
+            found.append(
+                Claim(
+                    f"{what}: it converges faster per step than {other} at its best rate (mean training error along the"
+                    " way)",
+                    "§4.3.1, Figure 4.2b",
+                    f"{other} significantly slower ({theirs_were})",
+                    reading,
+                    unit=" points",
+                )
+            )
     return found
 
 
@@ -114,8 +132,14 @@ def tables(rows: Rows) -> list[Table]:
                 label = f"{optimizer}, {CURVATURES[curvature]}" if curvature else optimizer
                 readings = [str(over_seeds(chosen, key)) for key in ("along", "training error", "error")]
                 lines.append((label, f"{rate:g}", *readings, str(sum(chosen.values("diverged")))))
-    header = ("optimiser", "rate", "training error along the way, %", "at the end, %", "validation error, %",
-              "runs diverged")  # fmt: skip
+    header = (
+        "optimiser",
+        "rate",
+        "training error along the way, %",
+        "at the end, %",
+        "validation error, %",
+        "runs diverged",
+    )
     return [Table(f"{part[0]['network']}, {part[0]['data']}", header, tuple(lines))]
 
 
@@ -128,12 +152,17 @@ def charts(rows: Rows) -> list[Chart]:
         series = tuple(curve(f"α = {rate:g}", chosen.where(rate=rate), "training error") for rate in RATES)
         out.append(Chart(f"Lanczos, {words}, δ = 10α", "epoch", "training error, %", series, source="Figure 4.2b"))
     best = [
-        curve(f"Lanczos, {words}, α = {best_rate(rows, 'Lanczos', name):g}",
-              _best(rows, "Lanczos", name).where(kind="epoch"), "training error")
+        curve(
+            f"Lanczos, {words}, α = {best_rate(rows, 'Lanczos', name):g}",
+            _best(rows, "Lanczos", name).where(kind="epoch"),
+            "training error",
+        )
         for name, words in CURVATURES.items()
-    ]  # fmt: skip
-    best += [curve(f"{name}, α = {best_rate(rows, name):g}", _best(rows, name).where(kind="epoch"), "training error")
-             for name in ("SGD", "Adam")]  # fmt: skip
+    ]
+    best += [
+        curve(f"{name}, α = {best_rate(rows, name):g}", _best(rows, name).where(kind="epoch"), "training error")
+        for name in ("SGD", "Adam")
+    ]
     out.append(Chart("The best of each", "epoch", "training error, %", tuple(best), source="Figure 4.2b"))
     return out
 

@@ -67,10 +67,17 @@ def run(cell: Cell, device: str) -> list[Row]:
     model = network(cell["network"], found, cell["seed"])
     optimizer, schedule = _optimizer(model, cell)
     history = fit(
-        Problem(model, "cross_entropy", found.training), optimizer, cell["epochs"], batch_size=cell["batch"],
-        schedule=schedule, validation=found.held_out, trackers=[Rates()], seed=cell["seed"],
-        augment=augment if cell["augmented"] else None, precision=cell["precision"],
-    )  # fmt: skip
+        Problem(model, "cross_entropy", found.training),
+        optimizer,
+        cell["epochs"],
+        batch_size=cell["batch"],
+        schedule=schedule,
+        validation=found.held_out,
+        trackers=[Rates()],
+        seed=cell["seed"],
+        augment=augment if cell["augmented"] else None,
+        precision=cell["precision"],
+    )
     return _rows(history, cell["epochs"], 100 * (1 - 1 / found.classes))
 
 
@@ -82,8 +89,14 @@ def _optimizer(model: nn.Module, cell: Cell) -> tuple[Optimizer, Any]:
         plain = SWA(model.parameters(), cell["rate"], 0.9, DECAY, average_start=start, average_every=steps)
         return plain, averaging_decay(plain, cell["epochs"], first)
     every = max(1, round(cell["epochs"] / MEASURED)) * steps
-    base = SpectralSGD(model.parameters(), every, nesterov=cell["method"] == "SSGDMN", depth=DEPTH,
-                       weight_decay=DECAY, seed=cell["seed"])  # fmt: skip
+    base = SpectralSGD(
+        model.parameters(),
+        every,
+        nesterov=cell["method"] == "SSGDMN",
+        depth=DEPTH,
+        weight_decay=DECAY,
+        seed=cell["seed"],
+    )
     return Averaged(base, average_start=start, average_every=steps), None
 
 
@@ -93,11 +106,16 @@ def _rows(history: Run, epochs: int, guess: float) -> list[Row]:
     for row in history.epochs:
         known = "validation_accuracy" in row
         average = row.get("average_validation_accuracy")
-        rows.append({
-            "epoch": row["epoch"], "error": 100 * (1 - row["validation_accuracy"]) if known else guess,
-            "average error": None if average is None else 100 * (1 - average), "rate": row.get("rate"),
-            "momentum": row.get("momentum"), "last": row["epoch"] == epochs,
-        })  # fmt: skip
+        rows.append(
+            {
+                "epoch": row["epoch"],
+                "error": 100 * (1 - row["validation_accuracy"]) if known else guess,
+                "average error": None if average is None else 100 * (1 - average),
+                "rate": row.get("rate"),
+                "momentum": row.get("momentum"),
+                "last": row["epoch"] == epochs,
+            }
+        )
     if history.ended == "diverged":
         rows[-1] |= {"epoch": epochs, "average error": guess, "last": True, "diverged": True}
     return rows
@@ -108,19 +126,39 @@ def claims(rows: Rows) -> list[Claim]:
     last, what = {name: rows.where(method=name, last=True) for name in METHODS}, subject(rows)
     theirs = "(PreResNet-110, CIFAR-100)"
     return [
-        Claim(f"{what}: SSGDMN performs well against SWA (error of the average, within {WELL:g} points)", "Figure 4.2a",
-              f"performs well {theirs}", gap(last["SSGDMN"], last["SWA"], "average error"), "within", 0.0, WELL,
-              " points"),
-        Claim(f"{what}: SSGDM does not perform as well as SSGDMN (error of the average)", "§4.3.2",
-              f"not as well {theirs}",
-              gap(last["SSGDM"], last["SSGDMN"], "average error"), unit=" points"),
-        Claim(f"{what}: SSGDM does not perform as well as SWA (error of the average)", "§4.3.2",
-              f"not as well {theirs}",
-              gap(last["SSGDM"], last["SWA"], "average error"), unit=" points"),
-        Claim(f"{what}: SSGDM learns to lower the rate (decades over the training)", "§4.3.2",
-              f"drops at regular intervals {theirs}",
-              mean_of(_slopes(rows.where(method="SSGDM"))), "below", unit=" decades"),
-    ]  # fmt: skip
+        Claim(
+            f"{what}: SSGDMN performs well against SWA (error of the average, within {WELL:g} points)",
+            "Figure 4.2a",
+            f"performs well {theirs}",
+            gap(last["SSGDMN"], last["SWA"], "average error"),
+            "within",
+            0.0,
+            WELL,
+            " points",
+        ),
+        Claim(
+            f"{what}: SSGDM does not perform as well as SSGDMN (error of the average)",
+            "§4.3.2",
+            f"not as well {theirs}",
+            gap(last["SSGDM"], last["SSGDMN"], "average error"),
+            unit=" points",
+        ),
+        Claim(
+            f"{what}: SSGDM does not perform as well as SWA (error of the average)",
+            "§4.3.2",
+            f"not as well {theirs}",
+            gap(last["SSGDM"], last["SWA"], "average error"),
+            unit=" points",
+        ),
+        Claim(
+            f"{what}: SSGDM learns to lower the rate (decades over the training)",
+            "§4.3.2",
+            f"drops at regular intervals {theirs}",
+            mean_of(_slopes(rows.where(method="SSGDM"))),
+            "below",
+            unit=" decades",
+        ),
+    ]
 
 
 def _slopes(rows: Rows) -> list[float]:

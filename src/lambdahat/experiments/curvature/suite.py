@@ -86,10 +86,15 @@ def _shape_row(shape: Spectrum) -> Row:
     nodes, weights = shape.nodes[0][order], shape.weights[0][order]
     negative = weights[nodes < 0]
     return {
-        "largest": float(nodes[-1]), "smallest": float(nodes[0]), "top": short(nodes[::-1][:SHARP]),
-        "negative": float(negative.sum()), "negative rest": float(negative.sum() - negative.max(initial=0.0)),
-        "at zero": float(shape.degeneracy()), "nodes": short(nodes), "weights": short(weights),
-    }  # fmt: skip
+        "largest": float(nodes[-1]),
+        "smallest": float(nodes[0]),
+        "top": short(nodes[::-1][:SHARP]),
+        "negative": float(negative.sum()),
+        "negative rest": float(negative.sum() - negative.max(initial=0.0)),
+        "at zero": float(shape.degeneracy()),
+        "nodes": short(nodes),
+        "weights": short(weights),
+    }
 
 
 def _diagonal_row(problem: Problem, shape: Spectrum, seed: int) -> Row:
@@ -100,10 +105,13 @@ def _diagonal_row(problem: Problem, shape: Spectrum, seed: int) -> Row:
     beyond = shape.weights[0][shape.nodes[0] > edge].sum() * shape.dim
     edges = np.linspace(0.0, max(float(shape.nodes.max()), float(values.max())), BINS + 1)
     return {
-        "largest": float(values.max()), "edge": edge, "beyond": int((values > edge).sum()),
+        "largest": float(values.max()),
+        "edge": edge,
+        "beyond": int((values > edge).sum()),
         "eigenvalues beyond": float(beyond),
-        "centres": short((edges[1:] + edges[:-1]) / 2), "shares": short(np.histogram(values, edges)[0] / len(values)),
-    }  # fmt: skip
+        "centres": short((edges[1:] + edges[:-1]) / 2),
+        "shares": short(np.histogram(values, edges)[0] / len(values)),
+    }
 
 
 def _lines(problem: Problem, found: Images, steps: Lanczos) -> list[Row]:
@@ -114,10 +122,16 @@ def _lines(problem: Problem, found: Images, steps: Lanczos) -> list[Row]:
     for name, place in places.items():
         line = landscape(problem, ritz_vector(steps, place), 1.0, POINTS, found.held_out)
         assert line.held_out is not None
-        rows.append({
-            "kind": "line", "direction": name, "value": float(values[place]), "offsets": short(line.offsets),
-            "train": _fine(line.loss), "test": _fine(line.held_out),
-        })  # fmt: skip
+        rows.append(
+            {
+                "kind": "line",
+                "direction": name,
+                "value": float(values[place]),
+                "offsets": short(line.offsets),
+                "train": _fine(line.loss),
+                "test": _fine(line.held_out),
+            }
+        )
     return rows
 
 
@@ -142,8 +156,19 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config("digits", 400, 300, 8, 3, "MLP-16", samples=400, depth=30, batch=32),
         "cpu": Config("mnist", 4000, 2000, 6, 6, "LeNet-5", samples=1000, depth=60),
-        "paper": Config("cifar10", 45_000, 5_000, 60, 3, "VGG-16", samples=5000, depth=100, rate=0.05, augmented=True,
-                        precision="bfloat16"),
+        "paper": Config(
+            "cifar10",
+            45_000,
+            5_000,
+            60,
+            3,
+            "VGG-16",
+            samples=5000,
+            depth=100,
+            rate=0.05,
+            augmented=True,
+            precision="bfloat16",
+        ),
     },
     cells,
     run,
@@ -157,9 +182,6 @@ EXPERIMENT = Experiment(
         "The bulk ends where weights fall below κ/P, κ = 5; beyond it P times the weight counts eigenvalues.",
         "The diagonal is that of the Gauss–Newton matrix with one label drawn from the network for each image.",
     ),
-    size=(
-        "VGG-16 on CIFAR-100, 100 epochs in §4.2 and 300 in Figure 4.8, rate 0.05, 100 Lanczos steps, one "
-        "run."
-    ),
+    size=("VGG-16 on CIFAR-100, 100 epochs in §4.2 and 300 in Figure 4.8, rate 0.05, 100 Lanczos steps, one run."),
     sizes=(Size("VGG-16", "cifar100", epochs=300),),
-)  # fmt: skip
+)

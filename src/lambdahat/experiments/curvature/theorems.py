@@ -65,10 +65,17 @@ def _table(_: Cell, __: str) -> list[Row]:
     for ratio, printed in PRINTED.items():
         for depth, (lanczos_printed, power_printed) in zip(DEPTHS, printed, strict=True):
             ours, power = convergence_terms(ratio, depth)
-            rows.append({
-                "ratio": ratio, "depth": depth, "L": ours, "R": power, "R of Theorem 5": ratio ** -(2 * depth - 1.0),
-                "L printed": lanczos_printed, "R printed": power_printed,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "ratio": ratio,
+                    "depth": depth,
+                    "L": ours,
+                    "R": power,
+                    "R of Theorem 5": ratio ** -(2 * depth - 1.0),
+                    "L printed": lanczos_printed,
+                    "R printed": power_printed,
+                }
+            )
     return rows
 
 
@@ -86,10 +93,14 @@ def _convergence(cell: Cell, device: str) -> list[Row]:
         found = {"Lanczos": float(steps.ritz(depth)[0].max()), "power": quotient}
         bounds = {"Lanczos": lanczos_bound(exact, overlap, depth), "power": power_bound(exact, overlap, depth - 1)}
         rows += [
-            {"depth": depth, "method": name, "error": _relative(cell["ratio"], value),
-             "bound": _relative(cell["ratio"], bounds[name])}
+            {
+                "depth": depth,
+                "method": name,
+                "error": _relative(cell["ratio"], value),
+                "bound": _relative(cell["ratio"], bounds[name]),
+            }
             for name, value in found.items()
-        ]  # fmt: skip
+        ]
     return rows
 
 
@@ -127,11 +138,16 @@ def _top(cell: Cell, device: str) -> list[Row]:
     span = float(values[0] - values[-1])
     nearest = (values[:steps, None] - ritz).abs().min(1).values
     middle = float(values[steps - 1] + values[steps]) / 2
-    return [{
-        "m": steps, "condition": bool(values[:steps].sum() < values[steps:].sum()),
-        "shifted trace": float((values - middle).sum()) / span, "found": int((nearest <= FOUND * span).sum()),
-        "below": float(values[steps - 1] - ritz[-1]) / span, "low end": float(ritz[-1] - values[-1]) / span,
-    }]  # fmt: skip
+    return [
+        {
+            "m": steps,
+            "condition": bool(values[:steps].sum() < values[steps:].sum()),
+            "shifted trace": float((values - middle).sum()) / span,
+            "found": int((nearest <= FOUND * span).sum()),
+            "below": float(values[steps - 1] - ritz[-1]) / span,
+            "low end": float(ritz[-1] - values[-1]) / span,
+        }
+    ]
 
 
 PARTS = {"table": _table, "convergence": _convergence, "shift": _shift, "top": _top}
@@ -139,17 +155,19 @@ PARTS = {"table": _table, "convergence": _convergence, "shift": _shift, "top": _
 
 def claims(rows: Rows) -> list[Claim]:
     """The printed table, what was measured beside it, and Theorems 7 and 8."""
-    return [*_table_claims(rows.where(part="table")), *_measured_claims(rows.where(part="convergence")),
-            *_shift_claims(rows.where(part="shift")), *_top_claims(rows.where(part="top"))]  # fmt: skip
+    return [
+        *_table_claims(rows.where(part="table")),
+        *_measured_claims(rows.where(part="convergence")),
+        *_shift_claims(rows.where(part="shift")),
+        *_top_claims(rows.where(part="top")),
+    ]
 
 
 def _table_claims(rows: Rows) -> list[Claim]:
     edges = {(row["ratio"], row["depth"]): math.log10(row["R"] / row["L"]) for row in rows}
-    growth = [edges[ratio, after] - edges[ratio, before] for ratio in PRINTED
-              for before, after in pairwise(DEPTHS)]  # fmt: skip
+    growth = [edges[ratio, after] - edges[ratio, before] for ratio in PRINTED for before, after in pairwise(DEPTHS)]
     ratios = sorted(PRINTED, reverse=True)
-    loss = [edges[wide, depth] - edges[narrow, depth] for depth in DEPTHS
-            for wide, narrow in pairwise(ratios)]  # fmt: skip
+    loss = [edges[wide, depth] - edges[narrow, depth] for depth in DEPTHS for wide, narrow in pairwise(ratios)]
     terms = (
         ("the terms L of Theorem 4 are those printed (at worst)", "Theorem 4, Table 4.5", "L"),
         ("the terms R of Theorem 5 are those printed (at worst)", "Theorem 5, Table 4.5", "R of Theorem 5"),
@@ -160,15 +178,38 @@ def _table_claims(rows: Rows) -> list[Claim]:
         ),
     )
     return [
-        *(Claim(sentence, source, "12 numbers", _exact(max(_misses(rows, name))), "below", DIGITS, unit=" decades",
-                own=name == "R") for sentence, source, name in terms),
-        Claim("the bound of Lanczos is always below that of power iteration (least log₁₀ R/L)", "Table 4.5", "always",
-              _exact(min(edges.values()))),
-        Claim("the edge of the Lanczos bound grows with m (least growth of log₁₀ R/L)",
-              "Table 4.5", "it grows", _exact(min(growth))),
-        Claim("a smaller gap reduces the edge of the Lanczos bound (least loss of log₁₀ R/L)",
-              "Table 4.5", "it is reduced", _exact(min(loss))),
-    ]  # fmt: skip
+        *(
+            Claim(
+                sentence,
+                source,
+                "12 numbers",
+                _exact(max(_misses(rows, name))),
+                "below",
+                DIGITS,
+                unit=" decades",
+                own=name == "R",
+            )
+            for sentence, source, name in terms
+        ),
+        Claim(
+            "the bound of Lanczos is always below that of power iteration (least log₁₀ R/L)",
+            "Table 4.5",
+            "always",
+            _exact(min(edges.values())),
+        ),
+        Claim(
+            "the edge of the Lanczos bound grows with m (least growth of log₁₀ R/L)",
+            "Table 4.5",
+            "it grows",
+            _exact(min(growth)),
+        ),
+        Claim(
+            "a smaller gap reduces the edge of the Lanczos bound (least loss of log₁₀ R/L)",
+            "Table 4.5",
+            "it is reduced",
+            _exact(min(loss)),
+        ),
+    ]
 
 
 def _exact(value: float) -> Reading:
@@ -185,15 +226,28 @@ def _measured_claims(rows: Rows) -> list[Claim]:
     for ratio in PRINTED:
         part = rows.where(ratio=ratio, depth=max(DEPTHS))
         power, krylov = (_logs(part.where(method=name)) for name in ("power", "Lanczos"))
-        found.append(Claim(
-            f"λ₁/λ₂ = {ratio:g}: after m = {max(DEPTHS)} products Lanczos is closer to λ₁ than power iteration",
-            "§4.4.1", "far superior", paired_difference(power, krylov), unit=" decades",
-        ))  # fmt: skip
+        found.append(
+            Claim(
+                f"λ₁/λ₂ = {ratio:g}: after m = {max(DEPTHS)} products Lanczos is closer to λ₁ than power iteration",
+                "§4.4.1",
+                "far superior",
+                paired_difference(power, krylov),
+                unit=" decades",
+            )
+        )
     for name, theorem in (("Lanczos", "Theorem 4"), ("power", "Theorem 5")):
         part = rows.where(method=name)
         over = max(math.log10(row["error"] / max(row["bound"], ROUNDING)) for row in part)
-        found.append(Claim(f"the error of {name} is within its bound (largest log₁₀ of error over bound)", theorem,
-                           "a bound", _exact(over), "below", 1e-6))  # fmt: skip
+        found.append(
+            Claim(
+                f"the error of {name} is within its bound (largest log₁₀ of error over bound)",
+                theorem,
+                "a bound",
+                _exact(over),
+                "below",
+                1e-6,
+            )
+        )
     return found
 
 
@@ -207,8 +261,16 @@ def _shift_claims(rows: Rows) -> list[Claim]:
         ("gap", "turns the Ritz values θ into μ − θ"),
         ("weight gap", "leaves the weights of the Ritz values"),
     ):
-        found.append(Claim(f"H → −H + μI {words}, and so learns nothing new (at worst)", "Theorem 7", "exactly",
-                           _exact(max(rows.values(name))), "below", NEW))  # fmt: skip
+        found.append(
+            Claim(
+                f"H → −H + μI {words}, and so learns nothing new (at worst)",
+                "Theorem 7",
+                "exactly",
+                _exact(max(rows.values(name))),
+                "below",
+                NEW,
+            )
+        )
     return found
 
 
@@ -216,13 +278,23 @@ def _top_claims(rows: Rows) -> list[Claim]:
     known, doubtful = (rows.where(spectrum=name) for name in SPECTRA)
     return [
         *_theorem_claims(known, "spectrum like a network's"),
-        Claim("the smallest Ritz value is near the smallest eigenvalue λ_P, in widths of the spectrum",
-              "§4.4.4, Figure 4.3c",
-              "captured", over_seeds(known, "low end"), "below", 0.05),
-        Claim("where Σ_{i≤m} λ_i < Σ_{i>m} λ_i the shifted trace is negative (P − 5, and P − 1 near 1; m = 2)",
-              "proof of Theorem 8", "negative", over_seeds(doubtful, "shifted trace"), "below"),
+        Claim(
+            "the smallest Ritz value is near the smallest eigenvalue λ_P, in widths of the spectrum",
+            "§4.4.4, Figure 4.3c",
+            "captured",
+            over_seeds(known, "low end"),
+            "below",
+            0.05,
+        ),
+        Claim(
+            "where Σ_{i≤m} λ_i < Σ_{i>m} λ_i the shifted trace is negative (P − 5, and P − 1 near 1; m = 2)",
+            "proof of Theorem 8",
+            "negative",
+            over_seeds(doubtful, "shifted trace"),
+            "below",
+        ),
         *_theorem_claims(doubtful, "one large eigenvalue"),
-    ]  # fmt: skip
+    ]
 
 
 def _theorem_claims(rows: Rows, what: str) -> list[Claim]:
@@ -230,11 +302,24 @@ def _theorem_claims(rows: Rows, what: str) -> list[Claim]:
     depth, met = rows[0]["m"], all(rows.values("condition"))
     unmet = "" if met else "Σ_{i≤m} λ_i is not below Σ_{i>m} λ_i"
     return [
-        Claim(f"{what}: m = {depth} Ritz values are not the m largest eigenvalues: the smallest lies below λ_m, in"
-              " widths of the spectrum", "Theorem 8", "they are not", over_seeds(rows, "below"), unmet=unmet),
-        Claim(f"{what}: the m = {depth} largest eigenvalues are not all found to {FOUND:g} of the width (number found)",
-              "§4.4.4", "cannot approximately match", over_seeds(rows, "found"), "below", depth - 0.5, unmet=unmet),
-    ]  # fmt: skip
+        Claim(
+            f"{what}: m = {depth} Ritz values are not the m largest eigenvalues: the smallest lies below λ_m, in"
+            " widths of the spectrum",
+            "Theorem 8",
+            "they are not",
+            over_seeds(rows, "below"),
+            unmet=unmet,
+        ),
+        Claim(
+            f"{what}: the m = {depth} largest eigenvalues are not all found to {FOUND:g} of the width (number found)",
+            "§4.4.4",
+            "cannot approximately match",
+            over_seeds(rows, "found"),
+            "below",
+            depth - 0.5,
+            unmet=unmet,
+        ),
+    ]
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -247,8 +332,15 @@ def _error_table(rows: Rows) -> Table:
     for row in rows.where(part="table"):
         part = rows.where(part="convergence", ratio=row["ratio"], depth=row["depth"])
         errors = [f"{_middle(part.where(method=name)):.1e}" for name in ("Lanczos", "power")]
-        lines.append((f"{row['ratio']:g}", str(row["depth"]), f"{row['L']:.1e} / {row['R']:.1e}",
-                      f"{row['L printed']:.1e} / {row['R printed']:.1e}", " / ".join(errors)))  # fmt: skip
+        lines.append(
+            (
+                f"{row['ratio']:g}",
+                str(row["depth"]),
+                f"{row['L']:.1e} / {row['R']:.1e}",
+                f"{row['L printed']:.1e} / {row['R printed']:.1e}",
+                " / ".join(errors),
+            )
+        )
     header = ("λ₁/λ₂", "m", "L / R", "printed", "errors measured, Lanczos / power")
     return Table("Terms of the bounds, and relative errors of λ₁ (median over starts)", header, tuple(lines))
 
@@ -259,8 +351,15 @@ def _top_table(rows: Rows) -> Table:
         part = rows.where(spectrum=name)
         readings = [str(over_seeds(part, key)) for key in ("found", "below", "low end", "shifted trace")]
         lines.append((name, str(part[0]["m"]), "met" if all(part.values("condition")) else "not met", *readings))
-    header = ("spectrum", "m", "condition of Theorem 8", "of the top m found", "λ_m − θ_m", "θ_m − λ_P",
-              "shifted trace")  # fmt: skip
+    header = (
+        "spectrum",
+        "m",
+        "condition of Theorem 8",
+        "of the top m found",
+        "λ_m − θ_m",
+        "θ_m − λ_P",
+        "shifted trace",
+    )
     return Table("Ritz values and the largest eigenvalues, in widths of the spectrum", header, tuple(lines))
 
 
@@ -282,8 +381,9 @@ def charts(rows: Rows) -> list[Chart]:
         for letter, name in (("L", "Lanczos"), ("R", "power")):
             label = f"{name}, λ₁/λ₂ = {ratio:g}"
             terms.append(Series(label, DEPTHS, chosen.values(letter)))
-            terms.append(Series(f"{label}, printed", DEPTHS, chosen.values(f"{letter} printed"), style="points",
-                                published=True))  # fmt: skip
+            terms.append(
+                Series(f"{label}, printed", DEPTHS, chosen.values(f"{letter} printed"), style="points", published=True)
+            )
     return [
         Chart("Error of the largest eigenvalue", "m", "(λ₁ − θ₁)/λ₁", errors, y_log=True, source="§4.4.1"),
         Chart("Terms of the bounds", "m", "L, R", tuple(terms), y_log=True, source="Table 4.5"),

@@ -43,8 +43,9 @@ def _kfac(model: nn.Module, cell: Cell) -> Optimizer:
 
 
 def _lanczos(model: nn.Module, cell: Cell) -> Optimizer:
-    return LanczosNewton(model.parameters(), cell["rate"], cell["damping"], cell["pairs"], curvature=cell["curvature"],
-                         seed=cell["seed"])  # fmt: skip
+    return LanczosNewton(
+        model.parameters(), cell["rate"], cell["damping"], cell["pairs"], curvature=cell["curvature"], seed=cell["seed"]
+    )
 
 
 MAKERS: dict[str, Callable[[nn.Module, Cell], Optimizer]] = {
@@ -64,10 +65,16 @@ def train(model: nn.Module, found: Images, cell: Cell) -> Run | None:
     schedule = SCHEDULES[cell["schedule"]](optimizer, cell["epochs"])
     try:
         return fit(
-            problem, optimizer, cell["epochs"], batch_size=cell["batch"], schedule=schedule, seed=cell["seed"],
-            validation=found.held_out, augment=augment if cell.get("augmented") else None,
+            problem,
+            optimizer,
+            cell["epochs"],
+            batch_size=cell["batch"],
+            schedule=schedule,
+            seed=cell["seed"],
+            validation=found.held_out,
+            augment=augment if cell.get("augmented") else None,
             precision=cell.get("precision", "float32"),
-        )  # fmt: skip
+        )
     except (RuntimeError, ValueError) as error:
         if "finite" in str(error) or "cholesky" in str(error) or "linalg" in str(error):
             return None
@@ -83,10 +90,13 @@ def epoch_rows(run: Run | None, classes: int) -> list[Row]:
     rows: list[Row] = []
     for row in () if run is None else run.epochs:
         known = "validation_accuracy" in row and math.isfinite(row["loss"])
-        rows.append({
-            "epoch": row["epoch"], "training error": 100 * (1 - row["accuracy"]) if known else guess,
-            "error": 100 * (1 - row["validation_accuracy"]) if known else guess,
-        })  # fmt: skip
+        rows.append(
+            {
+                "epoch": row["epoch"],
+                "training error": 100 * (1 - row["accuracy"]) if known else guess,
+                "error": 100 * (1 - row["validation_accuracy"]) if known else guess,
+            }
+        )
     return rows
 
 
@@ -108,8 +118,9 @@ def end_row(run: Run | None, rows: list[Row], epochs: int, classes: int) -> Row:
 def sharpness(model: nn.Module, found: Images, cell: Cell) -> float:
     """λ₁ of the Hessian over ``samples`` training images; NaN where it is not finite."""
     try:
-        pairs = eigenpairs(hessian(curvature_problem(model, found, cell)), 1, tol=SHARPNESS_TOLERANCE,
-                           seed=cell["seed"])  # fmt: skip
+        pairs = eigenpairs(
+            hessian(curvature_problem(model, found, cell)), 1, tol=SHARPNESS_TOLERANCE, seed=cell["seed"]
+        )
     except (ValueError, RuntimeError, ArithmeticError):
         return math.nan
     return float(pairs.values[0])

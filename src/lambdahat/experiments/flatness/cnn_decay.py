@@ -104,9 +104,12 @@ def _rises(rows: Rows) -> list[Claim]:
     sharper = {(column, mode): _change(rows, column, mode) for mode in modes for column in SHARPNESS}
     norms = {f"λ₁ in {mode} mode" if len(modes) > 1 else "λ₁": sharper["largest", mode] for mode in modes}
     paper, figure = _paper(rows)
-    both = jointly(f"{subject(rows)}: validation accuracy and {' and '.join(norms)} rise together with weight decay",
-                   f"§4, {figure}", f"sharper, despite generalising better ({paper})",
-                   {"validation accuracy": better, **norms})  # fmt: skip
+    both = jointly(
+        f"{subject(rows)}: validation accuracy and {' and '.join(norms)} rise together with weight decay",
+        f"§4, {figure}",
+        f"sharper, despite generalising better ({paper})",
+        {"validation accuracy": better, **norms},
+    )
     excess = [_change(rows, "excess", "eval", "below")] if len(modes) == 1 else []
     return [both, better, *sharper.values(), *excess]
 
@@ -138,8 +141,15 @@ def _change(rows: Rows, column: str, mode: str, direction: str = "above") -> Cla
     words = "validation less training loss" if column == "excess" else NAMES[column].removesuffix(", %")
     tail = f" (batch norm in {mode} mode)" if len(rows.distinct("mode")) > 1 and mode else ""
     change = "rises" if direction == "above" else "falls"
-    return Claim(f"{subject(rows)}: {words} {change} with weight decay{least_told}{tail}", f"§4, {figure}",
-                 f"{printed} ({paper})", reading, direction, bound, unit=unit)  # fmt: skip
+    return Claim(
+        f"{subject(rows)}: {words} {change} with weight decay{least_told}{tail}",
+        f"§4, {figure}",
+        f"{printed} ({paper})",
+        reading,
+        direction,
+        bound,
+        unit=unit,
+    )
 
 
 def _magnified(rows: Rows) -> list[Claim]:
@@ -180,16 +190,30 @@ def charts(rows: Rows) -> list[Chart]:
     """λ₁ and tr(H²)/P of all networks, with and without weight decay; then the spectra of the first seed."""
     decays = sorted(rows.distinct("decay"))
     out = [
-        Chart(titled(NAMES[column]), "network", NAMES[column], tuple(_bars(rows, column, decay) for decay in decays),
-              y_log=True, source="Figures 4–7")
+        Chart(
+            titled(NAMES[column]),
+            "network",
+            NAMES[column],
+            tuple(_bars(rows, column, decay) for decay in decays),
+            y_log=True,
+            source="Figures 4–7",
+        )
         for column in SHARPNESS
-    ]  # fmt: skip
+    ]
     for name in rows.distinct("network"):
         for mode in rows.where(network=name).distinct("mode"):
             part = rows.where(network=name, mode=mode, seed=0)
             spectra = tuple(stems(f"decay {row['decay']:g}", row) for row in part)
-            out.append(Chart(f"Spectrum, {name}, {mode} mode", "eigenvalue", "weight", spectra, y_log=True,
-                             source=_paper(part)[1]))  # fmt: skip
+            out.append(
+                Chart(
+                    f"Spectrum, {name}, {mode} mode",
+                    "eigenvalue",
+                    "weight",
+                    spectra,
+                    y_log=True,
+                    source=_paper(part)[1],
+                )
+            )
     return out
 
 
@@ -207,12 +231,30 @@ EXPERIMENT = Experiment(
     "§4, Figures 4–7",
     {
         "smoke": Config("digits", 96, 64, 2, 2, (("WideResNet-10×1", 4, 0.1),), samples=32, depth=6, batch=32),
-        "cpu": Config("cifar10", 1000, 1000, 40, 3,
-                      (("LeNet-5", 28, 0.03), ("PreResNet-11", 8, 0.1), ("WideResNet-10×1", 8, 0.1)),
-                      samples=256, depth=30, decay=5e-3, batch=32),
-        "paper": Config("cifar100", 45_000, 5_000, 100, 3,
-                        (("All-CNN", 0, 0.03), ("PreResNet-164", 0, 0.1), ("WideResNet-28×10", 0, 0.1)),
-                        samples=1024, depth=100, augmented=True, precision="bfloat16"),
+        "cpu": Config(
+            "cifar10",
+            1000,
+            1000,
+            40,
+            3,
+            (("LeNet-5", 28, 0.03), ("PreResNet-11", 8, 0.1), ("WideResNet-10×1", 8, 0.1)),
+            samples=256,
+            depth=30,
+            decay=5e-3,
+            batch=32,
+        ),
+        "paper": Config(
+            "cifar100",
+            45_000,
+            5_000,
+            100,
+            3,
+            (("All-CNN", 0, 0.03), ("PreResNet-164", 0, 0.1), ("WideResNet-28×10", 0, 0.1)),
+            samples=1024,
+            depth=100,
+            augmented=True,
+            precision="bfloat16",
+        ),
     },
     cells,
     run,
@@ -238,4 +280,4 @@ EXPERIMENT = Experiment(
         Size("PreResNet-164", "cifar100", epochs=300),
         Size("WideResNet-28×10", "cifar100", epochs=300),
     ),
-)  # fmt: skip
+)

@@ -84,11 +84,16 @@ def _described(weights: Tensor, x: float) -> Row:
     values, printed = torch.linalg.eigvalsh(curvature), printed_hessian(weights, x)
     size = float(gradient.norm())
     return {
-        "loss": problem.loss(), "gradient": size, "trace": float(values.sum()), "largest": float(values[-1]),
-        "rank": rank_of(values), "printed rank": rank_of(torch.linalg.eigvalsh(printed)),
+        "loss": problem.loss(),
+        "gradient": size,
+        "trace": float(values.sum()),
+        "largest": float(values[-1]),
+        "rank": rank_of(values),
+        "printed rank": rank_of(torch.linalg.eigvalsh(printed)),
         "trace error": abs(float(printed.trace() / values.sum()) - 1),
-        "gap": abs(float(values[-1] / values.sum()) - 1), "alignment": float(gradient[-1].abs()) / size,
-    }  # fmt: skip
+        "gap": abs(float(values[-1] / values.sum()) - 1),
+        "alignment": float(gradient[-1].abs()) / size,
+    }
 
 
 def rank_of(values: Tensor) -> int:
@@ -106,22 +111,41 @@ def _minimiser(decay: float) -> Row:
 
 def claims(rows: Rows) -> list[Claim]:
     """Rank, trace and λ₁ of §2, what a rescaling does, and what weight decay does."""
-    return [*_rank_claims(rows.where(kind="point")), *_rescaling_claims(rows.where(kind="rescaled")),
-            *_decay_claims(rows.where(kind="minimiser"))]  # fmt: skip
+    return [
+        *_rank_claims(rows.where(kind="point")),
+        *_rescaling_claims(rows.where(kind="rescaled")),
+        *_decay_claims(rows.where(kind="minimiser")),
+    ]
 
 
 def _rank_claims(rows: Rows) -> list[Claim]:
     three = rows.where(depth=3)
     longer = gap(rows.where(depth=max(rows.values("depth"))), three, "rank")
     return [
-        Claim("the Hessian of three weights has rank 1", "§2, Eq. 3", "1", over_seeds(three, "rank"), "within", 1.0,
-              0.5),
+        Claim(
+            "the Hessian of three weights has rank 1", "§2, Eq. 3", "1", over_seeds(three, "rank"), "within", 1.0, 0.5
+        ),
         Claim("a longer product has no higher rank (their difference)", "§2", "0", longer, "within", 0.0, 0.5),
-        Claim("λ₁ is the trace (relative difference, at worst)", "§2, Eq. 3", "0", _worst(three, "gap"), "within", 0.0,
-              0.01),
-        Claim("the trace is X²·L·Σ(w_iw_j)² (relative difference, at worst)", "§2, Eq. 3 mended",
-              "none: it prints |X| for X²", _worst(three, "trace error"), "within", 0.0, EXACT, own=True),
-    ]  # fmt: skip
+        Claim(
+            "λ₁ is the trace (relative difference, at worst)",
+            "§2, Eq. 3",
+            "0",
+            _worst(three, "gap"),
+            "within",
+            0.0,
+            0.01,
+        ),
+        Claim(
+            "the trace is X²·L·Σ(w_iw_j)² (relative difference, at worst)",
+            "§2, Eq. 3 mended",
+            "none: it prints |X| for X²",
+            _worst(three, "trace error"),
+            "within",
+            0.0,
+            EXACT,
+            own=True,
+        ),
+    ]
 
 
 def _worst(rows: Rows, name: str) -> Reading:
@@ -133,14 +157,23 @@ def _rescaling_claims(rows: Rows) -> list[Claim]:
     start, end = rows.where(scale=STRETCHES[0]), rows.where(scale=STRETCHES[-1])
     how = "w₂ → 1000·w₂, w₃ → w₃/1000"
     return [
-        Claim(f"{how} leaves the loss", "§2", "unchanged", decades(end, start, "loss"), "within", 0.0, EXACT,
-              " decades"),
-        Claim(f"{how} raises the gradient norm", "§2", "without bound", decades(end, start, "gradient"),
-              unit=" decades"),
+        Claim(
+            f"{how} leaves the loss", "§2", "unchanged", decades(end, start, "loss"), "within", 0.0, EXACT, " decades"
+        ),
+        Claim(
+            f"{how} raises the gradient norm", "§2", "without bound", decades(end, start, "gradient"), unit=" decades"
+        ),
         Claim(f"{how} raises the trace", "§2", "without bound", decades(end, start, "trace"), unit=" decades"),
-        Claim(f"{how} turns the gradient towards w₃ (|cosine|)", "§2", "completely aligned",
-              over_seeds(end, "alignment"), "within", 1.0, 0.01),
-    ]  # fmt: skip
+        Claim(
+            f"{how} turns the gradient towards w₃ (|cosine|)",
+            "§2",
+            "completely aligned",
+            over_seeds(end, "alignment"),
+            "within",
+            1.0,
+            0.01,
+        ),
+    ]
 
 
 def _decay_claims(rows: Rows) -> list[Claim]:
@@ -149,8 +182,14 @@ def _decay_claims(rows: Rows) -> list[Claim]:
     for column, words in (("trace", "the trace"), ("largest", "λ₁")):
         values = [row[column] for row in rows if row["decay"] <= SMALL]
         least = Reading(min(b - a for a, b in pairwise(values)), 0.0)
-        found.append(Claim(f"{words} at the minimum rises with weight decay up to {SMALL:g} (smallest rise)", "§2",
-                           "it rises", least))  # fmt: skip
+        found.append(
+            Claim(
+                f"{words} at the minimum rises with weight decay up to {SMALL:g} (smallest rise)",
+                "§2",
+                "it rises",
+                least,
+            )
+        )
     return found
 
 
@@ -176,11 +215,26 @@ def charts(rows: Rows) -> list[Chart]:
     stretched = tuple(Series(words, scaled.values("scale"), scaled.values(name)) for name, words in moved)
     caption = "The printed argument is one for small loss: beyond μ = 0.29 the trace falls again."
     return [
-        Chart("Curvature at the minimum", "weight decay μ", "eigenvalue", rising, x_log=True, y_log=True, source="§2",
-              caption=caption),
-        Chart("One function, many sharpnesses", "α in w₂ → αw₂, w₃ → w₃/α", "value", stretched, x_log=True, y_log=True,
-              source="§2"),
-    ]  # fmt: skip
+        Chart(
+            "Curvature at the minimum",
+            "weight decay μ",
+            "eigenvalue",
+            rising,
+            x_log=True,
+            y_log=True,
+            source="§2",
+            caption=caption,
+        ),
+        Chart(
+            "One function, many sharpnesses",
+            "α in w₂ → αw₂, w₃ → w₃/α",
+            "value",
+            stretched,
+            x_log=True,
+            y_log=True,
+            source="§2",
+        ),
+    ]
 
 
 EXPERIMENT = Experiment(

@@ -92,8 +92,9 @@ def _by_gadam(model: nn.Module, found: Images, cell: Cell) -> tuple[Run, nn.Modu
     x = found.training[0]
     steps = math.ceil(len(x) / cell["batch"])
     first = max(1, round(AVERAGED_FROM * cell["epochs"]))
-    optimizer = Gadam(model.parameters(), lr=GADAM_RATE, weight_decay=GADAM_DECAY, average_start=first * steps,
-                      average_every=steps)  # fmt: skip
+    optimizer = Gadam(
+        model.parameters(), lr=GADAM_RATE, weight_decay=GADAM_DECAY, average_start=first * steps, average_every=steps
+    )
     history = run_fit(model, found, cell, optimizer, averaging_decay(optimizer, cell["epochs"], first))
     batches = [part for part in x.split(cell["batch"]) if len(part) > 1]
     with torch.no_grad():
@@ -105,20 +106,37 @@ def claims(rows: Rows) -> list[Claim]:
     ours = rows.where(mode=("train", "eval"))
     sgd, gadam = (ours.where(optimizer=name) for name in OPTIMIZERS)
     what = subject(ours)
-    better = Claim(f"{what}: Gadam's validation accuracy is above SGD's", "§5, Figure 8c",
-                   f"clearly better on CIFAR-100 ({PAPERS})", gap(gadam, sgd, "accuracy"), unit=" points")  # fmt: skip
+    better = Claim(
+        f"{what}: Gadam's validation accuracy is above SGD's",
+        "§5, Figure 8c",
+        f"clearly better on CIFAR-100 ({PAPERS})",
+        gap(gadam, sgd, "accuracy"),
+        unit=" points",
+    )
     sharper = {key: _sharper(what, gadam, sgd, *key) for key in PUBLISHED}
     norms = {f"λ₁ in {mode} mode": sharper["largest", mode] for mode in ("train", "eval")}
     return [
-        jointly(f"{what}: Gadam's validation accuracy and its λ₁ in both modes are above SGD's", "§5, Figures 8 and 10",
-                f"better, and 40× and 35× sharper, on CIFAR-100 ({PAPERS})", {"validation accuracy": better, **norms}),
+        jointly(
+            f"{what}: Gadam's validation accuracy and its λ₁ in both modes are above SGD's",
+            "§5, Figures 8 and 10",
+            f"better, and 40× and 35× sharper, on CIFAR-100 ({PAPERS})",
+            {"validation accuracy": better, **norms},
+        ),
         better,
-        Claim(f"{what}: Gadam and SGD train to similar accuracy (within {SIMILAR:g} point)", "§5",
-              "99.81 and 99.64 on CIFAR-100", gap(gadam, sgd, "training accuracy"), "within", 0.0, SIMILAR, " points",
-              saturated(gadam, sgd)),
+        Claim(
+            f"{what}: Gadam and SGD train to similar accuracy (within {SIMILAR:g} point)",
+            "§5",
+            "99.81 and 99.64 on CIFAR-100",
+            gap(gadam, sgd, "training accuracy"),
+            "within",
+            0.0,
+            SIMILAR,
+            " points",
+            saturated(gadam, sgd),
+        ),
         *sharper.values(),
         _magnified(what, gadam, sgd),
-    ]  # fmt: skip
+    ]
 
 
 def _printed(rows: Rows) -> dict[tuple[str, str], tuple[float, float, str, str]]:
@@ -139,8 +157,13 @@ def _magnified(what: str, gadam: Rows, sgd: Rows) -> Claim:
     for mode in ("eval", "train"):
         upper, lower = (logs(part.where(mode=mode), "frobenius") for part in (gadam, sgd))
         ratios[mode] = {seed: upper[seed] - lower[seed] for seed in upper if seed in lower}
-    return Claim(f"{what}: the ratio of tr(H²)/P is larger in evaluation mode", "§1", f"more extreme ({PAPERS})",
-                 paired_difference(ratios["eval"], ratios["train"]), unit=" decades")  # fmt: skip
+    return Claim(
+        f"{what}: the ratio of tr(H²)/P is larger in evaluation mode",
+        "§1",
+        f"more extreme ({PAPERS})",
+        paired_difference(ratios["eval"], ratios["train"]),
+        unit=" decades",
+    )
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -152,8 +175,15 @@ def tables(rows: Rows) -> list[Table]:
         lines = []
         for column, words in NAMES.items():
             ratio = 10 ** decades(gadam, sgd, column).value
-            lines.append((words, str(over_seeds(sgd, column)), str(over_seeds(gadam, column)), f"{ratio:.3g}×",
-                          _printed(part)[column, mode][2] if (column, mode) in PUBLISHED else ""))  # fmt: skip
+            lines.append(
+                (
+                    words,
+                    str(over_seeds(sgd, column)),
+                    str(over_seeds(gadam, column)),
+                    f"{ratio:.3g}×",
+                    _printed(part)[column, mode][2] if (column, mode) in PUBLISHED else "",
+                )
+            )
         title = f"{part[0]['network']}, {part[0]['parameters']:,} parameters, Hessian in {mode} mode"
         out.append(Table(title, ("", *OPTIMIZERS, "ratio", "paper"), tuple(lines)))
     return out
@@ -169,8 +199,16 @@ def charts(rows: Rows) -> list[Chart]:
         for name in OPTIMIZERS:
             readings = [over_seeds(rows.where(mode=mode, optimizer=name), column) for mode in modes]
             series.append(Series(name, modes, [r.value for r in readings], errors(readings), "points"))
-        out.append(Chart(titled(NAMES[column]), "mode of the batch norm", NAMES[column],
-                         tuple(series), y_log=True, source="Figures 8–10"))  # fmt: skip
+        out.append(
+            Chart(
+                titled(NAMES[column]),
+                "mode of the batch norm",
+                NAMES[column],
+                tuple(series),
+                y_log=True,
+                source="Figures 8–10",
+            )
+        )
     for mode, source in zip(modes, ("Figures 8 and 9", "Figure 10"), strict=True):
         spectra = tuple(stems(row["optimizer"], row) for row in rows.where(mode=mode, seed=0))
         out.append(Chart(f"Spectrum in {mode} mode", "eigenvalue", "weight", spectra, y_log=True, source=source))
@@ -185,8 +223,18 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config("digits", 96, 64, 3, 2, "WideResNet-10×1", samples=32, depth=6, side=4, batch=32),
         "cpu": Config("cifar10", 1000, 1000, 50, 4, "WideResNet-10×1", samples=256, depth=30, side=8, batch=32),
-        "paper": Config("cifar100", 45_000, 5_000, 100, 3, "VGG-16-BN", samples=1024, depth=100, augmented=True,
-                        precision="bfloat16"),
+        "paper": Config(
+            "cifar100",
+            45_000,
+            5_000,
+            100,
+            3,
+            "VGG-16-BN",
+            samples=1024,
+            depth=100,
+            augmented=True,
+            precision="bfloat16",
+        ),
     },
     cells,
     run,
@@ -206,4 +254,4 @@ EXPERIMENT = Experiment(
         "split, batch size and seeds are not in the text."
     ),
     sizes=(Size("VGG-16-BN", "cifar100", epochs=300), Size("VGG-16-BN", "cifar10", epochs=300)),
-)  # fmt: skip
+)

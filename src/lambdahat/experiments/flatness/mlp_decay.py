@@ -77,12 +77,17 @@ def run(cell: Cell, device: str) -> list[Row]:
     sharp = {row["epoch"]: row for row in watch.rows}
     rows = [
         {
-            "epoch": row["epoch"], "last": False, "loss": row["loss"], "training accuracy": 100 * row["accuracy"],
-            "validation loss": row["validation_loss"], "accuracy": 100 * row["validation_accuracy"],
-            "norm": row["norm"], **sharp.get(row["epoch"], {}),
+            "epoch": row["epoch"],
+            "last": False,
+            "loss": row["loss"],
+            "training accuracy": 100 * row["accuracy"],
+            "validation loss": row["validation_loss"],
+            "accuracy": 100 * row["validation_accuracy"],
+            "norm": row["norm"],
+            **sharp.get(row["epoch"], {}),
         }
         for row in history
-    ]  # fmt: skip
+    ]
     rows[-1] |= {"last": True, **ends(model, found), **measured(problem, cell)}
     return rows
 
@@ -99,8 +104,14 @@ def claims(rows: Rows) -> list[Claim]:
     without, decayed = (last.where(decay=decay) for decay in DECAYS)
     changes = {name: _change(decayed, without, name, *told) for name, told in CHANGES.items()}
     both = {NAMES[name].removesuffix(", %"): changes[name] for name in ("accuracy", "largest")}
-    found: list[Claim] = [jointly(f"{subject(last)}: validation accuracy and λ₁ both rise with weight decay 5e-4",
-                                  "§4, Figure 3", "94.4 to 96.7, and sharper", both)]  # fmt: skip
+    found: list[Claim] = [
+        jointly(
+            f"{subject(last)}: validation accuracy and λ₁ both rise with weight decay 5e-4",
+            "§4, Figure 3",
+            "94.4 to 96.7, and sharper",
+            both,
+        )
+    ]
     found += changes.values()
     for part, decay, value in zip((without, decayed), DECAYS, PUBLISHED["frobenius"], strict=True):
         sentence = f"{subject(last)}: Frobenius norm, as tr(H²)/P, with weight decay {decay:g}, within {NEAR:.0%}"
@@ -159,8 +170,17 @@ def charts(rows: Rows) -> list[Chart]:
             ]
         out.append(Chart(titled(words), "epoch", words, tuple(series), source="Figure 3"))
     spectra = tuple(stems(f"decay {row['decay']:g}", row) for row in main.where(last=True, seed=0))
-    out.append(Chart("Spectrum of the Hessian", "eigenvalue", "weight", spectra, y_log=True, source="Figure 3",
-                     caption="Ritz values and weights from one random vector."))  # fmt: skip
+    out.append(
+        Chart(
+            "Spectrum of the Hessian",
+            "eigenvalue",
+            "weight",
+            spectra,
+            y_log=True,
+            source="Figure 3",
+            caption="Ritz values and weights from one random vector.",
+        )
+    )
     return out
 
 

@@ -120,11 +120,14 @@ def _reading(problem: Problem, name: str, cell: Cell) -> Row:
     curvature = CURVATURES[name](problem)
     shape = spectrum(curvature, depth=min(cell["depth"], problem.num_parameters), seed=cell["seed"])
     row: Row = {
-        "degeneracy": float(shape.degeneracy()), "degeneracy stderr": float(shape.degeneracy().stderr),
-        "one node": float(shape.degeneracy(merge=1)), "origin": _origin(shape), "largest": float(shape.extremes[1]),
+        "degeneracy": float(shape.degeneracy()),
+        "degeneracy stderr": float(shape.degeneracy().stderr),
+        "one node": float(shape.degeneracy(merge=1)),
+        "origin": _origin(shape),
+        "largest": float(shape.extremes[1]),
         "nodes": [float(f"{node:.4g}") for node in shape.nodes[0]],
         "weights": [float(f"{weight:.4g}") for weight in shape.weights[0]],
-    }  # fmt: skip
+    }
     if cell["exact"]:
         row["rank"] = exact_rank(CURVATURES[name](_double(problem)))
         row["zeros"] = 1 - row["rank"] / problem.num_parameters
@@ -175,15 +178,32 @@ def _exact_claims(name: str, rows: Rows) -> list[Claim]:
     whole = rows.where(curvature="hessian")
     for when, part in (("at the start", whole.where(epoch=0)), ("after training", whole.where(last=True))):
         worst = max(row["rank"] / row["bound"] for row in part)  # a bound falls with one rank above it
-        found.append(Claim(f"{name}: the Hessian's rank is at most the bound {when} (largest rank/bound)",
-                           "§3.2; spectral thesis §5.9.4", "at most 1", Reading(worst, 0.0), "below", 1.0,
-                           general=True))  # fmt: skip
+        found.append(
+            Claim(
+                f"{name}: the Hessian's rank is at most the bound {when} (largest rank/bound)",
+                "§3.2; spectral thesis §5.9.4",
+                "at most 1",
+                Reading(worst, 0.0),
+                "below",
+                1.0,
+                general=True,
+            )
+        )
     for curvature in CURVATURES:
         end = rows.where(curvature=curvature, last=True)
         apart = mean_of([row["degeneracy"] - row["zeros"] for row in end])
-        found.append(Claim(f"{name}: the Ritz values at the origin hold the share of zeros of the {WORDS[curvature]} "
-                           "(difference)", "Appendix D", "0", apart, "within", 0.0, PROXY_MARGIN,
-                           general=True))  # fmt: skip
+        found.append(
+            Claim(
+                f"{name}: the Ritz values at the origin hold the share of zeros of the {WORDS[curvature]} (difference)",
+                "Appendix D",
+                "0",
+                apart,
+                "within",
+                0.0,
+                PROXY_MARGIN,
+                general=True,
+            )
+        )
     return found
 
 
@@ -192,8 +212,14 @@ def _bound_claims(name: str, rows: Rows, tail: str) -> list[Claim]:
     found = []
     for curvature, words in WORDS.items():
         above = mean_of([row["degeneracy"] - implied(row) for row in rows.where(curvature=curvature)])
-        found.append(Claim(f"{name}: the degeneracy of the {words} exceeds what the bound implies{tail}",
-                           "§3.2, Figure 1d", "0.9639 for VGG-16, largely respected", above))  # fmt: skip
+        found.append(
+            Claim(
+                f"{name}: the degeneracy of the {words} exceeds what the bound implies{tail}",
+                "§3.2, Figure 1d",
+                "0.9639 for VGG-16, largely respected",
+                above,
+            )
+        )
     return found
 
 
@@ -202,16 +228,31 @@ def _origin_claims(name: str, rows: Rows, tail: str) -> list[Claim]:
     whole, part = rows.where(curvature="hessian"), rows.where(curvature="ggn")
     near = mean_of([math.log10(max(row["origin"], 1e-30)) for row in part])
     return [
-        Claim(f"{name}: the Gauss–Newton matrix's Ritz value at the origin is 0 to float32 (log₁₀ of its share of λ₁)"
-              + tail, f"Figures 12b and 13; {THESIS}, Figures 5.18b and 5.19",
-              "near the precision of the GPU (VGG-16 and PreResNet-110, CIFAR-100)", near, "below", PRECISION),
-        Claim(f"{name}: two Ritz values of the Hessian hold more at the origin than one of the Gauss–Newton matrix"
-              + tail, f"Appendix D.1; {THESIS}, Figures 5.18a and c", "even larger (VGG-16, CIFAR-100)",
-              gap(whole, part, "degeneracy")),
-        Claim(f"{name}: the Hessian's Ritz values at the origin lie less near 0 than that of the Gauss–Newton matrix"
-              + tail, f"Appendix D.1; {THESIS}, Figures 5.18b and d", "not as close (VGG-16, CIFAR-100)",
-              decades(whole, part, "origin"), unit=" decades"),
-    ]  # fmt: skip
+        Claim(
+            f"{name}: the Gauss–Newton matrix's Ritz value at the origin is 0 to float32 (log₁₀ of its share of λ₁)"
+            + tail,
+            f"Figures 12b and 13; {THESIS}, Figures 5.18b and 5.19",
+            "near the precision of the GPU (VGG-16 and PreResNet-110, CIFAR-100)",
+            near,
+            "below",
+            PRECISION,
+        ),
+        Claim(
+            f"{name}: two Ritz values of the Hessian hold more at the origin than one of the Gauss–Newton matrix"
+            + tail,
+            f"Appendix D.1; {THESIS}, Figures 5.18a and c",
+            "even larger (VGG-16, CIFAR-100)",
+            gap(whole, part, "degeneracy"),
+        ),
+        Claim(
+            f"{name}: the Hessian's Ritz values at the origin lie less near 0 than that of the Gauss–Newton matrix"
+            + tail,
+            f"Appendix D.1; {THESIS}, Figures 5.18b and d",
+            "not as close (VGG-16, CIFAR-100)",
+            decades(whole, part, "origin"),
+            unit=" decades",
+        ),
+    ]
 
 
 def implied(row: Row) -> float:
@@ -251,8 +292,16 @@ def charts(rows: Rows) -> list[Chart]:
                 if chosen.values("zeros"):
                     series.append(curve(f"{words}, exact", chosen, "zeros"))
         lines = (("implied by the bound", implied(part[0])),) if part.values("bound") else ()
-        out.append(Chart(f"Degeneracy, {name}", "epoch", "share of eigenvalues at 0", tuple(series), lines=lines,
-                         source="Figures 1d, 11–14; 5.17–5.20 of the spectral thesis"))  # fmt: skip
+        out.append(
+            Chart(
+                f"Degeneracy, {name}",
+                "epoch",
+                "share of eigenvalues at 0",
+                tuple(series),
+                lines=lines,
+                source="Figures 1d, 11–14; 5.17–5.20 of the spectral thesis",
+            )
+        )
         spectra = tuple(stems(WORDS[row["curvature"]], row) for row in part.where(last=True, seed=0, mode="eval"))
         out.append(Chart(f"Spectra at the end, {name}", "eigenvalue", "weight", spectra, y_log=True, source="Figure 1"))
     return out
@@ -269,8 +318,9 @@ EXPERIMENT = Experiment(
     {
         "smoke": Config((Subject("MLP-14-14", "digits", 700, 4, True),), 4, 2, samples=700, depth=30, points=1),
         "cpu": Config((*SMALL, Subject("MLP-100", "mnist", 10_000)), 20, 4, samples=3000, depth=100),
-        "paper": Config((*SMALL, Subject("MLP-100", "mnist", 45_000), *LARGE), 30, 3, samples=3000, depth=100,
-                        points=6),
+        "paper": Config(
+            (*SMALL, Subject("MLP-100", "mnist", 45_000), *LARGE), 30, 3, samples=3000, depth=100, points=6
+        ),
     },
     cells,
     run,
@@ -290,4 +340,4 @@ EXPERIMENT = Experiment(
         "of VGG-16 and seeds are not in the text. The rank bound is for any feed-forward network."
     ),
     sizes=(Size("VGG-16", "cifar10"), Size("VGG-16", "cifar100"), Size("PreResNet-110", "cifar100", epochs=225)),
-)  # fmt: skip
+)

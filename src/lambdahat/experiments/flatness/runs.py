@@ -55,10 +55,17 @@ def run_fit(
     """``fit`` with the cell's epochs, batch size, seed and, where it says so, crops and flips and another precision."""
     problem = Problem(model, "cross_entropy", found.training, batch_size=PIECE)
     return fit(
-        problem, optimizer, cell["epochs"], batch_size=cell["batch"], schedule=schedule, validation=found.held_out,
-        augment=augment if cell.get("augmented") else None, precision=cell.get("precision", "float32"),
-        trackers=trackers, seed=cell["seed"],
-    )  # fmt: skip
+        problem,
+        optimizer,
+        cell["epochs"],
+        batch_size=cell["batch"],
+        schedule=schedule,
+        validation=found.held_out,
+        augment=augment if cell.get("augmented") else None,
+        precision=cell.get("precision", "float32"),
+        trackers=trackers,
+        seed=cell["seed"],
+    )
 
 
 def curvature_problem(model: nn.Module, found: Images, cell: Cell, norm: str = "eval") -> Problem:
@@ -76,11 +83,15 @@ def measured(problem: Problem, cell: Cell) -> Row:
     curvature = hessian(problem)
     shape = spectrum(curvature, depth=min(cell["depth"], problem.num_parameters), seed=cell["seed"])
     return {
-        "parameters": problem.num_parameters, "curvature loss": problem.loss(),
-        "largest": float(shape.extremes[1]), "largest residual": float(shape.extremes[1].stderr),
-        "smallest": float(shape.extremes[0]), **mean_square(curvature, cell["seed"]),
-        "nodes": short(shape.nodes[0]), "weights": short(shape.weights[0]),
-    }  # fmt: skip
+        "parameters": problem.num_parameters,
+        "curvature loss": problem.loss(),
+        "largest": float(shape.extremes[1]),
+        "largest residual": float(shape.extremes[1].stderr),
+        "smallest": float(shape.extremes[0]),
+        **mean_square(curvature, cell["seed"]),
+        "nodes": short(shape.nodes[0]),
+        "weights": short(shape.weights[0]),
+    }
 
 
 def mean_square(curvature: LinearOperator, seed: int) -> Row:
@@ -111,9 +122,12 @@ def ends(model: nn.Module, found: Images) -> Row:
     (loss, accuracy), (held_loss, held_accuracy) = judged(model, found.training), judged(model, found.held_out)
     norm = math.sqrt(sum(float(p.detach().double().square().sum()) for p in model.parameters()))
     return {
-        "loss": loss, "training accuracy": accuracy, "validation loss": held_loss, "accuracy": held_accuracy,
+        "loss": loss,
+        "training accuracy": accuracy,
+        "validation loss": held_loss,
+        "accuracy": held_accuracy,
         "norm": norm,
-    }  # fmt: skip
+    }
 
 
 def titled(words: str) -> str:

@@ -92,13 +92,17 @@ def _measured(matrix: Tensor, training: Pair, held_out: Pair, seed: int, depth: 
     top, whole = eigenpairs(curvature, k=1, seed=seed), trace(curvature, seed=seed)
     shape = spectrum(curvature, depth=min(depth, problem.num_parameters), seed=seed)
     return {
-        "accuracy": _accuracy(model, held_out), "training accuracy": _accuracy(model, training),
-        "loss": float(problem.loss()), "gradient": float(problem.gradient().norm()),
-        "norm": float(problem.vector.norm()), "largest": float(top.values[0]),
-        "mean": float(whole) / problem.num_parameters, "mean stderr": float(whole.stderr) / problem.num_parameters,
+        "accuracy": _accuracy(model, held_out),
+        "training accuracy": _accuracy(model, training),
+        "loss": float(problem.loss()),
+        "gradient": float(problem.gradient().norm()),
+        "norm": float(problem.vector.norm()),
+        "largest": float(top.values[0]),
+        "mean": float(whole) / problem.num_parameters,
+        "mean stderr": float(whole.stderr) / problem.num_parameters,
         "nodes": [float(f"{node:.4g}") for node in shape.nodes[0]],
         "weights": [float(f"{weight:.4g}") for weight in shape.weights[0]],
-    }  # fmt: skip
+    }
 
 
 def _data(cell: Cell, device: str) -> tuple[Tensor, Tensor, int]:
@@ -170,16 +174,25 @@ def _rise(rows: Rows, name: str, words: str, low: float, high: float) -> Claim:
     gap = paired_difference(rows.where(decay=high).paired(name), rows.where(decay=low).paired(name))
     printed = f"{PUBLISHED[name][low]:g} to {PUBLISHED[name][high]:g}"
     bound = least(PUBLISHED[name][low], PUBLISHED[name][high])
-    return Claim(f"{words} rises from decay {low:g} to {high:g} (by more than {bound:.2g})", "§4, Figure 2", printed,
-                 gap, bound=bound)  # fmt: skip
+    return Claim(
+        f"{words} rises from decay {low:g} to {high:g} (by more than {bound:.2g})",
+        "§4, Figure 2",
+        printed,
+        gap,
+        bound=bound,
+    )
 
 
 def _both(rows: Rows) -> Claim:
     """All three, from no weight decay to the largest."""
     first, *_, last = DECAYS
     parts = {words: _rise(rows, name, words, first, last) for name, words in NAMES.items()}
-    return jointly(f"from decay {first:g} to {last:g} validation accuracy, λ₁ and mean eigenvalue all rise",
-                   "§4, Figure 2", "sharper and better", parts)  # fmt: skip
+    return jointly(
+        f"from decay {first:g} to {last:g} validation accuracy, λ₁ and mean eigenvalue all rise",
+        "§4, Figure 2",
+        "sharper and better",
+        parts,
+    )
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -205,8 +218,9 @@ def _cell(rows: Rows, name: str, decay: float) -> str:
 
 def _one_vector(rows: Rows) -> str:
     """The mean eigenvalue as a single Lanczos run has it, vᵀHv, and how far it scatters from seed to seed."""
-    found = [math.fsum(node * weight for node, weight in zip(row["nodes"], row["weights"], strict=True))
-             for row in rows]  # fmt: skip
+    found = [
+        math.fsum(node * weight for node, weight in zip(row["nodes"], row["weights"], strict=True)) for row in rows
+    ]
     return f"{min(found):.3g} … {max(found):.3g}"
 
 
@@ -223,15 +237,29 @@ def charts(rows: Rows) -> list[Chart]:
         Series(f"decay {row['decay']:g}", row["nodes"], row["weights"], style="stems") for row in main.where(seed=0)
     ]
     caption = "Ritz values and their weights after 100 Lanczos steps from one random vector."
-    out.append(Chart("Spectrum of the Hessian", "eigenvalue", "weight", tuple(spectra), y_log=True, source="Figure 2",
-                     caption=caption))  # fmt: skip
+    out.append(
+        Chart(
+            "Spectrum of the Hessian",
+            "eigenvalue",
+            "weight",
+            tuple(spectra),
+            y_log=True,
+            source="Figure 2",
+            caption=caption,
+        )
+    )
     return out
 
 
 VARIANTS = (
-    ("inputs", "unit"), ("inputs", "standard"), ("batch", 32), ("batch", 512), ("epochs", 50), ("rate", 0.01),
+    ("inputs", "unit"),
+    ("inputs", "standard"),
+    ("batch", 32),
+    ("batch", 512),
+    ("epochs", 50),
+    ("rate", 0.01),
     ("validation", LAST),
-)  # fmt: skip
+)
 
 EXPERIMENT = Experiment(
     "softmax-decay",

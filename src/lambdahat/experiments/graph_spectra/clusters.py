@@ -84,11 +84,17 @@ def cells(config: Config) -> list[Cell]:
     ]
     curve = {**base, "kind": "curve", "orders": list(config.moments)}
     made = [
-        {**curve, "graph": one.name, "nodes": one.nodes, "clusters": one.clusters, "sizes": [one.least, one.most],
-         "seed": seed}
+        {
+            **curve,
+            "graph": one.name,
+            "nodes": one.nodes,
+            "clusters": one.clusters,
+            "sizes": [one.least, one.most],
+            "seed": seed,
+        }
         for one in config.mixed
         for seed in range(config.mixed_seeds)
-    ]  # fmt: skip
+    ]
     real = [
         {**curve, "graph": name, "nodes": config.small, "seed": seed}
         for name in ("Email", "NetScience")
@@ -130,16 +136,26 @@ def _near_zero(graph: Graph, data: str, cell: Cell) -> Row:
     gap, wide = gap_count(density, graph)
     places = np.linspace(1e-6, 2 * max(cut, PRINTED_CUT), 120)
     return {
-        "data": data, "size": len(graph), "found": found, "cut": cut, "below": int((values <= cut).sum()),
-        "gap found": gap, "gap cut": wide,
-        "smallest": short(values[:SHOWN]), "places": short(places), "density": short(density.evaluate(places)),
-    }  # fmt: skip
+        "data": data,
+        "size": len(graph),
+        "found": found,
+        "cut": cut,
+        "below": int((values <= cut).sum()),
+        "gap found": gap,
+        "gap cut": wide,
+        "smallest": short(values[:SHOWN]),
+        "places": short(places),
+        "density": short(density.evaluate(places)),
+    }
 
 
 def claims(rows: Rows) -> list[Claim]:
     """Of the table, of the curves, and of the Email graph."""
-    return [*_table_claims(rows.where(kind="planted", links=LINKS)), *_curve_claims(rows.where(kind="curve")),
-            *_email_claims(rows)]  # fmt: skip
+    return [
+        *_table_claims(rows.where(kind="planted", links=LINKS)),
+        *_curve_claims(rows.where(kind="curve")),
+        *_email_claims(rows),
+    ]
 
 
 def _table_claims(rows: Rows) -> list[Claim]:
@@ -150,19 +166,41 @@ def _table_claims(rows: Rows) -> list[Claim]:
         printed = [PRINTED[method][count] for method in (EGS, LANCZOS)]
         better = printed[0] < printed[1]
         words = f"EGS errs {'less' if better else 'more'} than smoothed Lanczos on {count} clusters"
-        found.append(Claim(words, TABLE, f"{printed[0]:g} against {printed[1]:g}",
-                           decades(part[LANCZOS], part[EGS], "error"), "above" if better else "below",
-                           unit=" decades"))  # fmt: skip
+        found.append(
+            Claim(
+                words,
+                TABLE,
+                f"{printed[0]:g} against {printed[1]:g}",
+                decades(part[LANCZOS], part[EGS], "error"),
+                "above" if better else "below",
+                unit=" decades",
+            )
+        )
         literal = decades(part[LANCZOS], part[FIRST], "error")
         found.append(replace(found[-1], sentence=f"at its first minimum {words}", reading=literal, own=True))
-        found.append(Claim(f"the error on {count} clusters is at most the printed one, with probes split by a walk",
-                           "this work", f"{printed[0]:g} by EGS", over_seeds(part[OURS], "off"), "below", printed[0],
-                           own=True))  # fmt: skip
+        found.append(
+            Claim(
+                f"the error on {count} clusters is at most the printed one, with probes split by a walk",
+                "this work",
+                f"{printed[0]:g} by EGS",
+                over_seeds(part[OURS], "off"),
+                "below",
+                printed[0],
+                own=True,
+            )
+        )
     for method, falls in ((EGS, True), (LANCZOS, False)):
         words = f"the error of {'EGS falls' if falls else 'smoothed Lanczos does not fall'} as graphs grow"
-        found.append(Claim(words, TABLE, f"{_printed_slope(method):+.2g} decades a decade",
-                           _growth(rows.where(method=method)), "below" if falls else "above",
-                           unit=" decades a decade"))  # fmt: skip
+        found.append(
+            Claim(
+                words,
+                TABLE,
+                f"{_printed_slope(method):+.2g} decades a decade",
+                _growth(rows.where(method=method)),
+                "below" if falls else "above",
+                unit=" decades a decade",
+            )
+        )
     return found
 
 
@@ -190,15 +228,30 @@ def _curve_claims(rows: Rows) -> list[Claim]:
         place, real = f"{FIGURE}{PANELS.get(name, '')}", name not in MIXED
         title, over = (name, OVER) if real else (_size(part), "")
         unmet = stand_in(name, part[0]["data"]) if real else ""
-        found.append(Claim(f"{title}: EGS errs less than smoothed Lanczos beyond 20 moments", place, "less",
-                           decades(late.where(method=LANCZOS), late.where(method=EGS), "error"),
-                           unit=f" decades{over}", unmet=unmet))  # fmt: skip
+        found.append(
+            Claim(
+                f"{title}: EGS errs less than smoothed Lanczos beyond 20 moments",
+                place,
+                "less",
+                decades(late.where(method=LANCZOS), late.where(method=EGS), "error"),
+                unit=f" decades{over}",
+                unmet=unmet,
+            )
+        )
         literal = decades(late.where(method=LANCZOS), late.where(method=FIRST), "error")
         words = f"{title}: at its first minimum EGS errs less than smoothed Lanczos beyond 20 moments"
         found.append(replace(found[-1], sentence=words, reading=literal, own=True))
-        found.append(Claim(f"{title}: the error of EGS falls with the moments", place, "generally",
-                           _trend(part.where(method=EGS)), "below", unit=f" decades in 10 moments{over}",
-                           unmet=unmet))  # fmt: skip
+        found.append(
+            Claim(
+                f"{title}: the error of EGS falls with the moments",
+                place,
+                "generally",
+                _trend(part.where(method=EGS)),
+                "below",
+                unit=f" decades in 10 moments{over}",
+                unmet=unmet,
+            )
+        )
     return found
 
 
@@ -226,11 +279,29 @@ def _email_claims(rows: Rows) -> list[Claim]:
     below = [float(sum(value <= cut for value in row["smallest"])) for cut in part.values("cut") if math.isfinite(cut)]
     place = "§3.7.1.2, Figure 3.6"
     return [
-        Claim("Email: how many eigenvalues lie below the first minimum of the density", place, "20", mean_of(below),
-              "within", 20.0, 0.5, OVER, unmet),
-        Claim("Email: the area of the density below its first minimum, times n", place, "20",
-              mean_of(part.values("found")), "within", 20.0, 1.0, OVER, unmet),
-    ]  # fmt: skip
+        Claim(
+            "Email: how many eigenvalues lie below the first minimum of the density",
+            place,
+            "20",
+            mean_of(below),
+            "within",
+            20.0,
+            0.5,
+            OVER,
+            unmet,
+        ),
+        Claim(
+            "Email: the area of the density below its first minimum, times n",
+            place,
+            "20",
+            mean_of(part.values("found")),
+            "within",
+            20.0,
+            1.0,
+            OVER,
+            unmet,
+        ),
+    ]
 
 
 def tables(rows: Rows) -> list[Table]:
@@ -248,8 +319,12 @@ def tables(rows: Rows) -> list[Table]:
         out.append(Table(title, ("moments", *METHODS), lines))
     (row,) = rows.where(kind="eigenvalues")
     header = ("graph", "λ* [thesis]", "eigenvalues below [thesis]", "n∫₀^{λ*}p [thesis]")
-    cut = (f"Email ({row['data']})", f"{row['cut']:.2g} [{PRINTED_CUT:g}]", f"{row['below']} [20]",
-           f"{row['found']:.2f} [20]")  # fmt: skip
+    cut = (
+        f"Email ({row['data']})",
+        f"{row['cut']:.2g} [{PRINTED_CUT:g}]",
+        f"{row['below']} [20]",
+        f"{row['found']:.2f} [20]",
+    )
     return [*out, Table(f"The first minimum of the Email graph's spectrum, {row['order']} moments", header, (cut,))]
 
 
@@ -281,16 +356,40 @@ def charts(rows: Rows) -> list[Chart]:
         part = curves.where(graph=name)
         lines = tuple(_log_mean(method, part.where(method=method), "moments") for method in METHODS)
         title = f"{name}: error of the number of clusters"
-        out.append(Chart(title, "moments", "fractional error", lines, y_log=True,
-                         source=f"Figure 3.5{PANELS.get(name, '')}", caption=f"Data: {part[0]['data']}."))  # fmt: skip
+        out.append(
+            Chart(
+                title,
+                "moments",
+                "fractional error",
+                lines,
+                y_log=True,
+                source=f"Figure 3.5{PANELS.get(name, '')}",
+                caption=f"Data: {part[0]['data']}.",
+            )
+        )
     (row,) = rows.where(kind="eigenvalues")
     numbers = [float(i + 1) for i in range(len(row["smallest"]))]
-    out.append(Chart("Smallest eigenvalues of the Email graph", "number", "eigenvalue",
-                     (Series("eigenvalues", numbers, row["smallest"], style="stems"),), source="Figure 3.6, top",
-                     caption=f"Data: {row['data']}."))  # fmt: skip
-    out.append(Chart("Entropic spectrum of the Email graph near 0", "λ", "density",
-                     (Series(f"EGS, {row['order']} moments", row["places"], row["density"]),), y_log=True,
-                     source="Figure 3.6, bottom", caption=f"The first minimum is at {row['cut']:.2g}."))  # fmt: skip
+    out.append(
+        Chart(
+            "Smallest eigenvalues of the Email graph",
+            "number",
+            "eigenvalue",
+            (Series("eigenvalues", numbers, row["smallest"], style="stems"),),
+            source="Figure 3.6, top",
+            caption=f"Data: {row['data']}.",
+        )
+    )
+    out.append(
+        Chart(
+            "Entropic spectrum of the Email graph near 0",
+            "λ",
+            "density",
+            (Series(f"EGS, {row['order']} moments", row["places"], row["density"]),),
+            y_log=True,
+            source="Figure 3.6, bottom",
+            caption=f"The first minimum is at {row['cut']:.2g}.",
+        )
+    )
     return out
 
 
@@ -300,10 +399,18 @@ def _planted_chart(rows: Rows) -> Chart:
         series.append(_log_mean(method, rows.where(method=method), "clusters"))
         if method in PRINTED:
             printed = PRINTED[method]
-            series.append(Series(f"{method}, thesis", list(printed), list(printed.values()), style="points",
-                                 published=True))  # fmt: skip
-    return Chart("Error of the number of clusters, planted", "clusters", "fractional error", tuple(series),
-                 x_log=True, y_log=True, source="Table 3.2")  # fmt: skip
+            series.append(
+                Series(f"{method}, thesis", list(printed), list(printed.values()), style="points", published=True)
+            )
+    return Chart(
+        "Error of the number of clusters, planted",
+        "clusters",
+        "fractional error",
+        tuple(series),
+        x_log=True,
+        y_log=True,
+        source="Table 3.2",
+    )
 
 
 def _log_mean(label: str, rows: Rows, x: str) -> Series:

@@ -63,8 +63,7 @@ def run(cell: Cell, device: str) -> list[Row]:
     """Counts over the moments; the first seed also has the densities of Figure 3.7."""
     graph, data = real_graph(cell["graph"], cell["nodes"])
     orders = cell["orders"]
-    common = {"data": data, "size": len(graph), "edges": graph.num_edges,
-              "components": int(graph.components.max()) + 1}  # fmt: skip
+    common = {"data": data, "size": len(graph), "edges": graph.num_edges, "components": int(graph.components.max()) + 1}
     measured, rows = plain_moments(graph, max(orders), cell["probes"], cell["seed"]), []
     for order in orders:
         density = fit(first_moments(measured, order), tol=TOLERANCE)
@@ -80,9 +79,10 @@ def _curves(graph: Graph, density: MaxentDensity, depth: int) -> Row:
     places = 1 - np.cos(np.linspace(1e-3, math.pi / 2, PLACES))
     (spectrum,) = lanczos_spectra(graph, [min(depth, len(graph))], LANCZOS_PROBES, 0)
     return {
-        "places": short(places), "density": short(density.evaluate(places)),
+        "places": short(places),
+        "density": short(density.evaluate(places)),
         "smoothed": short(smoothed(spectrum, places, WIDTH)),
-    }  # fmt: skip
+    }
 
 
 def claims(rows: Rows) -> list[Claim]:
@@ -96,11 +96,32 @@ def claims(rows: Rows) -> list[Claim]:
         data, settles = part[0]["data"], name != "YouTube"
         change = f"{abs(printed[2] / printed[1] - 1):.1%}"
         words = f"the count changes by {'less' if settles else 'more'} than {SETTLED:.0%} {LAST}"
-        found.append(Claim(f"{name}: {words}", PLACE, change, _change(part), "below" if settles else "above", SETTLED,
-                           unit=UNIT, unmet=stand_in(name, data), barrier=MISSING))  # fmt: skip
+        found.append(
+            Claim(
+                f"{name}: {words}",
+                PLACE,
+                change,
+                _change(part),
+                "below" if settles else "above",
+                SETTLED,
+                unit=UNIT,
+                unmet=stand_in(name, data),
+                barrier=MISSING,
+            )
+        )
         if stand_in(name, data):
-            found.append(Claim(f"{data}: the count settles, changing by less than {SETTLED:.0%} {LAST}", "this work",
-                               "no such graph", _change(part), "below", SETTLED, unit=UNIT, own=True))  # fmt: skip
+            found.append(
+                Claim(
+                    f"{data}: the count settles, changing by less than {SETTLED:.0%} {LAST}",
+                    "this work",
+                    "no such graph",
+                    _change(part),
+                    "below",
+                    SETTLED,
+                    unit=UNIT,
+                    own=True,
+                )
+            )
     return found
 
 
@@ -120,8 +141,9 @@ def tables(rows: Rows) -> list[Table]:
         for name, printed in PRINTED.items():
             part = rows.where(graph=name, method=method)
             shown = dict(zip(MOMENTS, printed, strict=True))
-            cells = [_count(part.where(moments=order), shown.get(order) if method == FIRST else None)
-                     for order in orders]  # fmt: skip
+            cells = [
+                _count(part.where(moments=order), shown.get(order) if method == FIRST else None) for order in orders
+            ]
             first = part[0]
             lines.append((f"{name}: {first['data']}", f"{first['size']:,}", f"{first['components']:,}", *cells))
         tail = " [thesis]" if method == FIRST else ""
@@ -145,13 +167,25 @@ def charts(rows: Rows) -> list[Chart]:
         ours = curve("first minimum", part.where(method=FIRST), "found", "moments")
         theirs = Series("first minimum, thesis", list(MOMENTS), list(printed), style="points", published=True)
         data = f"Data: {part[0]['data']}."
-        out.append(Chart(f"{name}: number of clusters", "moments", "clusters", (ours, theirs), y_log=True,
-                         source="Table 3.3", caption=f"{data} The thesis's graph is larger."))  # fmt: skip
+        out.append(
+            Chart(
+                f"{name}: number of clusters",
+                "moments",
+                "clusters",
+                (ours, theirs),
+                y_log=True,
+                source="Table 3.3",
+                caption=f"{data} The thesis's graph is larger.",
+            )
+        )
         (drawn,) = [row for row in part if "places" in row]
-        lines = (Series(f"EGS, {drawn['moments']} moments", drawn["places"], drawn["density"]),
-                 Series(f"Lanczos, width {WIDTH:g}", drawn["places"], drawn["smoothed"]))  # fmt: skip
-        out.append(Chart(f"{name}: spectral density", "λ", "density", lines, y_log=True, source="Figure 3.7",
-                         caption=data))  # fmt: skip
+        lines = (
+            Series(f"EGS, {drawn['moments']} moments", drawn["places"], drawn["density"]),
+            Series(f"Lanczos, width {WIDTH:g}", drawn["places"], drawn["smoothed"]),
+        )
+        out.append(
+            Chart(f"{name}: spectral density", "λ", "density", lines, y_log=True, source="Figure 3.7", caption=data)
+        )
     return out
 
 

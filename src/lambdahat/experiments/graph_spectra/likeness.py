@@ -53,12 +53,20 @@ def run(cell: Cell, device: str) -> list[Row]:
     near = similarity(named, cell["moments"], seed=cell["seed"])
     places = {name: (data, len(graph)) for name, (graph, data) in zip(names, found, strict=True)}
     return [
-        {"one": a, "other": b, "divergence": near.divergences[i, j], "stderr": near.stderr[i, j],
-         "floor": near.floors[i, j], "data": places[a][0], "size": places[a][1], "status": near.status.name}
+        {
+            "one": a,
+            "other": b,
+            "divergence": near.divergences[i, j],
+            "stderr": near.stderr[i, j],
+            "floor": near.floors[i, j],
+            "data": places[a][0],
+            "size": places[a][1],
+            "status": near.status.name,
+        }
         for i, a in enumerate(near.names)
         for j, b in enumerate(near.names)
         if i != j
-    ]  # fmt: skip
+    ]
 
 
 def claims(rows: Rows) -> list[Claim]:
@@ -81,16 +89,32 @@ def claims(rows: Rows) -> list[Claim]:
         )
         for of, bound, inner, outer in (("largest", 0.0, max, min), ("mean", 1.0, _mean, _mean)):
             less = "below the smallest" if of == "largest" else "less than a tenth of the mean"
-            found.append(Claim(f"{words}: the {of} divergence within is {less} to all others", "this work",
-                               "other graphs", mean_of(_parting(rows, group, inner, outer)), bound=bound, unit=UNIT,
-                               own=True))  # fmt: skip
+            found.append(
+                Claim(
+                    f"{words}: the {of} divergence within is {less} to all others",
+                    "this work",
+                    "other graphs",
+                    mean_of(_parting(rows, group, inner, outer)),
+                    bound=bound,
+                    unit=UNIT,
+                    own=True,
+                )
+            )
     known = rows.where(one=COLLABORATIONS + ROADS, other=COLLABORATIONS + ROADS)
     return found + [
-        Claim(f"{words}: the largest divergence within is below the smallest to {others}", "this work",
-              "chosen after the results", mean_of(_parting(known, group, max, min)), unit=UNIT, own=True)
-        for words, group, others in (("collaboration graphs", COLLABORATIONS, "roads"),
-                                     ("road graphs", ROADS, "collaboration graphs"))
-    ]  # fmt: skip
+        Claim(
+            f"{words}: the largest divergence within is below the smallest to {others}",
+            "this work",
+            "chosen after the results",
+            mean_of(_parting(known, group, max, min)),
+            unit=UNIT,
+            own=True,
+        )
+        for words, group, others in (
+            ("collaboration graphs", COLLABORATIONS, "roads"),
+            ("road graphs", ROADS, "collaboration graphs"),
+        )
+    ]
 
 
 def _unlike(rows: Rows) -> str:
@@ -159,8 +183,16 @@ def charts(rows: Rows) -> list[Chart]:
     found = similarity_of(rows)
     values = [[math.log10(value) if value > 0 else None for value in line] for line in found.divergences]
     heat = Heat(list(found.names), list(found.names), values, "log₁₀ divergence")
-    return [Chart("Divergence between entropic spectra", "graph", "graph", heat=heat, source="Figure 3.4",
-                  caption="Collaboration graphs first, then roads, then social networks.")]  # fmt: skip
+    return [
+        Chart(
+            "Divergence between entropic spectra",
+            "graph",
+            "graph",
+            heat=heat,
+            source="Figure 3.4",
+            caption="Collaboration graphs first, then roads, then social networks.",
+        )
+    ]
 
 
 EXPERIMENT = Experiment(

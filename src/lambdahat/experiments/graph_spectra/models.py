@@ -50,18 +50,31 @@ class Config:
 def cells(config: Config) -> list[Cell]:
     """Model × size × seed, then large graph × seed. ``nodes`` of 0 is the real graph itself."""
     fits = [
-        {"kind": "parameter", "model": model, "size": size, "moments": config.moments, "draws": config.draws,
-         "seed": seed}
+        {
+            "kind": "parameter",
+            "model": model,
+            "size": size,
+            "moments": config.moments,
+            "draws": config.draws,
+            "seed": seed,
+        }
         for model in PRINTED
         for size in config.sizes
         for seed in range(config.seeds)
-    ]  # fmt: skip
+    ]
     types = [
-        {"kind": "type", "graph": name, "nodes": nodes, "size": config.model_size, "moments": config.type_moments,
-         "draws": config.type_draws, "seed": seed}
+        {
+            "kind": "type",
+            "graph": name,
+            "nodes": nodes,
+            "size": config.model_size,
+            "moments": config.type_moments,
+            "draws": config.type_draws,
+            "seed": seed,
+        }
         for name, nodes in ((LARGE_BA, config.large), (YOUTUBE, config.youtube))
         for seed in range(config.type_seeds)
-    ]  # fmt: skip
+    ]
     return [*fits, *types]
 
 
@@ -71,8 +84,9 @@ def run(cell: Cell, device: str) -> list[Row]:
         truth = true_parameter(cell["model"], cell["size"])
         model = Model(cell["model"], cell["size"], NEIGHBOURS if cell["model"] == WS else 0)
         graph = model.draw(truth, derived_seed(cell["seed"], "target"))
-        found = fit_model(graph, cell["model"], cell["moments"], cell["draws"], neighbours=model.neighbours or None,
-                          seed=cell["seed"])  # fmt: skip
+        found = fit_model(
+            graph, cell["model"], cell["moments"], cell["draws"], neighbours=model.neighbours or None, seed=cell["seed"]
+        )
         share = float(found) / truth
         return [{"truth": truth, "found": float(found), "stderr": float(found.stderr), "share": share}]
     graph, data = _large(cell)
@@ -103,9 +117,17 @@ def claims(rows: Rows) -> list[Claim]:
         for size in fits.distinct("size"):
             part = fits.where(model=model, size=size)
             truth = true_parameter(model, size)
-            found.append(Claim(f"{NAMES[model]}, n = {size}: the parameter is found (over the true one, {truth:g})",
-                               "§3.6.1, Table 3.1a", f"{printed[size] / truth:.3g}", over_seeds(part, "share"),
-                               "within", 1.0, MARGIN))  # fmt: skip
+            found.append(
+                Claim(
+                    f"{NAMES[model]}, n = {size}: the parameter is found (over the true one, {truth:g})",
+                    "§3.6.1, Table 3.1a",
+                    f"{printed[size] / truth:.3g}",
+                    over_seeds(part, "share"),
+                    "within",
+                    1.0,
+                    MARGIN,
+                )
+            )
     types = rows.where(kind="type")
     for name in types.distinct("graph"):
         part = types.where(graph=name)
@@ -118,9 +140,15 @@ def _type_claims(name: str, rows: Rows) -> list[Claim]:
     theirs, found = DIVERGENCES[name], []
     for other in (ER, WS):
         sides = rows.where(model=other), rows.where(model=BA)
-        found.append(Claim(f"{name} ({rows[0]['data']}): {NAMES[BA]} is nearer than {NAMES[other]}",
-                           "§3.6.2, Table 3.1b", f"{theirs[BA]:g} against {theirs[other]:g}",
-                           decades(*sides, "divergence"), unit=" decades"))  # fmt: skip
+        found.append(
+            Claim(
+                f"{name} ({rows[0]['data']}): {NAMES[BA]} is nearer than {NAMES[other]}",
+                "§3.6.2, Table 3.1b",
+                f"{theirs[BA]:g} against {theirs[other]:g}",
+                decades(*sides, "divergence"),
+                unit=" decades",
+            )
+        )
     return found
 
 
@@ -129,8 +157,17 @@ def _youtube_claims(rows: Rows) -> list[Claim]:
     data = rows[0]["data"]
     other, unit = stand_in(YOUTUBE, data), " decades over estimates of this graph"
     theirs = [replace(each, unit=unit, unmet=other, barrier=MISSING) for each in _type_claims(YOUTUBE, rows)]
-    ours = [replace(each, sentence=each.sentence.replace(f"{YOUTUBE} ({data})", data), source="this work", unmet="",
-                    published="no such graph", own=True) for each in theirs]  # fmt: skip
+    ours = [
+        replace(
+            each,
+            sentence=each.sentence.replace(f"{YOUTUBE} ({data})", data),
+            source="this work",
+            unmet="",
+            published="no such graph",
+            own=True,
+        )
+        for each in theirs
+    ]
     return [*theirs, *ours] if other else theirs
 
 
@@ -149,11 +186,13 @@ def tables(rows: Rows) -> list[Table]:
     for name in types.distinct("graph"):
         part = types.where(graph=name)
         body = tuple(
-            (NAMES[model], *(str(over_seeds(part.where(model=model), column)) for column in ("found", "divergence",
-                                                                                           "typical")),
-             f"{DIVERGENCES[name][model]:g}")
+            (
+                NAMES[model],
+                *(str(over_seeds(part.where(model=model), column)) for column in ("found", "divergence", "typical")),
+                f"{DIVERGENCES[name][model]:g}",
+            )
             for model in PRINTED
-        )  # fmt: skip
+        )
         title = f"{name} ({part[0]['data']}) and models of {part[0]['size']:,} nodes"
         out.append(Table(title, ("model", "parameter", "divergence", "typical of the model", "thesis"), body))
     return out
@@ -167,16 +206,33 @@ def charts(rows: Rows) -> list[Chart]:
         shares.append(curve(NAMES[model], fits.where(model=model), "share", "size"))
         theirs = [value / true_parameter(model, size) for size, value in found.items()]
         shares.append(Series(f"{NAMES[model]}, thesis", list(found), theirs, style="points", published=True))
-    out = [Chart("Parameters found over the true ones", "nodes", "found / true", tuple(shares), source="Table 3.1a",
-                 lines=(("true", 1.0),))]  # fmt: skip
+    out = [
+        Chart(
+            "Parameters found over the true ones",
+            "nodes",
+            "found / true",
+            tuple(shares),
+            source="Table 3.1a",
+            lines=(("true", 1.0),),
+        )
+    ]
     types = rows.where(kind="type")
     for name in types.distinct("graph"):
         part, labels = types.where(graph=name), [NAMES[model] for model in PRINTED]
         readings = [over_seeds(part.where(model=model), "divergence") for model in PRINTED]
         ours = Series("ours", labels, [reading.value for reading in readings], style="bars")
         printed = Series("thesis", labels, list(DIVERGENCES[name].values()), style="points", published=True)
-        out.append(Chart(f"Divergence from {name}", "model", "divergence", (ours, printed), y_log=True,
-                         source="Table 3.1b", caption=f"Data: {part[0]['data']}."))  # fmt: skip
+        out.append(
+            Chart(
+                f"Divergence from {name}",
+                "model",
+                "divergence",
+                (ours, printed),
+                y_log=True,
+                source="Table 3.1b",
+                caption=f"Data: {part[0]['data']}.",
+            )
+        )
     return out
 
 

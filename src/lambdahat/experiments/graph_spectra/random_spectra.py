@@ -111,8 +111,10 @@ def _smoothed(values: Array) -> Row:
     """By which share a Gaussian kernel raises the moments of λ (Theorem 2): ⟨(λ + u)^m⟩/⟨λ^m⟩ − 1, m = 2 and 10."""
     row: Row = {"moments": KERNEL_ROW}
     for order in (2, 10):
-        spread = [math.comb(order, j) * KERNEL**j * _even(j) * float((values ** (order - j)).mean())
-                  for j in range(2, order + 1, 2)]  # fmt: skip
+        spread = [
+            math.comb(order, j) * KERNEL**j * _even(j) * float((values ** (order - j)).mean())
+            for j in range(2, order + 1, 2)
+        ]
         row[f"bias {order}"] = sum(spread) / float((values**order).mean())
     return row
 
@@ -128,8 +130,16 @@ def claims(rows: Rows) -> list[Claim]:
     few, many = min(circle.values("moments")), max(circle.values("moments"))
     values = [row["kl"] for row in sorted(circle, key=lambda row: row["moments"])]
     worst = Reading(max(b - a for a, b in pairwise(values)), 0.0)
-    found = [Claim(f"the divergence from the semicircle falls with the moments, {few} to {many} (largest rise)",
-                   "§3.5.1, Figure 3.2b", "it falls", worst, "below", 0.0)]  # fmt: skip
+    found = [
+        Claim(
+            f"the divergence from the semicircle falls with the moments, {few} to {many} (largest rise)",
+            "§3.5.1, Figure 3.2b",
+            "it falls",
+            worst,
+            "below",
+            0.0,
+        )
+    ]
     for name, figure in ((ER, "3.1"), (BA, "3.3"), (TREE, "3.3")):
         found += _graph_claims(rows.where(graph=name), name, figure)
     middle = sorted(rows.where(graph=ER)[0]["orders"])[1]
@@ -137,27 +147,47 @@ def claims(rows: Rows) -> list[Claim]:
     plain = rows.where(graph=ER, moments=middle)
     for name in (TREE, BA):
         words = f"{name}, needs more moments: with {middle} it is further off than Erdős–Rényi"
-        found.append(Claim(words, "§3.5.2", "many more", decades(rows.where(graph=name, moments=middle), plain, off),
-                           unit=" decades"))  # fmt: skip
+        found.append(
+            Claim(
+                words,
+                "§3.5.2",
+                "many more",
+                decades(rows.where(graph=name, moments=middle), plain, off),
+                unit=" decades",
+            )
+        )
     return [*found, *_kernel_claims(rows.where(moments=KERNEL_ROW))]
 
 
 def _kernel_claims(rows: Rows) -> list[Claim]:
     second, tenth = rows.paired("bias 2"), rows.paired("bias 10")
     return [
-        Claim(f"a kernel of width {KERNEL:g} raises the second moment (share)", "Theorem 2", "biased upwards",
-              mean_of(list(second.values()))),
-        Claim(f"a kernel of width {KERNEL:g} raises the tenth moment by a larger share", "Theorem 2",
-              "more for higher moments", paired_difference(tenth, second)),
-    ]  # fmt: skip
+        Claim(
+            f"a kernel of width {KERNEL:g} raises the second moment (share)",
+            "Theorem 2",
+            "biased upwards",
+            mean_of(list(second.values())),
+        ),
+        Claim(
+            f"a kernel of width {KERNEL:g} raises the tenth moment by a larger share",
+            "Theorem 2",
+            "more for higher moments",
+            paired_difference(tenth, second),
+        ),
+    ]
 
 
 def _graph_claims(rows: Rows, name: str, figure: str) -> list[Claim]:
     orders = sorted(rows[0]["orders"])
     first, last = (rows.where(moments=order) for order in (orders[0], orders[-1]))
     place = f"§3.5, Figure {figure}"
-    near = Claim(f"{name}: {orders[-1]} moments are nearer to the histogram than {orders[0]} ({BINS[0]} bins)", place,
-                 "successively", decades(first, last, f"off {BINS[0]}"), unit=" decades")  # fmt: skip
+    near = Claim(
+        f"{name}: {orders[-1]} moments are nearer to the histogram than {orders[0]} ({BINS[0]} bins)",
+        place,
+        "successively",
+        decades(first, last, f"off {BINS[0]}"),
+        unit=" decades",
+    )
     if name == TREE:  # its spectrum fills the interval: there is no outside
         return [near]
     words = f"{name}: less mass lies outside of the spectrum with {orders[-1]} moments than with {orders[0]}"
@@ -167,8 +197,13 @@ def _graph_claims(rows: Rows, name: str, figure: str) -> list[Claim]:
 def tables(rows: Rows) -> list[Table]:
     """Divergences of the semicircle, and how far random graphs' densities are off."""
     circle = rows.where(graph=SEMICIRCLE)
-    out = [Table("KL(semicircle‖p), exact moments", ("moments", "divergence"),
-                 tuple((str(row["moments"]), f"{row['kl']:.3g}") for row in circle))]  # fmt: skip
+    out = [
+        Table(
+            "KL(semicircle‖p), exact moments",
+            ("moments", "divergence"),
+            tuple((str(row["moments"]), f"{row['kl']:.3g}") for row in circle),
+        )
+    ]
     columns = (*(f"off {bins}" for bins in BINS), "outside")
     for name in MODELS:
         part = rows.where(graph=name)
@@ -189,9 +224,10 @@ def charts(rows: Rows) -> list[Chart]:
     truth = Series("semicircle", short(places), short(8 / np.pi * np.sqrt(places * (1 - places))))
     fits = [Series(f"{row['moments']} moments", row["places"], row["density"]) for row in drawn]
     falling = Series("KL(semicircle‖p)", circle.values("moments"), circle.values("kl"))
-    out = [Chart("The semicircle and its entropic spectra", "λ", "density", (truth, *fits), source="Figure 3.2a"),
-           Chart("Divergence from the semicircle", "moments", "divergence", (falling,), y_log=True,
-                 source="Figure 3.2b")]  # fmt: skip
+    out = [
+        Chart("The semicircle and its entropic spectra", "λ", "density", (truth, *fits), source="Figure 3.2a"),
+        Chart("Divergence from the semicircle", "moments", "divergence", (falling,), y_log=True, source="Figure 3.2b"),
+    ]
     for name in MODELS:
         out += _graph_charts(rows.where(graph=name), name)
     return out
@@ -202,15 +238,26 @@ def _graph_charts(rows: Rows, name: str) -> list[Chart]:
     (seen,) = rows.where(moments=HISTOGRAM_ROW)
     bins = BINS[1] if name == ER else BINS[0]
     bars = Series("eigenvalues", seen[f"centres {bins}"], seen[f"heights {bins}"], style="step")
-    fits = [Series(f"{row['moments']} moments", row["places"], row["density"]) for row in rows.where(seed=0)
-            if "places" in row]  # fmt: skip
-    off = tuple(curve(f"{bins} bins", Rows(row for row in rows if row["moments"] > 0), f"off {bins}", "moments")
-                for bins in BINS)  # fmt: skip
+    fits = [
+        Series(f"{row['moments']} moments", row["places"], row["density"])
+        for row in rows.where(seed=0)
+        if "places" in row
+    ]
+    off = tuple(
+        curve(f"{bins} bins", Rows(row for row in rows if row["moments"] > 0), f"off {bins}", "moments")
+        for bins in BINS
+    )
     return [
-        Chart(f"Spectrum of {name}, n = {seen['nodes']:,}", "λ", "density", (bars, *fits), source=source,
-              caption=f"Histogram of all eigenvalues in {bins} bins."),
+        Chart(
+            f"Spectrum of {name}, n = {seen['nodes']:,}",
+            "λ",
+            "density",
+            (bars, *fits),
+            source=source,
+            caption=f"Histogram of all eigenvalues in {bins} bins.",
+        ),
         Chart(f"Distance from the histogram: {name}", "moments", "total variation", off, y_log=True, source=source),
-    ]  # fmt: skip
+    ]
 
 
 EXPERIMENT = Experiment(

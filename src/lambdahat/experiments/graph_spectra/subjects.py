@@ -32,10 +32,14 @@ class Subject:
 
 
 SUBJECTS = {
-    **{name: Subject((name,), "collaboration")
-       for name in ("ca-AstroPh", "ca-CondMat", "ca-GrQc", "ca-HepPh", "ca-HepTh")},
-    **{name: Subject((name, "luxembourg_osm"), "road", part)
-       for part, name in enumerate(("roadNet-CA", "roadNet-PA", "roadNet-TX"))},
+    **{
+        name: Subject((name,), "collaboration")
+        for name in ("ca-AstroPh", "ca-CondMat", "ca-GrQc", "ca-HepPh", "ca-HepTh")
+    },
+    **{
+        name: Subject((name, "luxembourg_osm"), "road", part)
+        for part, name in enumerate(("roadNet-CA", "roadNet-PA", "roadNet-TX"))
+    },
     "soc-brightkite": Subject(("soc-brightkite",), "social"),
     "gemsec-deezer-RO": Subject(("gemsec-deezer-RO_edges",), "social"),
     "Email": Subject(("email-Eu-core",), "e-mail"),
@@ -43,7 +47,7 @@ SUBJECTS = {
     "DBLP": Subject(("com-dblp.ungraph", "ca-CondMat"), "collaboration"),
     "Amazon": Subject(("com-amazon.ungraph", "ca-HepTh"), "collaboration"),
     "YouTube": Subject(("com-youtube.ungraph", "soc-brightkite"), "social"),
-}  # fmt: skip
+}
 
 
 def real_graph(name: str, nodes: int = 0) -> tuple[Graph, str]:

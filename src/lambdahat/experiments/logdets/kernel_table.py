@@ -193,12 +193,28 @@ def claims(rows: Rows) -> list[Claim]:
             continue
         found += [_ordering(part, printed, other) for other in (CHEBYSHEV, LANCZOS)]
     last = rows.where(condition=max(rows.values("condition")))
-    found.append(Claim("MEMe errs less than a tenth of Chebyshev at the largest κ", "§2.6.1", "orders of magnitude",
-                       decades(last.where(method=CHEBYSHEV), last.where(method=MEME), "error"), bound=1.0,
-                       unit=" decades"))  # fmt: skip
+    found.append(
+        Claim(
+            "MEMe errs less than a tenth of Chebyshev at the largest κ",
+            "§2.6.1",
+            "orders of magnitude",
+            decades(last.where(method=CHEBYSHEV), last.where(method=MEME), "error"),
+            bound=1.0,
+            unit=" decades",
+        )
+    )
     worst = max(rows.where(method=OURS["maxent"]).values("error"))
-    found.append(Claim("maximum entropy with a preconditioner errs by less than 2 % everywhere (largest error)",
-                       "this work", "MEMe alone: 5.2 %", Reading(worst, 0.0), "below", 0.02, own=True))  # fmt: skip
+    found.append(
+        Claim(
+            "maximum entropy with a preconditioner errs by less than 2 % everywhere (largest error)",
+            "this work",
+            "MEMe alone: 5.2 %",
+            Reading(worst, 0.0),
+            "below",
+            0.02,
+            own=True,
+        )
+    )
     return found
 
 
@@ -209,29 +225,37 @@ def _ordering(rows: Rows, printed: Printed, other: str) -> Claim:
     reading = decades(rows.where(method=other), rows.where(method=MEME), "error")
     better, least = told > 0, LEAST * told
     sentence = f"MEMe errs {'less' if better else 'more'} than {other} at κ = {printed.condition:.1e}"
-    return Claim(f"{sentence}, by {abs(least):.2f} decades or more", TABLE, f"{mine:g} against {theirs:g}", reading,
-                 "above" if better else "below", least, unit=" decades (above 0: MEMe errs less)")  # fmt: skip
+    return Claim(
+        f"{sentence}, by {abs(least):.2f} decades or more",
+        TABLE,
+        f"{mine:g} against {theirs:g}",
+        reading,
+        "above" if better else "below",
+        least,
+        unit=" decades (above 0: MEMe errs less)",
+    )
 
 
 def tables(rows: Rows) -> list[Table]:
     """Table 2.1 with the printed errors behind ours, and what our own settings add."""
     kept = [printed for printed in PRINTED if len(rows.where(condition=printed.condition))]
-    header = ("κ", "length scale [thesis]", f"{MEME} [thesis]", GRIDDED, f"{CHEBYSHEV} [thesis]",
-              f"{LANCZOS} [thesis]")  # fmt: skip
+    header = ("κ", "length scale [thesis]", f"{MEME} [thesis]", GRIDDED, f"{CHEBYSHEV} [thesis]", f"{LANCZOS} [thesis]")
     lines, mine = [], []
     for printed in kept:
         part = rows.where(condition=printed.condition)
         cells = {method: over_seeds(part.where(method=method), "error") for method in METHODS}
         shown = {name: f"{_spread(cells[name])} [{error:g}]" for name, error in printed.errors.items()}
         length = f"{over_seeds(part, 'length').value:.3f} [{printed.length:g}]"
-        lines.append((f"{printed.condition:.1e}", length, shown[MEME], _spread(cells[GRIDDED]), shown[CHEBYSHEV],
-                      shown[LANCZOS]))  # fmt: skip
+        lines.append(
+            (f"{printed.condition:.1e}", length, shown[MEME], _spread(cells[GRIDDED]), shown[CHEBYSHEV], shown[LANCZOS])
+        )
         worst = max(part.where(method=OURS["maxent"]).values("error"))
         mine.append((f"{printed.condition:.1e}", *(_spread(cells[name]) for name in OURS.values()), f"{worst:.4f}"))
     costs = {name: max(rows.where(method=name).values("products")) for name in METHODS}
     held = {name: rows.where(method=name).values("held") for name in METHODS[2:]}
-    coverage = tuple((name, f"{costs[name]:,}", f"{np.mean(held[name]):.0%}" if name in held else "no interval")
-                     for name in METHODS)  # fmt: skip
+    coverage = tuple(
+        (name, f"{costs[name]:,}", f"{np.mean(held[name]):.0%}" if name in held else "no interval") for name in METHODS
+    )
     size = rows[0]["size"]
     return [
         Table(f"Relative error of log det, kernel matrices of {size:,} points", header, tuple(lines)),
@@ -253,15 +277,23 @@ def charts(rows: Rows) -> list[Chart]:
         if method in (CHEBYSHEV, LANCZOS, MEME):
             series.append(curve(method, rows.where(method=method), "error", "condition"))
             theirs = [printed.errors[method] for printed in kept]
-            series.append(Series(f"{method}, thesis", [p.condition for p in kept], theirs, style="points",
-                                 published=True))  # fmt: skip
+            series.append(
+                Series(f"{method}, thesis", [p.condition for p in kept], theirs, style="points", published=True)
+            )
     mine = tuple(curve(name, rows.where(method=name), "error", "condition") for name in METHODS[3:])
     words = ("condition number", "relative error of log det")
     return [
         Chart("Log-determinants of kernel matrices", *words, tuple(series), x_log=True, y_log=True, source=TABLE),
-        Chart("With a preconditioner", *words, mine, x_log=True, y_log=True, source="not in the thesis",
-              caption="At most 1,500 products each."),
-    ]  # fmt: skip
+        Chart(
+            "With a preconditioner",
+            *words,
+            mine,
+            x_log=True,
+            y_log=True,
+            source="not in the thesis",
+            caption="At most 1,500 products each.",
+        ),
+    ]
 
 
 EXPERIMENT = Experiment(

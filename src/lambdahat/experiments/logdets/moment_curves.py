@@ -85,9 +85,13 @@ def _reading(density: MaxentDensity, found: Known) -> Row:
     size, exact = found.operator.dim, found.log_determinant
     error = (size * density.expectation(np.log) - exact) / abs(exact)
     return {
-        "entropy": density.entropy(), "error": abs(error), "signed": error, "status": density.status.name,
-        "data": found.data, "nodes": size,
-    }  # fmt: skip
+        "entropy": density.entropy(),
+        "error": abs(error),
+        "signed": error,
+        "status": density.status.name,
+        "data": found.data,
+        "nodes": size,
+    }
 
 
 def claims(rows: Rows) -> list[Claim]:
@@ -99,20 +103,58 @@ def claims(rows: Rows) -> list[Claim]:
     growth = decades(end, theirs.where(moments=4), "error")
     words = f"the error of BMxnt rises by {LEAST:g} decades or more from 4 to {last} moments"
     return [
-        Claim("the entropy of MEMe falls with every moment (largest rise of all seeds)", PLACE, "smoothly",
-              Reading(max(_rises(ours)), 0.0), "below", ROUNDING),
-        Claim("the entropy of BMxnt rises somewhere (largest rise)", PLACE, "from m > 12 on Ecology",
-              mean_of(_rises(theirs)), bound=ROUNDING),
-        Claim(f"the error of MEMe falls by {LEAST:g} decades or more from 2 to {last} moments", PLACE, "continually",
-              decades(ours.where(moments=2), ours.where(moments=last), "error"), bound=LEAST, unit=" decades"),
-        Claim(f"Ecology: {words}", PLACE, "for m > 4", growth, bound=LEAST, unit=" decades",
-              unmet=f"measured on another matrix, {main[0]['data']}", barrier=MISSING),
+        Claim(
+            "the entropy of MEMe falls with every moment (largest rise of all seeds)",
+            PLACE,
+            "smoothly",
+            Reading(max(_rises(ours)), 0.0),
+            "below",
+            ROUNDING,
+        ),
+        Claim(
+            "the entropy of BMxnt rises somewhere (largest rise)",
+            PLACE,
+            "from m > 12 on Ecology",
+            mean_of(_rises(theirs)),
+            bound=ROUNDING,
+        ),
+        Claim(
+            f"the error of MEMe falls by {LEAST:g} decades or more from 2 to {last} moments",
+            PLACE,
+            "continually",
+            decades(ours.where(moments=2), ours.where(moments=last), "error"),
+            bound=LEAST,
+            unit=" decades",
+        ),
+        Claim(
+            f"Ecology: {words}",
+            PLACE,
+            "for m > 4",
+            growth,
+            bound=LEAST,
+            unit=" decades",
+            unmet=f"measured on another matrix, {main[0]['data']}",
+            barrier=MISSING,
+        ),
         Claim(f"grid: {words}", "this work", "no such matrix", growth, bound=LEAST, unit=" decades", own=True),
-        Claim(f"MEMe errs less than BMxnt with {last} moments, by a decade or more", PLACE, "vastly improved",
-              decades(end, mine, "error"), bound=1.0, unit=" decades"),
-        Claim("with exact moments the error of MEMe falls with every moment (largest rise)", "this work", "continually",
-              Reading(max(_steps(main.where(probes=0, by=MEME), "error")), 0.0), "below", 0.0, own=True),
-    ]  # fmt: skip
+        Claim(
+            f"MEMe errs less than BMxnt with {last} moments, by a decade or more",
+            PLACE,
+            "vastly improved",
+            decades(end, mine, "error"),
+            bound=1.0,
+            unit=" decades",
+        ),
+        Claim(
+            "with exact moments the error of MEMe falls with every moment (largest rise)",
+            "this work",
+            "continually",
+            Reading(max(_steps(main.where(probes=0, by=MEME), "error")), 0.0),
+            "below",
+            0.0,
+            own=True,
+        ),
+    ]
 
 
 def _probes(rows: Rows) -> int:
@@ -136,15 +178,25 @@ def tables(rows: Rows) -> list[Table]:
     for name in rows.distinct("matrix"):
         part = rows.where(matrix=name)
         drawn, exact = part.where(probes=_probes(part)), part.where(probes=0)
-        kinds = [(drawn.where(by=CLASSICAL), "entropy"), (drawn.where(by=MEME), "entropy"),
-                 (drawn.where(by=CLASSICAL), "error"), (drawn.where(by=MEME), "error"),
-                 (exact.where(by=MEME), "error")]  # fmt: skip
+        kinds = [
+            (drawn.where(by=CLASSICAL), "entropy"),
+            (drawn.where(by=MEME), "entropy"),
+            (drawn.where(by=CLASSICAL), "error"),
+            (drawn.where(by=MEME), "error"),
+            (exact.where(by=MEME), "error"),
+        ]
         lines = tuple(
             (str(count), *(_cell(over_seeds(found.where(moments=count), column)) for found, column in kinds))
             for count in COUNTS
         )
-        header = ("moments", f"entropy, {CLASSICAL}", f"entropy, {MEME}", f"error, {CLASSICAL}", f"error, {MEME}",
-                  f"error, {MEME}, exact moments")  # fmt: skip
+        header = (
+            "moments",
+            f"entropy, {CLASSICAL}",
+            f"entropy, {MEME}",
+            f"error, {CLASSICAL}",
+            f"error, {MEME}",
+            f"error, {MEME}, exact moments",
+        )
         first = part[0]
         out.append(Table(f"{first['data']}, n = {first['nodes']:,}: relative error of log det", header, lines))
     return out
@@ -166,8 +218,11 @@ def charts(rows: Rows) -> list[Chart]:
         errors += (curve(f"{MEME}, exact moments", exact, "error", "moments"),)
         words = part[0]["data"]
         out.append(Chart(f"Entropy: {words}", "moments", "entropy", entropy, source="Figure 2.1a, c"))
-        out.append(Chart(f"Error of log det: {words}", "moments", "relative error", errors, y_log=True,
-                         source="Figure 2.1b, d"))  # fmt: skip
+        out.append(
+            Chart(
+                f"Error of log det: {words}", "moments", "relative error", errors, y_log=True, source="Figure 2.1b, d"
+            )
+        )
     return out
 
 

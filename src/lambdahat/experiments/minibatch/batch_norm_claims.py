@@ -120,25 +120,45 @@ def _stable(setup: Setup) -> Claim:
     known = [(size, setup.rise(size)) for size in inside]
     size, worst = max(known, key=lambda item: abs(item[1].value), default=(setup.reference, UNKNOWN))
     sizes = ", ".join(map(str, inside))
-    return Claim(f"{setup.name}: at α ∝ B the validation error at B = {sizes} is that at {setup.reference}",
-                 setup.figure, "stable", worst, "within", 0.0, SAME, f" % at B = {size}, the worst",
-                 unlearnt(setup))  # fmt: skip
+    return Claim(
+        f"{setup.name}: at α ∝ B the validation error at B = {sizes} is that at {setup.reference}",
+        setup.figure,
+        "stable",
+        worst,
+        "within",
+        0.0,
+        SAME,
+        f" % at B = {size}, the worst",
+        unlearnt(setup),
+    )
 
 
 def _dropping(setup: Setup) -> list[Claim]:
     """Figure 5.7c has "a similar pattern" to 5.7a: a small drop at B = 1,024, and a larger one still at 2,048."""
     far, largest, unmet = setup.far, setup.sizes[-1], unlearnt(setup)
     found = [
-        Claim(f"{setup.name}: at α ∝ B the validation error rises by little at B = {far}", setup.figure,
-              "1.47 % without batch norm, “a similar pattern” with it", setup.rise(far), "below", SAME, unit=" %",
-              unmet=unmet)
-    ]  # fmt: skip
+        Claim(
+            f"{setup.name}: at α ∝ B the validation error rises by little at B = {far}",
+            setup.figure,
+            "1.47 % without batch norm, “a similar pattern” with it",
+            setup.rise(far),
+            "below",
+            SAME,
+            unit=" %",
+            unmet=unmet,
+        )
+    ]
     if largest > far:
         found.append(
-            Claim(f"{setup.name}: it is higher still at B = {largest}", setup.figure,
-                  "“a larger drop still” without batch norm, “a similar pattern” with it",
-                  gap(setup.at(largest), setup.at(far), "error"), unit=" %", unmet=unmet)
-        )  # fmt: skip
+            Claim(
+                f"{setup.name}: it is higher still at B = {largest}",
+                setup.figure,
+                "“a larger drop still” without batch norm, “a similar pattern” with it",
+                gap(setup.at(largest), setup.at(far), "error"),
+                unit=" %",
+                unmet=unmet,
+            )
+        )
     return found
 
 
@@ -149,8 +169,15 @@ def _untrained(setup: Setup) -> Claim:
     word = "do not train" if setup.normed else "diverge"
     rate = setup.at(size)[0]["rate"]
     unit = f" = training loss at α = {rate:.3g}, B = {size}; {bound:.3g} is near guessing"
-    return Claim(f"{setup.name}: unstable runs {word}", UNSTABLE, word, mean_of(list(losses.values())), bound=bound,
-                 unit=unit, unmet=unlearnt(setup) or calm(setup))  # fmt: skip
+    return Claim(
+        f"{setup.name}: unstable runs {word}",
+        UNSTABLE,
+        word,
+        mean_of(list(losses.values())),
+        bound=bound,
+        unit=unit,
+        unmet=unlearnt(setup) or calm(setup),
+    )
 
 
 def _loss(row: dict[str, float]) -> float:
@@ -165,12 +192,23 @@ def _recovering(setup: Setup) -> list[Claim]:
     source = f"{UNSTABLE}, {setup.figure}"
     part = setup.at(size)
     return [
-        Claim(f"{setup.name}, B = {size}: the error falls when the rate is reduced", source,
-              "oscillatory trajectories converge", paired_difference(part.paired("before"), part.paired("error")),
-              unit=" %", unmet=unmet),
-        Claim(f"{setup.name}, B = {size}: it ends above that at B = {setup.reference}", source,
-              "“they never reach peak performance”", setup.rise(size), unit=" %", unmet=unmet),
-    ]  # fmt: skip
+        Claim(
+            f"{setup.name}, B = {size}: the error falls when the rate is reduced",
+            source,
+            "oscillatory trajectories converge",
+            paired_difference(part.paired("before"), part.paired("error")),
+            unit=" %",
+            unmet=unmet,
+        ),
+        Claim(
+            f"{setup.name}, B = {size}: it ends above that at B = {setup.reference}",
+            source,
+            "“they never reach peak performance”",
+            setup.rise(size),
+            unit=" %",
+            unmet=unmet,
+        ),
+    ]
 
 
 def _rules(setup: Setup) -> list[Claim]:
@@ -183,16 +221,27 @@ def _rules(setup: Setup) -> list[Claim]:
         if not len(other) or far == setup.reference:
             continue
         found.append(
-            Claim(f"{where}: linear scaling generalises better than the {_rule(rule)}", BESIDE,
-                  printed if rule == "square root" else "", gap(other, setup.at(far), "error"), unit=" %",
-                  unmet=unlearnt(setup), own=ours or rule == "constant")
-        )  # fmt: skip
+            Claim(
+                f"{where}: linear scaling generalises better than the {_rule(rule)}",
+                BESIDE,
+                printed if rule == "square root" else "",
+                gap(other, setup.at(far), "error"),
+                unit=" %",
+                unmet=unlearnt(setup),
+                own=ours or rule == "constant",
+            )
+        )
         if rule == "square root":
             found.append(
-                Claim(f"{where}: linear scaling ends further from the start than the {_rule(rule)}", BESIDE,
-                      "145.76 against 67.44" + (" without batch norm" if ours else ""),
-                      gap(setup.at(far), other, "distance"), unmet=unlearnt(setup), own=ours)
-            )  # fmt: skip
+                Claim(
+                    f"{where}: linear scaling ends further from the start than the {_rule(rule)}",
+                    BESIDE,
+                    "145.76 against 67.44" + (" without batch norm" if ours else ""),
+                    gap(setup.at(far), other, "distance"),
+                    unmet=unlearnt(setup),
+                    own=ours,
+                )
+            )
     return found
 
 
@@ -205,11 +254,24 @@ def _linked(setup: Setup) -> Claim:
     links = mean_of(list(links_of(setup).values()))
     unit, unmet = " = rank correlation", unlearnt(setup)
     if not setup.normed:
-        return Claim(f"{setup.name}: the further from the start, the lower the error", f"{BESIDE}, Figure 5.8a",
-                     "a strong link", links, "below", unit=unit, unmet=unmet)  # fmt: skip
-    return Claim(f"{setup.name}: the further from the start, the higher the error", f"{BESIDE}, Figure 5.8b",
-                 "“distance … increasing as test error also increases”", links, unit=unit, unmet=unmet,
-                 own=setup.residual)  # fmt: skip
+        return Claim(
+            f"{setup.name}: the further from the start, the lower the error",
+            f"{BESIDE}, Figure 5.8a",
+            "a strong link",
+            links,
+            "below",
+            unit=unit,
+            unmet=unmet,
+        )
+    return Claim(
+        f"{setup.name}: the further from the start, the higher the error",
+        f"{BESIDE}, Figure 5.8b",
+        "“distance … increasing as test error also increases”",
+        links,
+        unit=unit,
+        unmet=unmet,
+        own=setup.residual,
+    )
 
 
 def links_of(setup: Setup, sizes: Sequence[int] | None = None) -> dict[int, float]:
@@ -257,21 +319,46 @@ def _against(setup: Setup, twin: Setup) -> list[Claim]:
     size = common[-1]
     rises = [_rises(each, size) for each in (setup, twin)]
     found = [
-        Claim(f"{setup.name}: the link of distance and error is weaker than without batch norm",
-              f"{BESIDE}, Figure 5.8b", "“much weaker”", paired_difference(*links), "below",
-              unit=" = difference of |rank correlation|", unmet=unmet),
-        Claim(f"{setup.name}: it is smaller in magnitude than without batch norm", f"{BESIDE}, Figure 5.8b",
-              "“much smaller in magnitude”", paired_difference(*slopes), "below",
-              unit=" % of error per doubling of the distance", unmet=unmet),
-        Claim(f"{setup.name}: α ∝ B costs less at B = {size} than without batch norm", "after Figure 5.7",
-              "", paired_difference(*rises), "below", unit=" % of rise", unmet=unmet, own=True),
-    ]  # fmt: skip
+        Claim(
+            f"{setup.name}: the link of distance and error is weaker than without batch norm",
+            f"{BESIDE}, Figure 5.8b",
+            "“much weaker”",
+            paired_difference(*links),
+            "below",
+            unit=" = difference of |rank correlation|",
+            unmet=unmet,
+        ),
+        Claim(
+            f"{setup.name}: it is smaller in magnitude than without batch norm",
+            f"{BESIDE}, Figure 5.8b",
+            "“much smaller in magnitude”",
+            paired_difference(*slopes),
+            "below",
+            unit=" % of error per doubling of the distance",
+            unmet=unmet,
+        ),
+        Claim(
+            f"{setup.name}: α ∝ B costs less at B = {size} than without batch norm",
+            "after Figure 5.7",
+            "",
+            paired_difference(*rises),
+            "below",
+            unit=" % of rise",
+            unmet=unmet,
+            own=True,
+        ),
+    ]
     if len(setup.ends.where(rule="search")) and len(twin.ends.where(rule="search")):
         found.append(
-            Claim(f"{setup.name}: the largest rate that trains at B = {setup.reference} is larger than without it",
-                  "§5.7.0.1", "“a greater range of permissible learning rates”",
-                  paired_difference(largest_rates(setup), largest_rates(twin)), unit=" decades", unmet=unmet)
-        )  # fmt: skip
+            Claim(
+                f"{setup.name}: the largest rate that trains at B = {setup.reference} is larger than without it",
+                "§5.7.0.1",
+                "“a greater range of permissible learning rates”",
+                paired_difference(largest_rates(setup), largest_rates(twin)),
+                unit=" decades",
+                unmet=unmet,
+            )
+        )
     return found
 
 

@@ -86,10 +86,13 @@ def _epoch(row: Mapping[str, Any], guess: float) -> Row:
     lost = any(value is None or not math.isfinite(value) for value in figures.values())
     wrong = {"training error": row["accuracy"], "error": row.get("validation_accuracy")}
     return {
-        "kind": "epoch", "epoch": row["epoch"], "rate now": row["learning_rate"], "diverged": lost,
+        "kind": "epoch",
+        "epoch": row["epoch"],
+        "rate now": row["learning_rate"],
+        "diverged": lost,
         **(dict.fromkeys(figures) if lost else figures),
         **(dict.fromkeys(wrong, guess) if lost else {name: 100 * (1 - value) for name, value in wrong.items()}),
-    }  # fmt: skip
+    }
 
 
 def trajectory(rows: Sequence[Row], epochs: int) -> Row:
@@ -139,7 +142,11 @@ EXPERIMENT = Experiment(
     "§5.7, Figures 5.7c, 5.8b, 5.9 and 5.10",
     {
         "smoke": Config(
-            "digits", 256, 128, 4, 2,
+            "digits",
+            256,
+            128,
+            4,
+            2,
             (
                 Subject("VGG-4×4-BN", 5e-4, 0.1, TINY, FAR_TINY, (10.0,)),
                 Subject("WideResNet-10×1", 5e-5, 0.1, TINY[::2], seeds=1),
@@ -148,7 +155,11 @@ EXPERIMENT = Experiment(
             batch=16,
         ),
         "cpu": Config(
-            "cifar10", 16_384, 4096, 8, 5,
+            "cifar10",
+            16_384,
+            4096,
+            8,
+            5,
             (
                 Subject("VGG-4×16-BN", 5e-4, 0.1, (64, *LONG[1:]), LARGE, (0.3, 1.0, 3.0)),
                 Subject("VGG-4×16", 5e-4, 0.1, (64, *SHORT), FAR[:1], (0.3, 1.0)),
@@ -158,7 +169,11 @@ EXPERIMENT = Experiment(
             side=8,
         ),
         "paper": Config(
-            "cifar10", 10_240, 4096, 20, 3,
+            "cifar10",
+            10_240,
+            4096,
+            20,
+            3,
             (
                 Subject("VGG-16-BN", 5e-4, 0.05, LONG, FAR),
                 Subject("PreResNet-20", 5e-4, 0.1, LONG, FAR),
@@ -184,4 +199,4 @@ EXPERIMENT = Experiment(
         Size("WideResNet-28×10", "cifar100", 45_000, 300),
         Size("WideResNet-28×10", "imagenet32", 1_000_000, 300),
     ),
-)  # fmt: skip
+)

@@ -10,8 +10,19 @@ from lambdahat.experiments.statistics import mean_of
 from lambdahat.results.charts import Chart, Series
 
 COLUMNS = ("error", "training error", "training loss", "validation loss", "distance", "before", "oscillation")
-HEADER = ("rule", "B", "rate", "validation error, %", "training error, %", "training loss", "validation loss",
-          "distance", "error before the rate falls, %", "its change per epoch, %", "diverged")  # fmt: skip
+HEADER = (
+    "rule",
+    "B",
+    "rate",
+    "validation error, %",
+    "training error, %",
+    "training loss",
+    "validation loss",
+    "distance",
+    "error before the rate falls, %",
+    "its change per epoch, %",
+    "diverged",
+)
 # §5.7.0.2: VGG-16 without batch norm on CIFAR-100, the only figures that the thesis prints
 PRINTED_ERRORS = {"linear": {128: 34.18, 1024: 35.65}, "square root": {1024: 38.92}}
 PRINTED_TEST = {"linear": (145.76, 34.64), "square root": (67.44, 37.55)}  # distance, test error
@@ -38,8 +49,15 @@ def _runs(setup: Setup) -> Table:
     for rule, size in dict.fromkeys((row["rule"], row["batch"]) for row in ends):
         part = ends.where(rule=rule, batch=size)
         lost = sum(row["diverged"] for row in part)
-        lines.append((rule, str(size), f"{part[0]['rate']:.3g}", *(str(over_seeds(part, name)) for name in COLUMNS),
-                      f"{lost} of {len(part)}"))  # fmt: skip
+        lines.append(
+            (
+                rule,
+                str(size),
+                f"{part[0]['rate']:.3g}",
+                *(str(over_seeds(part, name)) for name in COLUMNS),
+                f"{lost} of {len(part)}",
+            )
+        )
     first = setup.ends[0]
     title = f"{setup.name}, {first['parameters']:,} parameters, {first['data']}: after {first['epochs']} epochs"
     return Table(title, HEADER, tuple(lines))
@@ -53,12 +71,20 @@ def _tried(setup: Setup) -> Rows:
 def _search(setups: list[Setup]) -> Table:
     rates = sorted({rate for setup in setups for rate in _tried(setup).distinct("rate")})
     lines = tuple(
-        (f"{rate:g}", *(str(over_seeds(_tried(setup).where(rate=rate), column)) for setup in setups
-                        for column in ("error", "training loss")))
+        (
+            f"{rate:g}",
+            *(
+                str(over_seeds(_tried(setup).where(rate=rate), column))
+                for setup in setups
+                for column in ("error", "training loss")
+            ),
+        )
         for rate in rates
-    )  # fmt: skip
-    header = ("rate", *(f"{setup.network}, {column}" for setup in setups
-                        for column in ("validation error, %", "training loss")))  # fmt: skip
+    )
+    header = (
+        "rate",
+        *(f"{setup.network}, {column}" for setup in setups for column in ("validation error, %", "training loss")),
+    )
     return Table(f"Rates at B = {setups[0].reference}", header, lines)
 
 
@@ -72,8 +98,16 @@ def charts(rows: Rows) -> list[Chart]:
     tried = [setup for setup in setups if len(setup.ends.where(rule="search"))]
     if tried:
         series = tuple(curve(setup.name, _tried(setup), "error", "rate") for setup in tried)
-        out.append(Chart(f"Rates at B = {tried[0].reference}", "learning rate", "validation error, %", series,
-                         x_log=True, source="§5.7.0.1"))  # fmt: skip
+        out.append(
+            Chart(
+                f"Rates at B = {tried[0].reference}",
+                "learning rate",
+                "validation error, %",
+                series,
+                x_log=True,
+                source="§5.7.0.1",
+            )
+        )
     return out
 
 
@@ -90,16 +124,36 @@ def _over_sizes(setup: Setup) -> Chart:
         series.append(curve(rule, part, "error", "batch"))
         printed = {} if setup.normed else PRINTED_ERRORS.get(rule, {})
         if printed:
-            series.append(Series(f"{rule}, thesis, VGG-16 on CIFAR-100", list(printed), list(printed.values()),
-                                 style="points", published=True))  # fmt: skip
-    return Chart(f"{setup.name}: error over batch sizes", "batch size B", "validation error, %", tuple(series),
-                 x_log=True, source=setup.figure, caption=f"Rates scaled from B = {setup.reference}.")  # fmt: skip
+            series.append(
+                Series(
+                    f"{rule}, thesis, VGG-16 on CIFAR-100",
+                    list(printed),
+                    list(printed.values()),
+                    style="points",
+                    published=True,
+                )
+            )
+    return Chart(
+        f"{setup.name}: error over batch sizes",
+        "batch size B",
+        "validation error, %",
+        tuple(series),
+        x_log=True,
+        source=setup.figure,
+        caption=f"Rates scaled from B = {setup.reference}.",
+    )
 
 
 def _over_epochs(setup: Setup, epochs: Rows) -> Chart:
     series = tuple(curve(f"B = {size}", epochs.where(batch=size), "error") for size in setup.sizes)
-    return Chart(f"{setup.name}: error over epochs, α ∝ B", "epoch", "validation error, %", series,
-                 source=setup.figure, caption="The rate falls in the second half.")  # fmt: skip
+    return Chart(
+        f"{setup.name}: error over epochs, α ∝ B",
+        "epoch",
+        "validation error, %",
+        series,
+        source=setup.figure,
+        caption="The rate falls in the second half.",
+    )
 
 
 def _over_distance(setup: Setup) -> Chart:
@@ -109,7 +163,14 @@ def _over_distance(setup: Setup) -> Chart:
         series.append(Series(rule, part.values("distance"), part.values("error"), style="points"))
         if not setup.normed and rule in PRINTED_TEST:
             distance, error = PRINTED_TEST[rule]
-            series.append(Series(f"{rule}, thesis, VGG-16 on CIFAR-100", [distance], [error], style="points",
-                                 published=True))  # fmt: skip
-    return Chart(f"{setup.name}: error over distance", "distance from the start", "validation error, %", tuple(series),
-                 x_log=True, source="Figure 5.8b" if setup.normed else "Figure 5.8a")  # fmt: skip
+            series.append(
+                Series(f"{rule}, thesis, VGG-16 on CIFAR-100", [distance], [error], style="points", published=True)
+            )
+    return Chart(
+        f"{setup.name}: error over distance",
+        "distance from the start",
+        "validation error, %",
+        tuple(series),
+        x_log=True,
+        source="Figure 5.8b" if setup.normed else "Figure 5.8a",
+    )

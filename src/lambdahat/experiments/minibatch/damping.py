@@ -132,8 +132,10 @@ def _scaled_adam(ground: Ground, base: float, seed: int) -> ScalingRuns:
 
 def _scaled_kfac(ground: Ground, base: float, seed: int) -> ScalingRuns:
     def run(size: int, dampings: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found = [[_kfac_outcome(ground, index, float(damping), size, seed) for index in range(ground.subject.seeds)]
-                 for damping in dampings]  # fmt: skip
+        found = [
+            [_kfac_outcome(ground, index, float(damping), size, seed) for index in range(ground.subject.seeds)]
+            for damping in dampings
+        ]
         errors, losses, distances = torch.tensor(found, dtype=torch.float64).unbind(-1)
         return errors, losses, distances
 

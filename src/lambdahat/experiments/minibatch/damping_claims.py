@@ -33,18 +33,32 @@ def claims_of(frontiers: Sequence[Frontier], rules: Sequence[RateRule], scaling:
     found = []
     for frontier in frontiers:
         where, figures = f"{frontier.network}, {NAMES[frontier.optimizer]}", FIGURES[frontier.optimizer]
-        found.append(Claim(f"{where}: the least damping is proportional to 1/B", f"Eq. 5.36, {figures}", "slope −1",
-                           frontier.slope(), "within", -1.0, MARGIN))  # fmt: skip
+        found.append(
+            Claim(
+                f"{where}: the least damping is proportional to 1/B",
+                f"Eq. 5.36, {figures}",
+                "slope −1",
+                frontier.slope(),
+                "within",
+                -1.0,
+                MARGIN,
+            )
+        )
         for rule in (rule for rule in rules if rule.network == frontier.network):
             found += _rule_claims(where, frontier, rule)
     for runs in scaling:
         where = f"{runs.network}, {NAMES[runs.optimizer]}, B = {far_from(runs)} from {runs.reference}"
         better = f"{where}: damping ∝ 1/B generalises better than constant damping"
         found += [
-            kept_claim(f"{where}: damping ∝ 1/B keeps the validation error", FIGURES[runs.optimizer],
-                       "good agreement with theory", runs, "inverse"),
+            kept_claim(
+                f"{where}: damping ∝ 1/B keeps the validation error",
+                FIGURES[runs.optimizer],
+                "good agreement with theory",
+                runs,
+                "inverse",
+            ),
             replace(better_claim(better, "this work", "not shown", runs, "inverse", "constant"), own=True),
-        ]  # fmt: skip
+        ]
     return found
 
 

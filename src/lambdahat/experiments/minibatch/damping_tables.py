@@ -56,6 +56,15 @@ def charts(rows: Rows) -> list[Chart]:
             for name, values in _expected(rule, mine).items()
         ]
         series = (*(edge_series(frontier, NAMES[frontier.optimizer]) for frontier in mine), *told)
-        out.append(Chart(f"{network}: the least damping at α = 1", "batch size B", "damping", series, x_log=True,
-                         y_log=True, source="Eq. 5.36"))  # fmt: skip
+        out.append(
+            Chart(
+                f"{network}: the least damping at α = 1",
+                "batch size B",
+                "damping",
+                series,
+                x_log=True,
+                y_log=True,
+                source="Eq. 5.36",
+            )
+        )
     return out + scaling_charts(scaling_of(rows))

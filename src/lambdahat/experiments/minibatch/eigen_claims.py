@@ -35,8 +35,15 @@ Points = Sequence[Point]
 def claims(rows: Rows) -> list[Claim]:
     """Every claim, network by network: at the last epoch where it is about one point of training."""
     makers: tuple[Callable[[Points], Iterable[Claim]], ...] = (
-        _larger, _within, _mean, _better, _slope, _variance_grows, _broadens, _overlap,
-    )  # fmt: skip
+        _larger,
+        _within,
+        _mean,
+        _better,
+        _slope,
+        _variance_grows,
+        _broadens,
+        _overlap,
+    )
     groups = groups_of(rows)
     return [claim for make in makers for group in groups for claim in make(group)]
 
@@ -95,8 +102,9 @@ def _larger(points: Points) -> Iterator[Claim]:
     point, batches = points[-1], near_claimed(points[-1])
     ratio = mean_of((batches.values("largest") / point["full largest"]).tolist())
     text = f"the largest eigenvalue of this network's batches of {batches.size} exceeds the full data's"
-    yield Claim(_at(point, text), "§5.5, Figures 5.2, 5.4", "larger", ratio, bound=1.0, unit=" times",
-                unmet=unlearnt(points))  # fmt: skip
+    yield Claim(
+        _at(point, text), "§5.5, Figures 5.2, 5.4", "larger", ratio, bound=1.0, unit=" times", unmet=unlearnt(points)
+    )
 
 
 def _within(points: Points) -> Iterator[Claim]:
@@ -115,8 +123,16 @@ def _near(points: Points, model: str, what: str, words: str, source: str, own: b
     """Batches within one deviation of a prediction: more than AT_ONE of them if it is within one of their mean."""
     reading = mean_of(_by_batch(points, lambda each: _inside(each, model, what, 1, "measured").astype(float), what))
     text = f"the {model} model's {words} is within one standard deviation of this network's batches, over epochs and B"
-    return Claim(f"{points[0].name}: {text}", "this work" if own else source, "within 1 sd", reading, bound=AT_ONE,
-                 unit=" of them", unmet=unlearnt(points), own=own)  # fmt: skip
+    return Claim(
+        f"{points[0].name}: {text}",
+        "this work" if own else source,
+        "within 1 sd",
+        reading,
+        bound=AT_ONE,
+        unit=" of them",
+        unmet=unlearnt(points),
+        own=own,
+    )
 
 
 def _by_batch(points: Points, value: Callable[[Batches], NDArray[np.float64]], what: str) -> list[float]:
@@ -132,8 +148,18 @@ def _mean(points: Points) -> Iterator[Claim]:
     point = points[-1]
     for model in point.models:
         text = f"the {model} model's λ'₁ is the mean of this network's batches within 10 %, on average over their sizes"
-        yield Claim(_at(point, text), THEOREMS.get(model, "this work"), "equal", _mean_ratio(point, model), "within",
-                    0.0, CLOSE, " = ln(predicted/measured)", unlearnt(points), model == OURS)  # fmt: skip
+        yield Claim(
+            _at(point, text),
+            THEOREMS.get(model, "this work"),
+            "equal",
+            _mean_ratio(point, model),
+            "within",
+            0.0,
+            CLOSE,
+            " = ln(predicted/measured)",
+            unlearnt(points),
+            model == OURS,
+        )
 
 
 def _mean_ratio(point: Point, model: str) -> Reading:
@@ -162,9 +188,16 @@ def _better(points: Points) -> Iterator[Claim]:
             gap = paired_difference(_misses(points, than), _misses(points, better))
             text = f"the {better} model fits λ'₁ of this network's batches better than the {than}, by 10 % or more"
             own = better == OURS
-            yield Claim(f"{points[0].name}: {text}, over epochs and B", "this work" if own else "§5.6, Figure 5.6",
-                        "better", gap, bound=CLOSE, unit=" in |ln(predicted/measured)|", unmet=unlearnt(points),
-                        own=own)  # fmt: skip
+            yield Claim(
+                f"{points[0].name}: {text}, over epochs and B",
+                "this work" if own else "§5.6, Figure 5.6",
+                "better",
+                gap,
+                bound=CLOSE,
+                unit=" in |ln(predicted/measured)|",
+                unmet=unlearnt(points),
+                own=own,
+            )
 
 
 def _misses(points: Points, model: str) -> dict[int, float]:
@@ -180,8 +213,17 @@ def _misses(points: Points, model: str) -> dict[int, float]:
 def _slope(points: Points) -> Iterator[Claim]:
     """Theorem 14: what a batch adds to an outlier falls as 1/b."""
     text = "λ'₁ − λ₁ of this network's batches falls as b^(−1)"
-    yield Claim(_at(points[-1], text), "Theorem 14", "slope −1", excess_slope(points[-1]), "within", -1.0, MARGIN,
-                " over the means of batch sizes", unlearnt(points))  # fmt: skip
+    yield Claim(
+        _at(points[-1], text),
+        "Theorem 14",
+        "slope −1",
+        excess_slope(points[-1]),
+        "within",
+        -1.0,
+        MARGIN,
+        " over the means of batch sizes",
+        unlearnt(points),
+    )
 
 
 def _variance_grows(points: Points) -> Iterator[Claim]:
@@ -192,8 +234,14 @@ def _variance_grows(points: Points) -> Iterator[Claim]:
         relative = [each["variance error"] / each["variance"] for each in (first, last)]
         reading = Reading(math.log(ratio), math.hypot(*relative))
         text = f"σ² grows from epoch {first['epoch']} to {last['epoch']} of this one run"
-        yield Claim(f"{first.name}: {text}", "§5.6, Figure 5.5", "grows", reading, unit=" = ln of the ratio",
-                    unmet=unlearnt(points))  # fmt: skip
+        yield Claim(
+            f"{first.name}: {text}",
+            "§5.6, Figure 5.5",
+            "grows",
+            reading,
+            unit=" = ln of the ratio",
+            unmet=unlearnt(points),
+        )
 
 
 def _broadens(points: Points) -> Iterator[Claim]:
@@ -206,5 +254,6 @@ def _broadens(points: Points) -> Iterator[Claim]:
     ratios = [float(np.mean(batch)) for batch in zip(*found, strict=True)]
     size = points[0]["width size"]
     text = f"{points[0].name}: the bulk of this network's batches of {size} is wider than the full data's, over epochs"
-    yield Claim(text, "§5.5, Figures 5.2, 5.4", "wider", mean_of(ratios), unit=" = ln of the ratio",
-                unmet=unlearnt(points))  # fmt: skip
+    yield Claim(
+        text, "§5.5, Figures 5.2, 5.4", "wider", mean_of(ratios), unit=" = ln of the ratio", unmet=unlearnt(points)
+    )

@@ -47,8 +47,20 @@ def measure_point(
             BatchCell(batch_extremes(problem, name, size, effort.batches, effort.steps, pairs.vectors[:, 0], stream))
             for size in subject.batch_sizes
         )
-        yield CurvaturePoint(subject.network, epoch, name, problem.num_samples, problem.loss(), element, along,
-                             _without_vectors(pairs), cells, size, whole, tuple(parts))  # fmt: skip
+        yield CurvaturePoint(
+            subject.network,
+            epoch,
+            name,
+            problem.num_samples,
+            problem.loss(),
+            element,
+            along,
+            _without_vectors(pairs),
+            cells,
+            size,
+            whole,
+            tuple(parts),
+        )
 
 
 def batch_extremes(
@@ -66,8 +78,9 @@ def batch_extremes(
         found.append(_extremes(OPERATORS[operator](part), steps, vector, seed))
         report(f"{operator}, batches of {size}", i + 1, batches)
     columns = np.array(found).T[:, :, None]
-    return BatchEigenvalues(size, problem.num_samples, problem.num_parameters, operator, columns[0], columns[1],
-                            columns[2], batches * steps)  # fmt: skip
+    return BatchEigenvalues(
+        size, problem.num_samples, problem.num_parameters, operator, columns[0], columns[1], columns[2], batches * steps
+    )
 
 
 def _extremes(operator: LinearOperator, steps: int, vector: Tensor, seed: int) -> tuple[float, float, float]:
@@ -86,11 +99,18 @@ def _pairs(operator: LinearOperator, effort: Effort, indefinite: bool, seed: int
     """
     found = eigenpairs(operator, effort.pairs, "both" if indefinite else "largest", effort.tol, seed=seed)
     kept = [*range(effort.pairs), len(found) - 1] if indefinite else list(range(effort.pairs))
-    return Eigenpairs(found.values[kept], found.vectors[:, kept], found.residuals[kept], found.converged[kept],
-                      found.cost, found.status)  # fmt: skip
+    return Eigenpairs(
+        found.values[kept],
+        found.vectors[:, kept],
+        found.residuals[kept],
+        found.converged[kept],
+        found.cost,
+        found.status,
+    )
 
 
 def _without_vectors(pairs: Eigenpairs) -> Eigenpairs:
     """The same for a file: the vectors of a large network are gigabytes, and nothing further needs them."""
-    return Eigenpairs(pairs.values, pairs.vectors[:, :0].cpu(), pairs.residuals, pairs.converged, pairs.cost,
-                      pairs.status)  # fmt: skip
+    return Eigenpairs(
+        pairs.values, pairs.vectors[:, :0].cpu(), pairs.residuals, pairs.converged, pairs.cost, pairs.status
+    )

@@ -32,15 +32,26 @@ def rows_of(points: Sequence[CurvaturePoint]) -> list[Row]:
 def _point_row(point: CurvaturePoint) -> Row:
     edges = (point.bulk.lower, point.bulk.upper)
     return {
-        **where(point), "part": "point", "population": point.samples, "parameters": point.parameters,
-        "loss": point.loss, "variance": float(point.variance), "variance error": float(point.variance.stderr),
-        "anisotropy": point.anisotropy, "full largest": point.largest, "full smallest": point.smallest,
-        "indefinite": point.indefinite, "width": point.width, "width size": point.batch_size,
+        **where(point),
+        "part": "point",
+        "population": point.samples,
+        "parameters": point.parameters,
+        "loss": point.loss,
+        "variance": float(point.variance),
+        "variance error": float(point.variance.stderr),
+        "anisotropy": point.anisotropy,
+        "full largest": point.largest,
+        "full smallest": point.smallest,
+        "indefinite": point.indefinite,
+        "width": point.width,
+        "width size": point.batch_size,
         "batch widths": [high - low for low, high in map(continuous_region, point.batch_spectra)],
-        "bulk": [float(edge) for edge in edges], "bulk errors": [float(edge.stderr) for edge in edges],
+        "bulk": [float(edge) for edge in edges],
+        "bulk errors": [float(edge.stderr) for edge in edges],
         "outliers": [float(value) for value in point.bulk.outliers],
-        **_ritz(point.spectrum, ""), **_ritz(point.batch_spectra[0], "batch "),
-    }  # fmt: skip
+        **_ritz(point.spectrum, ""),
+        **_ritz(point.batch_spectra[0], "batch "),
+    }
 
 
 def where(point: CurvaturePoint) -> Row:

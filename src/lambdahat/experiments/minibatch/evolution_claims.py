@@ -41,8 +41,14 @@ def _span(courses: Courses) -> str:
 def _grows(courses: Courses) -> Iterator[Claim]:
     """Figures 5.5 and 5.6: the variance of curvature grows through training."""
     ratios = courses.by_seed(lambda points: _log(points[-1], points[0], "variance"))
-    yield Claim(_text(courses, f"σ² grows {_span(courses)}"), "§5.6, Figures 5.5, 5.6", "grows",
-                mean_of(list(ratios.values())), unit=LOG, unmet=unlearnt(courses))  # fmt: skip
+    yield Claim(
+        _text(courses, f"σ² grows {_span(courses)}"),
+        "§5.6, Figures 5.5, 5.6",
+        "grows",
+        mean_of(list(ratios.values())),
+        unit=LOG,
+        unmet=unlearnt(courses),
+    )
 
 
 def _log(upper: Point, lower: Point, name: str) -> float:
@@ -54,8 +60,14 @@ def _larger(courses: Courses) -> Iterator[Claim]:
     size = near_claimed(courses.first[-1]).size
     ratios = courses.by_seed(lambda points: _excess_ratio(points[-1]))
     text = f"at epoch {courses.epochs[-1]} the mean λ₁ of batches of {size} exceeds the full data's"
-    yield Claim(_text(courses, text), "§5.5, Figures 5.2, 5.4, 5.6", "larger", mean_of(list(ratios.values())),
-                unit=LOG, unmet=unlearnt(courses))  # fmt: skip
+    yield Claim(
+        _text(courses, text),
+        "§5.5, Figures 5.2, 5.4, 5.6",
+        "larger",
+        mean_of(list(ratios.values())),
+        unit=LOG,
+        unmet=unlearnt(courses),
+    )
 
 
 def _excess_ratio(point: Point) -> float:
@@ -66,9 +78,14 @@ def _diverges(courses: Courses) -> Iterator[Claim]:
     """§5.6: the batches' extremal eigenvalues are expected to diverge from the full data's during training."""
     moved = courses.by_seed(lambda points: excess(points[-1]) - excess(points[0]))
     text = f"the mean λ₁ of batches of {near_claimed(courses.first[-1]).size} moves away from the full data's"
-    yield Claim(_text(courses, f"{text} {_span(courses)}"), "§5.6, Figure 5.6", "diverges",
-                mean_of(list(moved.values())), unit=" = λ'₁ − λ₁ at the end less that at the start, over seeds",
-                unmet=unlearnt(courses))  # fmt: skip
+    yield Claim(
+        _text(courses, f"{text} {_span(courses)}"),
+        "§5.6, Figure 5.6",
+        "diverges",
+        mean_of(list(moved.values())),
+        unit=" = λ'₁ − λ₁ at the end less that at the start, over seeds",
+        unmet=unlearnt(courses),
+    )
 
 
 def _within(courses: Courses) -> Iterator[Claim]:
@@ -77,9 +94,17 @@ def _within(courses: Courses) -> Iterator[Claim]:
         far = courses.by_seed(partial(_over_epochs, model=model, measure=distance))
         text = f"the {model} model's λ'₁ is within one standard deviation of the mean of batches, over epochs"
         ours = model == OURS
-        yield Claim(_text(courses, text), "this work" if ours else "§5.6, Figure 5.6", "within 1 sd",
-                    mean_of(list(far.values())), "below", 1.0, unit=" standard deviations away, over seeds",
-                    unmet=unlearnt(courses), own=ours)  # fmt: skip
+        yield Claim(
+            _text(courses, text),
+            "this work" if ours else "§5.6, Figure 5.6",
+            "within 1 sd",
+            mean_of(list(far.values())),
+            "below",
+            1.0,
+            unit=" standard deviations away, over seeds",
+            unmet=unlearnt(courses),
+            own=ours,
+        )
 
 
 def _better(courses: Courses) -> Iterator[Claim]:
@@ -88,9 +113,16 @@ def _better(courses: Courses) -> Iterator[Claim]:
     for better, than in (("multiplicative", "additive"), (OURS, "multiplicative")):
         text = f"the {better} model fits the mean λ'₁ of batches better than the {than}, by 10 % or more, over epochs"
         ours = better == OURS
-        yield Claim(_text(courses, text), "this work" if ours else "§5.6, Figure 5.6", "better",
-                    paired_difference(misses[than], misses[better]), bound=CLOSE,
-                    unit=" in |ln(predicted/measured)|, over seeds", unmet=unlearnt(courses), own=ours)  # fmt: skip
+        yield Claim(
+            _text(courses, text),
+            "this work" if ours else "§5.6, Figure 5.6",
+            "better",
+            paired_difference(misses[than], misses[better]),
+            bound=CLOSE,
+            unit=" in |ln(predicted/measured)|, over seeds",
+            unmet=unlearnt(courses),
+            own=ours,
+        )
 
 
 def _over_epochs(points: Sequence[Point], model: str, measure: Callable[[Batches, str], float]) -> float:
@@ -108,8 +140,15 @@ def _compared(every: Sequence[Courses]) -> Iterator[Claim]:
         for what, column in (("λ₁ of the full data", "full largest"), ("σ²", "variance")):
             upper, lower = (each.by_seed(partial(_last, column=column)) for each in (ours, other))
             text = f"{name}: at epoch {ours.epochs[-1]} KFAC's {what} is larger than SGD's"
-            yield Claim(text, "this work", "larger", paired_difference(upper, lower), unit=LOG,
-                        unmet=unlearnt(other) or unlearnt(ours), own=True)  # fmt: skip
+            yield Claim(
+                text,
+                "this work",
+                "larger",
+                paired_difference(upper, lower),
+                unit=LOG,
+                unmet=unlearnt(other) or unlearnt(ours),
+                own=True,
+            )
 
 
 def _last(points: Sequence[Point], column: str) -> float:

@@ -102,12 +102,23 @@ SCALES = {
             Subject("MLP 128", "mlp", "mnist", (0, 2, 20), 0.02, 10_000, {"widths": (128,)}, SIZES, PLAIN),
             Subject("MLP 256-128", "mlp", "mnist", (0, 2, 20), 0.02, 10_000, {"widths": (256, 128)}, SIZES, PLAIN),
             Subject("LeNet-5", "lenet5", "cifar10", (0, 3, 10), 0.02, 5000, {}, SIZES, PLAIN),
-            Subject("VGG-16", "vgg16", "cifar10", (0, 10, 40), 0.01, 2000, {"dropout": 0.0}, (128,), CONVOLUTIONS, ONE,
-                    chunk=1000),
+            Subject(
+                "VGG-16",
+                "vgg16",
+                "cifar10",
+                (0, 10, 40),
+                0.01,
+                2000,
+                {"dropout": 0.0},
+                (128,),
+                CONVOLUTIONS,
+                ONE,
+                chunk=1000,
+            ),
         ),
         seeds=3,
     ),
-}  # fmt: skip
+}
 
 ASSUMPTIONS = (
     "CIFAR-10 in place of CIFAR-100, which cannot be had here, and VGG-16 at the scale paper alone, by its Hessian.",

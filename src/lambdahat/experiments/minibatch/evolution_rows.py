@@ -51,10 +51,17 @@ def _single(rows: Rows) -> Rows:
 
 def _point_row(point: CurvaturePoint) -> Row:
     return {
-        **where(point), "part": "point", "population": point.samples, "parameters": point.parameters,
-        "loss": point.loss, "variance": float(point.variance), "variance error": float(point.variance.stderr),
-        "anisotropy": point.anisotropy, "full largest": point.largest, "full smallest": point.smallest,
-    }  # fmt: skip
+        **where(point),
+        "part": "point",
+        "population": point.samples,
+        "parameters": point.parameters,
+        "loss": point.loss,
+        "variance": float(point.variance),
+        "variance error": float(point.variance.stderr),
+        "anisotropy": point.anisotropy,
+        "full largest": point.largest,
+        "full smallest": point.smallest,
+    }
 
 
 @dataclass(frozen=True)

@@ -39,31 +39,56 @@ def _batches(every: Sequence[Courses]) -> Iterator[Table]:
     """For each batch size λ'₁ and λ'_P of batches beside λ₁ and the predictions, over epochs."""
     for size in sorted({batches.size for courses in every for batches in courses.first[0].batches}):
         models = every[0].models
-        header = ("network, operator", "optimiser", "epoch", "λ₁", "λ'₁ of batches", "sd between them", *models,
-                  "λ'_P of batches")  # fmt: skip
+        header = (
+            "network, operator",
+            "optimiser",
+            "epoch",
+            "λ₁",
+            "λ'₁ of batches",
+            "sd between them",
+            *models,
+            "λ'_P of batches",
+        )
         lines = []
         for courses, epoch, points in _stops(every):
             found = [batches for point in points for batches in point.batches if batches.size == size]
             if found:
-                lines.append((courses.name, courses.optimizer, str(epoch), _mean(points, "full largest"),
-                              _shown([each.mean("largest").value for each in found]),
-                              f"{np.mean([each.deviation('largest') for each in found]):.2g}",
-                              *(_shown([each.told(model, "largest").value for each in found]) for model in models),
-                              _shown([each.mean("smallest").value for each in found])))  # fmt: skip
+                lines.append(
+                    (
+                        courses.name,
+                        courses.optimizer,
+                        str(epoch),
+                        _mean(points, "full largest"),
+                        _shown([each.mean("largest").value for each in found]),
+                        f"{np.mean([each.deviation('largest') for each in found]):.2g}",
+                        *(_shown([each.told(model, "largest").value for each in found]) for model in models),
+                        _shown([each.mean("smallest").value for each in found]),
+                    )
+                )
         title = f"Batches of {size} through training: mean of them and prediction, ± standard deviation over seeds"
         yield Table(title, header, tuple(lines))
 
 
 def _shares(every: Sequence[Courses]) -> Table:
-    header = ("network, operator", "optimiser", "B", "model", "1 sd predicted", "2 sd", "1 sd measured", "2 sd ",
-              "predicted/measured")  # fmt: skip
+    header = (
+        "network, operator",
+        "optimiser",
+        "B",
+        "model",
+        "1 sd predicted",
+        "2 sd",
+        "1 sd measured",
+        "2 sd ",
+        "predicted/measured",
+    )
     lines = []
     for courses in every:
         points = [point for seed in courses.seeds.values() for point in seed]
         for size in [batches.size for batches in points[0].batches]:
             found = [batches for point in points for batches in point.batches if batches.size == size]
-            lines += [(courses.name, courses.optimizer, str(size), model, *_share(found, model))
-                      for model in courses.models]  # fmt: skip
+            lines += [
+                (courses.name, courses.optimizer, str(size), model, *_share(found, model)) for model in courses.models
+            ]
     title = (
         "Share of batches whose λ'₁ lies within one and two standard deviations of the prediction, all seeds and epochs"
     )
@@ -97,10 +122,22 @@ def charts(rows: Rows) -> list[Chart]:
     every = courses_of(rows)
     out = [_largest(courses) for courses in every]
     for name in dict.fromkeys(courses.name for courses in every):
-        both = tuple(_series(courses, courses.optimizer, lambda point: math.sqrt(max(point["variance"], 0.0)))
-                     for courses in every if courses.name == name)  # fmt: skip
-        out.append(Chart(f"{name}: standard deviation of an element of the curvature", "epoch", "σ", both, y_log=True,
-                         source="Figures 5.5, 5.6", caption="Mean and standard error over seeds."))  # fmt: skip
+        both = tuple(
+            _series(courses, courses.optimizer, lambda point: math.sqrt(max(point["variance"], 0.0)))
+            for courses in every
+            if courses.name == name
+        )
+        out.append(
+            Chart(
+                f"{name}: standard deviation of an element of the curvature",
+                "epoch",
+                "σ",
+                both,
+                y_log=True,
+                source="Figures 5.5, 5.6",
+                caption="Mean and standard error over seeds.",
+            )
+        )
     return out
 
 
@@ -111,9 +148,15 @@ def _largest(courses: Courses) -> Chart:
     between = _series(courses, "", lambda point: near_claimed(point).deviation("largest")).y
     told = [_predicted(courses, model) for model in courses.models]
     caption = "Means over seeds with their standard error; of batches the standard deviation between them."
-    return Chart(f"{courses.name}: λ₁ through training by {courses.optimizer}", "epoch", "λ₁",
-                 (full, replace(seen, error=between), *told), y_log=True, source="Figure 5.6",
-                 caption=caption)  # fmt: skip
+    return Chart(
+        f"{courses.name}: λ₁ through training by {courses.optimizer}",
+        "epoch",
+        "λ₁",
+        (full, replace(seen, error=between), *told),
+        y_log=True,
+        source="Figure 5.6",
+        caption=caption,
+    )
 
 
 def _predicted(courses: Courses, model: str) -> Series:

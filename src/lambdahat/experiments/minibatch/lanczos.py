@@ -77,8 +77,12 @@ def trained(
 ) -> tuple[tuple[int, ...], dict[str, Tensor]]:
     """When it was measured, and the measures (looks, S, R); ``split`` replaces the scale's own data set."""
     split = split or load(setting.data)
-    require(setting.samples <= len(split.train[0]), "split", f"have {setting.samples:,} training samples",
-            f"{len(split.train[0]):,}")  # fmt: skip
+    require(
+        setting.samples <= len(split.train[0]),
+        "split",
+        f"have {setting.samples:,} training samples",
+        f"{len(split.train[0]):,}",
+    )
     cells = cells_of(setting.dampings)
     train, test = _data(setting, split, seed, torch.device(device))
     damping, eta = torch.tensor(cells, device=device).T

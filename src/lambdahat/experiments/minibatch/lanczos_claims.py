@@ -31,27 +31,60 @@ def claims(rows: Rows) -> list[Claim]:
     dampings, etas = _grid(last)
     low, high, first, strong = min(dampings), max(dampings), min(etas), max(etas)
     found = [
-        Claim("generalisation suffers as δ falls: test error per tenfold δ", SOURCE, "rises as δ falls",
-              _slope(last, dampings), "below", unit=" %"),
-        Claim("generalisation suffers as δ falls: test error per tenfold δ, among dampings that fit the training data",
-              SOURCE, "rises as δ falls", _slope(last, _fitted(last)), "below", unit=" %", own=True),
-    ]  # fmt: skip
+        Claim(
+            "generalisation suffers as δ falls: test error per tenfold δ",
+            SOURCE,
+            "rises as δ falls",
+            _slope(last, dampings),
+            "below",
+            unit=" %",
+        ),
+        Claim(
+            "generalisation suffers as δ falls: test error per tenfold δ, among dampings that fit the training data",
+            SOURCE,
+            "rises as δ falls",
+            _slope(last, _fitted(last)),
+            "below",
+            unit=" %",
+            own=True,
+        ),
+    ]
     for damping in dampings:
         gap = paired_difference(_errors(last, "test", damping, strong), _errors(last, "test", damping, first))
-        found.append(Claim(f"δ = {damping:g}: η = {strong:g} harms the test error against η = {first:g}", SOURCE,
-                           "harms at every δ", gap, unit=" %"))  # fmt: skip
+        found.append(
+            Claim(
+                f"δ = {damping:g}: η = {strong:g} harms the test error against η = {first:g}",
+                SOURCE,
+                "harms at every δ",
+                gap,
+                unit=" %",
+            )
+        )
     costs = {
         (kind, damping): _cost(last, kind, damping, first, strong)
         for kind in ("training", "test")
         for damping in (low, high)
     }
-    found.append(Claim(f"at δ = {low:g} η = {strong:g} costs more in test error than in training error", SOURCE,
-                       "training hardly moves", paired_difference(costs["test", low], costs["training", low]),
-                       unit=" %"))  # fmt: skip
+    found.append(
+        Claim(
+            f"at δ = {low:g} η = {strong:g} costs more in test error than in training error",
+            SOURCE,
+            "training hardly moves",
+            paired_difference(costs["test", low], costs["training", low]),
+            unit=" %",
+        )
+    )
     for kind in ("training", "test"):
         gap = paired_difference(costs[kind, high], costs[kind, low])
-        found.append(Claim(f"η = {strong:g} costs more {kind} error at δ = {high:g} than at δ = {low:g}", SOURCE,
-                           "suffers more", gap, unit=" %"))  # fmt: skip
+        found.append(
+            Claim(
+                f"η = {strong:g} costs more {kind} error at δ = {high:g} than at δ = {low:g}",
+                SOURCE,
+                "suffers more",
+                gap,
+                unit=" %",
+            )
+        )
     return found
 
 
@@ -127,10 +160,22 @@ def charts(rows: Rows) -> list[Chart]:
     last = _last(grid)
     for measure in ERRORS:
         values = [[_mean(last.where(damping=d, eta=eta), measure).value for eta in etas] for d in dampings]
-        heat = Heat([f"η = {eta:g}" for eta in etas], [f"δ = {d:g}" for d in dampings],
-                    [[value if math.isfinite(value) else None for value in line] for line in values], "%")  # fmt: skip
-        out.append(Chart(f"{measure.capitalize()} of LanczosOPT", "η", "δ", heat=heat, source="Figure 6.4",
-                         caption="Percent after the last step, mean over the seeds that did not diverge."))  # fmt: skip
+        heat = Heat(
+            [f"η = {eta:g}" for eta in etas],
+            [f"δ = {d:g}" for d in dampings],
+            [[value if math.isfinite(value) else None for value in line] for line in values],
+            "%",
+        )
+        out.append(
+            Chart(
+                f"{measure.capitalize()} of LanczosOPT",
+                "η",
+                "δ",
+                heat=heat,
+                source="Figure 6.4",
+                caption="Percent after the last step, mean over the seeds that did not diverge.",
+            )
+        )
     curves = [(f"δ = {d:g}", grid.where(damping=d, eta=min(etas))) for d in dampings]
     curves.append((DESCENT, rows.where(method=DESCENT)))
     series = tuple(_curve(name, part) for name, part in curves)

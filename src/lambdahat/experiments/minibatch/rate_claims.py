@@ -121,17 +121,37 @@ def _linear_claims(runs: ScalingRuns) -> list[Claim]:
     """Figures 5.7a and 5.8a and the text between them."""
     far = far_from(runs)
     where = f"{runs.network}, momentum, B = {far} from {runs.reference}"
-    distances = [_by_seed(runs.distance[runs.rules.index(rule), runs.batch_sizes.index(far)])
-                 for rule in ("linear", "square root")]  # fmt: skip
+    distances = [
+        _by_seed(runs.distance[runs.rules.index(rule), runs.batch_sizes.index(far)])
+        for rule in ("linear", "square root")
+    ]
     return [
         kept_claim(f"{where}: linear scaling keeps the validation error", "Figure 5.7a", "1.5 % more", runs, "linear"),
-        better_claim(f"{where}: linear scaling generalises better than the square root", "§5.7.0.2",
-                     "35.65 against 38.92 %", runs, "linear", "square root"),
-        Claim(f"{where}: linear scaling ends further from the start than the square root", "§5.7.0.2",
-              "145.76 against 67.44", paired_difference(*distances), unmet=unlearnt(runs)),
-        Claim(f"{runs.network}, momentum, linear scaling: the further from the start, the lower the error",
-              "Figure 5.8a", "error falls", _linked(runs), "below", unit=" = rank correlation", unmet=unlearnt(runs)),
-    ]  # fmt: skip
+        better_claim(
+            f"{where}: linear scaling generalises better than the square root",
+            "§5.7.0.2",
+            "35.65 against 38.92 %",
+            runs,
+            "linear",
+            "square root",
+        ),
+        Claim(
+            f"{where}: linear scaling ends further from the start than the square root",
+            "§5.7.0.2",
+            "145.76 against 67.44",
+            paired_difference(*distances),
+            unmet=unlearnt(runs),
+        ),
+        Claim(
+            f"{runs.network}, momentum, linear scaling: the further from the start, the lower the error",
+            "Figure 5.8a",
+            "error falls",
+            _linked(runs),
+            "below",
+            unit=" = rank correlation",
+            unmet=unlearnt(runs),
+        ),
+    ]
 
 
 def _adam_rule(runs: ScalingRuns) -> Claim:

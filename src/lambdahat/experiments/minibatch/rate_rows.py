@@ -21,8 +21,13 @@ OUTCOMES = {"validation error": "validation_error", "training loss": "training_l
 
 def edge_rows(frontier: Frontier) -> list[Row]:
     """A row for each batch size and seed."""
-    where = {"part": "edge", "network": frontier.network, "optimizer": frontier.optimizer,
-             "criterion": frontier.criterion, "resolution": frontier.resolution}  # fmt: skip
+    where = {
+        "part": "edge",
+        "network": frontier.network,
+        "optimizer": frontier.optimizer,
+        "criterion": frontier.criterion,
+        "resolution": frontier.resolution,
+    }
     return [
         {**where, "batch_size": size, "seed": seed, "edge": float(edge)}
         for size, edges in zip(frontier.batch_sizes, frontier.edges, strict=True)
@@ -32,8 +37,13 @@ def edge_rows(frontier: Frontier) -> list[Row]:
 
 def rule_rows(rule: RateRule) -> list[Row]:
     """A row for each batch that was measured."""
-    where = {"part": "rule", "network": rule.network, "point": rule.point, "population": rule.samples,
-             "full": rule.full}  # fmt: skip
+    where = {
+        "part": "rule",
+        "network": rule.network,
+        "point": rule.point,
+        "population": rule.samples,
+        "full": rule.full,
+    }
     return [
         {**where, "batch_size": size, "batch": batch, "largest": float(value)}
         | {model: float(values[place]) for model, values in rule.predicted.items()}
@@ -44,8 +54,14 @@ def rule_rows(rule: RateRule) -> list[Row]:
 
 def scaling_rows(runs: ScalingRuns) -> list[Row]:
     """A row for each run."""
-    where = {"part": "scaling", "network": runs.network, "optimizer": runs.optimizer, "scaled": runs.scaled,
-             "reference": runs.reference, "epochs": runs.epochs}  # fmt: skip
+    where = {
+        "part": "scaling",
+        "network": runs.network,
+        "optimizer": runs.optimizer,
+        "scaled": runs.scaled,
+        "reference": runs.reference,
+        "epochs": runs.epochs,
+    }
     return [
         {**where, "rule": rule, "batch_size": size, "seed": seed, "value": float(runs.values[row, place])}
         | {name: float(getattr(runs, field)[row, place, seed]) for name, field in OUTCOMES.items()}
@@ -87,8 +103,19 @@ def scaling_of(rows: Rows) -> list[ScalingRuns]:
         axes = {"rule": rules, "batch_size": sizes, "seed": part.distinct("seed")}
         values = _filled(part, "value", **axes)[..., 0]
         outcomes = [_filled(part, name, **axes) for name in OUTCOMES]
-        out.append(ScalingRuns(network, optimizer, first["scaled"], first["reference"], first["epochs"], tuple(rules),
-                               tuple(sizes), values, *outcomes))  # fmt: skip
+        out.append(
+            ScalingRuns(
+                network,
+                optimizer,
+                first["scaled"],
+                first["reference"],
+                first["epochs"],
+                tuple(rules),
+                tuple(sizes),
+                values,
+                *outcomes,
+            )
+        )
     return out
 
 

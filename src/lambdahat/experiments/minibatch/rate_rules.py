@@ -95,10 +95,14 @@ def rule_at(ground: Ground, problem: Problem, point: str, seed: int) -> RateRule
     predicted = {model: [_predicted(problem, pairs, noise[model], size, model) for size in sizes] for model in MODELS}
     shown = [batch_eigenpairs(problem, size, BATCHES, seed=seed, tol=TOL).largest[:, 0] for size in sizes]
     return RateRule(
-        ground.subject.network, point, problem.num_samples, sizes, float(pairs.values[0]),
+        ground.subject.network,
+        point,
+        problem.num_samples,
+        sizes,
+        float(pairs.values[0]),
         {model: torch.tensor(values, dtype=torch.float64) for model, values in predicted.items()},
         torch.stack([torch.as_tensor(values, dtype=torch.float64) for values in shown]),
-    )  # fmt: skip
+    )
 
 
 def start_of(ground: Ground) -> Problem:

@@ -66,8 +66,16 @@ def _thresholds(frontiers: Sequence[Frontier], rules: Sequence[RateRule]) -> Tab
             below, above = frontier.slope(high=turning), frontier.slope(low=turning)
             line += [f"{turning:.3g}", _slope(below), told, _slope(above)]
         lines.append(tuple(line + [""] * (8 - len(line))))
-    header = ("edge", "threshold by the edges", "slope up to it", "slope, all B", "threshold by the rule",
-              "slope below", "the rule's own", "slope above")  # fmt: skip
+    header = (
+        "edge",
+        "threshold by the edges",
+        "slope up to it",
+        "slope, all B",
+        "threshold by the rule",
+        "slope below",
+        "the rule's own",
+        "slope above",
+    )
     return Table("d log rate/d log B and the batch size at which it changes", header, tuple(lines))
 
 
@@ -97,9 +105,18 @@ def charts(rows: Rows) -> list[Chart]:
             for optimizer in HELD
             if rule.network == network
         ]
-        out.append(Chart(f"{network}: the largest stable rate", "batch size B", "learning rate", (*edges, *allowed),
-                         x_log=True, y_log=True, source="§§5.7, 5.8.1",
-                         caption="Rules from λ₁ of single batches, at the start and after some training."))  # fmt: skip
+        out.append(
+            Chart(
+                f"{network}: the largest stable rate",
+                "batch size B",
+                "learning rate",
+                (*edges, *allowed),
+                x_log=True,
+                y_log=True,
+                source="§§5.7, 5.8.1",
+                caption="Rules from λ₁ of single batches, at the start and after some training.",
+            )
+        )
     return out + scaling_charts(scaling_of(rows))
 
 
@@ -117,18 +134,44 @@ def scaling_charts(scaling: Sequence[ScalingRuns]) -> list[Chart]:
         figures = FIGURES[runs.optimizer, runs.scaled]
         title = f"{runs.network}, {runs.optimizer}: {runs.scaled} scaled from B = {runs.reference}"
         words, after = "batch size B", f"After {runs.epochs} epochs at every size."
-        out.append(Chart(title, words, "validation error, %", _over_sizes(runs, 100 * runs.validation_error),
-                         x_log=True, source=figures[0], caption=after))  # fmt: skip
+        out.append(
+            Chart(
+                title,
+                words,
+                "validation error, %",
+                _over_sizes(runs, 100 * runs.validation_error),
+                x_log=True,
+                source=figures[0],
+                caption=after,
+            )
+        )
         clouds = []
         for place, rule in enumerate(runs.rules):
             far, wrong = runs.distance[place].flatten(), 100 * runs.validation_error[place].flatten()
             fine = far.isfinite() & wrong.isfinite()
             clouds.append(Series(rule, far[fine].tolist(), wrong[fine].tolist(), style="points"))
-        out.append(Chart(f"{runs.network}, {runs.optimizer}: error and distance", "distance from the start",
-                         "validation error, %", tuple(clouds), x_log=True, source=figures[1]))  # fmt: skip
-        out.append(Chart(f"{title}, training", words, "training loss", _over_sizes(runs, runs.training_loss),
-                         x_log=True, y_log=True, source=figures[2],
-                         caption=f"{after} The thesis shows the training error."))  # fmt: skip
+        out.append(
+            Chart(
+                f"{runs.network}, {runs.optimizer}: error and distance",
+                "distance from the start",
+                "validation error, %",
+                tuple(clouds),
+                x_log=True,
+                source=figures[1],
+            )
+        )
+        out.append(
+            Chart(
+                f"{title}, training",
+                words,
+                "training loss",
+                _over_sizes(runs, runs.training_loss),
+                x_log=True,
+                y_log=True,
+                source=figures[2],
+                caption=f"{after} The thesis shows the training error.",
+            )
+        )
     return out
 
 
@@ -137,8 +180,9 @@ def _over_sizes(runs: ScalingRuns, values: Tensor) -> tuple[Series, ...]:
     series = []
     for rule, row in zip(runs.rules, values, strict=True):
         readings = [mean_of(each.tolist()) for each in row]
-        series.append(Series(rule, runs.batch_sizes, _known([r.value for r in readings]),
-                             _known([r.stderr for r in readings])))  # fmt: skip
+        series.append(
+            Series(rule, runs.batch_sizes, _known([r.value for r in readings]), _known([r.stderr for r in readings]))
+        )
     return tuple(series)
 
 

@@ -76,8 +76,19 @@ def scaling_runs(
     values = torch.tensor([[base * (size / subject.reference) ** power for size in sizes] for power in rules.values()])
     found = [run(size, values[:, place]) for place, size in enumerate(sizes)]
     errors, losses, distances = (torch.stack(parts, dim=1) for parts in zip(*found, strict=True))
-    return ScalingRuns(subject.network, optimizer, scaled, subject.reference, subject.epochs, tuple(rules), sizes,
-                       values, errors, losses, distances)  # fmt: skip
+    return ScalingRuns(
+        subject.network,
+        optimizer,
+        scaled,
+        subject.reference,
+        subject.epochs,
+        tuple(rules),
+        sizes,
+        values,
+        errors,
+        losses,
+        distances,
+    )
 
 
 def steps_of(ground: Ground, size: int) -> int:

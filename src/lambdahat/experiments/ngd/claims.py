@@ -23,9 +23,13 @@ NAMES = {"sgd": "SGD", "ngd": "NGD", "mnist": "MNIST", "fashion-mnist": "Fashion
 QUANTITIES = {column: f"λ̂ at {words}" for column, words in WORDS.items()} | {"trace": "Tr H", "wbic": "WBIC"}
 INPUTS = {"digits": 64}  # pixels of an image where they are not 28 × 28
 TITLES = {column: f"Learning coefficient λ̂ at {words}" for column, words in WORDS.items()} | {
-    "trace": "Trace of the Hessian", "wbic": "WBIC", "g_n": "Bayes generalisation loss G_n", "loss": "Training loss",
-    "validation_loss": "Validation loss", "update_norm": "Update norm",
-}  # fmt: skip
+    "trace": "Trace of the Hessian",
+    "wbic": "WBIC",
+    "g_n": "Bayes generalisation loss G_n",
+    "loss": "Training loss",
+    "validation_loss": "Validation loss",
+    "update_norm": "Update norm",
+}
 HERE = "here"  # the source of a claim that the paper does not make
 ASSUMED = (
     "Inputs of mean 0 and deviation 1, ReLU, PyTorch's initial law, no momentum and no decay: the paper does not say.",
@@ -91,8 +95,16 @@ def criterion_claims(rows: Rows, where: str) -> list[Claim]:
         gaps = [row["wbic"] / bic(row) - 1 for row in part if row.get("wbic") is not None]
         if not gaps:
             continue
-        found.append(Claim(f"{where}: WBIC of {name} is below BIC (relative difference)", "Eqs. 2 and 3", "λ < d/2",
-                           mean_of(gaps), "below", unmet=unmet({name: part}, "llc")))  # fmt: skip
+        found.append(
+            Claim(
+                f"{where}: WBIC of {name} is below BIC (relative difference)",
+                "Eqs. 2 and 3",
+                "λ < d/2",
+                mean_of(gaps),
+                "below",
+                unmet=unmet({name: part}, "llc"),
+            )
+        )
     return found
 
 
@@ -138,8 +150,14 @@ def form_claim(rows: Rows, form: Form, where: str = "", keys: Sequence[str] = RU
     reason = unmet(by_optimizer(part), form.column)
     if form.minima and reading.count < 2:
         reason = f"{reading.count} of {len(rows.where(at=form.at)) // 2} pairs are minima"
-    return Claim(sentence_of(form, where), form.source, "not compared" if form.own else "NGD higher",
-                 reading, unmet=reason, own=form.own)  # fmt: skip
+    return Claim(
+        sentence_of(form, where),
+        form.source,
+        "not compared" if form.own else "NGD higher",
+        reading,
+        unmet=reason,
+        own=form.own,
+    )
 
 
 def sentence_of(form: Form, where: str) -> str:
@@ -202,8 +220,9 @@ def minima_table(rows: Rows) -> Table:
             if len(part):
                 counts = (sum(part.values(flag_of(column))) for column in TEMPERATURES)
                 lines.append((NAMES[optimizer], at, *(f"{count} of {len(part)}" for count in counts)))
-    return Table("NOT_A_MINIMUM: points below which the chain found lower loss", ("by", "where", *WORDS.values()),
-                 tuple(lines))  # fmt: skip
+    return Table(
+        "NOT_A_MINIMUM: points below which the chain found lower loss", ("by", "where", *WORDS.values()), tuple(lines)
+    )
 
 
 def curve(name: str, part: Rows, x: str, column: str) -> Series:
@@ -224,6 +243,13 @@ def bars(title: str, rows: Rows, column: str, at: str, source: str) -> Chart:
     series = []
     for optimizer in ("sgd", "ngd"):
         means = [mean_of(part.where(optimizer=optimizer).values(column)) for part in groups.values()]
-        series.append(Series(NAMES[optimizer], list(groups), [mean.value for mean in means],
-                             [mean.stderr for mean in means], style="bars"))  # fmt: skip
+        series.append(
+            Series(
+                NAMES[optimizer],
+                list(groups),
+                [mean.value for mean in means],
+                [mean.stderr for mean in means],
+                style="bars",
+            )
+        )
     return Chart(title, "network and data", QUANTITIES[column], tuple(series), source=source)

@@ -103,8 +103,9 @@ EXPERIMENT = Experiment(
     NGD,
     "Figures 1 and 2, in miniature",
     {
-        "smoke": Config(replace(SETTING, training=200, epochs=4, draws=8, burn_in=8, sampled_batch=50,
-                                step_size=3e-4), 2, 10, 1),
+        "smoke": Config(
+            replace(SETTING, training=200, epochs=4, draws=8, burn_in=8, sampled_batch=50, step_size=3e-4), 2, 10, 1
+        ),
         "cpu": Config(SETTING, 3, 40, 4),
         "paper": Config(replace(SETTING, epochs=100, chains=4, draws=500, burn_in=500), 10, 100, 10),
     },
@@ -115,4 +116,4 @@ EXPERIMENT = Experiment(
     charts,
     (*ASSUMED, "8 × 8 digits in place of MNIST, one hidden layer of 32, rate 0.1 and batches of 64: a demonstration."),
     size="nothing of this: a demonstration, whose claims are ours.",
-)  # fmt: skip
+)

@@ -81,8 +81,11 @@ def _higher(rows: Rows, group: str) -> list[Claim]:
         for part, words in ((end, "at the end"), (rows, "as a mean over the epochs")):
             gap = paired_difference(*(part.where(optimizer=name).paired(column) for name in ("ngd", "sgd")))
             minima = unmet(by_optimizer(part), column)
-            found.append(Claim(f"{group}: {QUANTITIES[column]} is higher for NGD {words}", source, "NGD higher", gap,
-                               unmet=minima))  # fmt: skip
+            found.append(
+                Claim(
+                    f"{group}: {QUANTITIES[column]} is higher for NGD {words}", source, "NGD higher", gap, unmet=minima
+                )
+            )
     return found
 
 
@@ -92,11 +95,29 @@ def _late(rows: Rows, group: str) -> list[Claim]:
     for name, part in by_optimizer(Rows([*before, *end])).items():
         early, late = part.where(part=before.distinct("part")), part.where(part=last)
         words = f"{group}: λ̂ of {name} at nβ = B/ln B is level in the last third, within {LEVEL:.0%} (log-ratio)"
-        found.append(Claim(words, "§3.1", "plateau", log_ratio(late, early, "llc_batch"), "within", 0.0,
-                           math.log1p(LEVEL), unmet=unmet({name: part}, "llc_batch")))  # fmt: skip
+        found.append(
+            Claim(
+                words,
+                "§3.1",
+                "plateau",
+                log_ratio(late, early, "llc_batch"),
+                "within",
+                0.0,
+                math.log1p(LEVEL),
+                unmet=unmet({name: part}, "llc_batch"),
+            )
+        )
         words = f"{group}: Tr H of {name} still falls in the last third (log-ratio)"
-        found.append(Claim(words, "§3.1", "continues to decrease", log_ratio(late, early, "trace"), "below",
-                           unmet=unmet({name: part})))  # fmt: skip
+        found.append(
+            Claim(
+                words,
+                "§3.1",
+                "continues to decrease",
+                log_ratio(late, early, "trace"),
+                "below",
+                unmet=unmet({name: part}),
+            )
+        )
     return found
 
 
@@ -117,11 +138,13 @@ def charts(rows: Rows) -> list[Chart]:
     """λ̂ at both temperatures, Tr H and the training loss over epochs."""
     names = {**QUANTITIES, "loss": "training loss"}
     sources = {"llc_batch": "Figure 2a", "llc": "Figure 2a", "trace": "Figure 2b", "loss": ""}
-    return beside_plots([
-        over_epochs(f"{TITLES[column]}, {group}", part, column, names[column], source)
-        for group, part in grouped(rows).items()
-        for column, source in sources.items()
-    ])  # fmt: skip
+    return beside_plots(
+        [
+            over_epochs(f"{TITLES[column]}, {group}", part, column, names[column], source)
+            for group, part in grouped(rows).items()
+            for column, source in sources.items()
+        ]
+    )
 
 
 def over_epochs(title: str, rows: Rows, column: str, words: str, source: str) -> Chart:
@@ -145,10 +168,13 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    (*ASSUMED, SMALLER, "Which network Figure 2 shows, and for how many epochs, the text does not say.",
-     "The comparison over all epochs, which the captions of Figure 2 make, was added after the review.",
-     "At paper scale γ = 100 alone, and MNIST alone: Fashion-MNIST was dropped before the run to save time."),
-    size=("rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, data set, epochs and seeds are not in the "
-          "text."),
+    (
+        *ASSUMED,
+        SMALLER,
+        "Which network Figure 2 shows, and for how many epochs, the text does not say.",
+        "The comparison over all epochs, which the captions of Figure 2 make, was added after the review.",
+        "At paper scale γ = 100 alone, and MNIST alone: Fashion-MNIST was dropped before the run to save time.",
+    ),
+    size=("rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, data set, epochs and seeds are not in the text."),
     sizes=(Size(data="mnist", rate="0.01"), Size(data="fashion-mnist", rate="0.01")),
-)  # fmt: skip
+)

@@ -62,10 +62,14 @@ def measured(subject: Subject, point: Point, bayes: bool = False, gamma: float |
     problem, held_out = subject.problem.at(vector), subject.held_out.at(vector)
     whole = trace(hessian(problem), seed=subject.seed)
     row: Row = {
-        "epoch": point.epoch, "loss": point.loss, "gradient": float(problem.gradient().norm()),
-        "norm": float(vector.norm()), "validation_loss": float(held_out.loss()),
-        "trace": float(whole), "trace_stderr": float(whole.stderr),
-    }  # fmt: skip
+        "epoch": point.epoch,
+        "loss": point.loss,
+        "gradient": float(problem.gradient().norm()),
+        "norm": float(vector.norm()),
+        "validation_loss": float(held_out.loss()),
+        "trace": float(whole),
+        "trace_stderr": float(whole.stderr),
+    }
     for column, nbeta in TEMPERATURES.items():
         row |= _coefficient(problem, subject, column, nbeta)
         if gamma is not None:
@@ -81,9 +85,11 @@ def _coefficient(problem: Problem, subject: Subject, column: str, nbeta: str, ga
     found = llc(problem, seed=subject.seed, nbeta=nbeta, **settings)
     flag = column.replace("llc", "below_centre")
     row: Row = {
-        column: float(found), f"{column}_stderr": float(found.stderr), f"{column}_status": found.status.name,
+        column: float(found),
+        f"{column}_stderr": float(found.stderr),
+        f"{column}_status": found.status.name,
         flag: found.status is Status.NOT_A_MINIMUM,
-    }  # fmt: skip
+    }
     if found.wbic is not None:
         row |= {"wbic": float(found.wbic), "wbic_stderr": float(found.wbic.stderr)}
     return row
@@ -103,11 +109,19 @@ def _sampling(problem: Problem, subject: Subject) -> dict[str, Any]:
     mode = "auto" if problem.device.type == "cuda" else "sequential"
     if setting.tol is not None:
         return {
-            "chains": setting.chains, "tol": setting.tol, "max_gradients": setting.max_gradients,
-            "batch_size": min(setting.sampled_batch, problem.num_samples), "localization": setting.localization,
-        }  # fmt: skip
+            "chains": setting.chains,
+            "tol": setting.tol,
+            "max_gradients": setting.max_gradients,
+            "batch_size": min(setting.sampled_batch, problem.num_samples),
+            "localization": setting.localization,
+        }
     return {
-        "chains": setting.chains, "draws": setting.draws, "burn_in": setting.burn_in, "kernel": "sgld",
-        "batch_size": min(setting.sampled_batch, problem.num_samples), "localization": setting.localization,
-        "step_size": setting.step_size, "mode": mode,
-    }  # fmt: skip
+        "chains": setting.chains,
+        "draws": setting.draws,
+        "burn_in": setting.burn_in,
+        "kernel": "sgld",
+        "batch_size": min(setting.sampled_batch, problem.num_samples),
+        "localization": setting.localization,
+        "step_size": setting.step_size,
+        "mode": mode,
+    }

@@ -72,10 +72,17 @@ def claims(rows: Rows) -> list[Claim]:
     for column, (words, source, optimizers) in _measures(rows).items():
         for optimizer in ("sgd", "ngd"):
             part, name, own = rows.where(optimizer=optimizer), NAMES[optimizer], optimizer not in optimizers
-            found.append(Claim(f"{words} of {name} grows with the validation loss while overfitting",
-                               HERE if own else source, "not shown" if own else "increases",
-                               with_validation(part, column), unit=" % per %", unmet=_unmet(part, name, column),
-                               own=own))  # fmt: skip
+            found.append(
+                Claim(
+                    f"{words} of {name} grows with the validation loss while overfitting",
+                    HERE if own else source,
+                    "not shown" if own else "increases",
+                    with_validation(part, column),
+                    unit=" % per %",
+                    unmet=_unmet(part, name, column),
+                    own=own,
+                )
+            )
     return found
 
 
@@ -144,8 +151,10 @@ def charts(rows: Rows) -> list[Chart]:
         series = []
         for optimizer in ("sgd", "ngd"):
             part = rows.where(optimizer=optimizer)
-            means = [[mean_of(part.where(part=place).values(name)).value for place in part.distinct("part")]
-                     for name in ("validation_loss", column)]  # fmt: skip
+            means = [
+                [mean_of(part.where(part=place).values(name)).value for place in part.distinct("part")]
+                for name in ("validation_loss", column)
+            ]
             series.append(replace(curve(NAMES[optimizer], part, "part", column), x=means[0], y=means[1]))
         words, source, _ = MEASURES[column]
         out.append(
@@ -169,15 +178,24 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    (*ASSUMED, SMALLER, "Which network Figures 7 and 8 show, and for how many epochs, the text does not say.",
-     "G_n by chains at β = 1 with the same γ, read on the held-out images.",
-     "Overfitting is from the epoch of least validation loss on. Growth is the slope of logarithms there, by seed.",
-     (f"Points with a training loss below {INTERPOLATED:.3f}, 1 % of chance's, are left out: where a network "
-      "interpolates, Tr H and λ̂ go to 0 with the loss, whatever the validation loss does."),
-     "G_n is not sampled at paper scale.",
-     ("At paper scale γ = 100 alone, and 8 points of a run, one in 25 epochs, where 10 had been planned: cut before "
-      "the run to save time.")),
-    size=("Fashion-MNIST, rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, epochs and seeds are not in "
-          "the text."),
+    (
+        *ASSUMED,
+        SMALLER,
+        "Which network Figures 7 and 8 show, and for how many epochs, the text does not say.",
+        "G_n by chains at β = 1 with the same γ, read on the held-out images.",
+        "Overfitting is from the epoch of least validation loss on. Growth is the slope of logarithms there, by seed.",
+        (
+            f"Points with a training loss below {INTERPOLATED:.3f}, 1 % of chance's, are left out: where a network "
+            "interpolates, Tr H and λ̂ go to 0 with the loss, whatever the validation loss does."
+        ),
+        "G_n is not sampled at paper scale.",
+        (
+            "At paper scale γ = 100 alone, and 8 points of a run, one in 25 epochs, where 10 had been planned: cut "
+            "before the run to save time."
+        ),
+    ),
+    size=(
+        "Fashion-MNIST, rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, epochs and seeds are not in the text."
+    ),
     sizes=(Size(data="fashion-mnist", rate="0.01"),),
-)  # fmt: skip
+)

@@ -117,12 +117,28 @@ def _same_rate(rows: Rows) -> list[Claim]:
     found = []
     for column, words in WORDS.items():
         gap = paired(end, column, {"branch": "NGD ×1"}, {"branch": "SGD ×1"})
-        found.append(Claim(f"after the split λ̂ rises more by NGD than by SGD, {words}", "Figure 4b",
-                           "steadily increases, SGD slower", gap, unmet=unmet(both, column)))  # fmt: skip
+        found.append(
+            Claim(
+                f"after the split λ̂ rises more by NGD than by SGD, {words}",
+                "Figure 4b",
+                "steadily increases, SGD slower",
+                gap,
+                unmet=unmet(both, column),
+            )
+        )
     norms = log_ratio(end.where(branch="NGD ×1"), end.where(branch="SGD ×1"), "update_norm")
-    found.append(Claim(f"the update norm of NGD stays within {STEADY:.0%} of SGD's at the same epoch (log-ratio)",
-                       "Figure 4a", "changes little", norms, "within", 0.0, math.log1p(STEADY),
-                       unmet=unmet({"the split": split})))  # fmt: skip
+    found.append(
+        Claim(
+            f"the update norm of NGD stays within {STEADY:.0%} of SGD's at the same epoch (log-ratio)",
+            "Figure 4a",
+            "changes little",
+            norms,
+            "within",
+            0.0,
+            math.log1p(STEADY),
+            unmet=unmet({"the split": split}),
+        )
+    )
     return found
 
 
@@ -137,18 +153,49 @@ def rates(rows: Rows) -> list[Claim]:
             ("SGD ×100", "§3.3", "due to the nature of NGD"),
         ):
             gap = paired(end, column, {"branch": "NGD ×100"}, {"branch": low})
-            found.append(Claim(f"λ̂ of NGD at 100 times the rate is above that of {low}, {words}", source, said, gap,
-                               unmet=untestable(rows, column, ("NGD ×100", low))))  # fmt: skip
+            found.append(
+                Claim(
+                    f"λ̂ of NGD at 100 times the rate is above that of {low}, {words}",
+                    source,
+                    said,
+                    gap,
+                    unmet=untestable(rows, column, ("NGD ×100", low)),
+                )
+            )
         grown = log_ratio(raised, steady, column)
-        found.append(Claim(f"λ̂ of SGD at 100 times the rate is not above SGD ×1's by {RISE:.0%} (log-ratio), {words}",
-                           "Figure 6b", "does not increase", grown, "below", math.log1p(RISE),
-                           unmet=untestable(rows, column, ("SGD ×100", "SGD ×1"))))  # fmt: skip
+        found.append(
+            Claim(
+                f"λ̂ of SGD at 100 times the rate is not above SGD ×1's by {RISE:.0%} (log-ratio), {words}",
+                "Figure 6b",
+                "does not increase",
+                grown,
+                "below",
+                math.log1p(RISE),
+                unmet=untestable(rows, column, ("SGD ×100", "SGD ×1")),
+            )
+        )
         level = paired(equal, column, {"branch": "NGD ×100"}, {"branch": "SGD ×100"})
-        found.append(Claim(f"at equal training loss λ̂ of NGD ×100 is above that of SGD ×100, {words}", HERE,
-                           "not compared", level, unmet=unmet(by_optimizer(equal), column), own=True))  # fmt: skip
+        found.append(
+            Claim(
+                f"at equal training loss λ̂ of NGD ×100 is above that of SGD ×100, {words}",
+                HERE,
+                "not compared",
+                level,
+                unmet=unmet(by_optimizer(equal), column),
+                own=True,
+            )
+        )
     fall = log_ratio(raised, steady, "validation_loss")
-    found.append(Claim("the validation loss of SGD falls when its rate is raised (log-ratio to SGD ×1)", "Figure 6",
-                       "decreases sharply", fall, "below", unmet=untestable(rows)))  # fmt: skip
+    found.append(
+        Claim(
+            "the validation loss of SGD falls when its rate is raised (log-ratio to SGD ×1)",
+            "Figure 6",
+            "decreases sharply",
+            fall,
+            "below",
+            unmet=untestable(rows),
+        )
+    )
     return found
 
 
@@ -185,12 +232,23 @@ def tables(rows: Rows) -> list[Table]:
     for figure, group in grouped(rows, lambda row: f"{row['figure']}: {group_of(row)}").items():
         for branch in group.distinct("branch"):
             part = group.where(branch=branch)
-            for at, here in (("end", end_of(part.where(at=["before", "split", "on the way"]))),
-                             ("equal loss", part.where(at="equal loss"))):  # fmt: skip
+            for at, here in (
+                ("end", end_of(part.where(at=["before", "split", "on the way"]))),
+                ("equal loss", part.where(at="equal loss")),
+            ):
                 if len(here):
                     lines.append((figure, branch, at, *(str(mean_of(here.values(column))) for column in columns)))
-    header = ("figure", "branch", "where", "training loss", "validation loss", "λ̂ (B/ln B)", "λ̂ (n/ln n)", "Tr H",
-              "update norm")  # fmt: skip
+    header = (
+        "figure",
+        "branch",
+        "where",
+        "training loss",
+        "validation loss",
+        "λ̂ (B/ln B)",
+        "λ̂ (n/ln n)",
+        "Tr H",
+        "update norm",
+    )
     return [Table("From SGD to NGD, mean ± standard error over seeds", header, tuple(lines)), minima_table(rows)]
 
 
@@ -207,8 +265,15 @@ def charts(rows: Rows) -> list[Chart]:
                 for branch in part.distinct("branch")
                 if branch not in ("before", "split")
             )
-            out.append(Chart(f"{TITLES[column]} after the split, {figure}", "epoch after the split",
-                             names[column], series, source=figure))  # fmt: skip
+            out.append(
+                Chart(
+                    f"{TITLES[column]} after the split, {figure}",
+                    "epoch after the split",
+                    names[column],
+                    series,
+                    source=figure,
+                )
+            )
     return beside_plots(out)
 
 
@@ -227,13 +292,21 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    (*ASSUMED, SMALLER, "Figures 5 and 6 at cpu scale split from SGD at 5·10⁻⁴ in place of 10⁻⁴.",
-     "When the paper's runs split is not in the text: here after 50 epochs (100 of 4,096 images at cpu scale).",
-     "At that rate SGD at cpu scale has hardly trained when Figures 5 and 6 split: ngd-switch-late splits later.",
-     "Changes after the split are log-ratios to SGD ×1 at the same epoch, which goes on training too.",
-     ("At paper scale Figure 4 alone (ngd-switch-late has the others), γ = 100 alone, and 2 points of a branch, where "
-      "3 had been planned: cut before the run to save time.")),
-    size=("two hidden layers of 256; Figure 4: Fashion-MNIST, rates 0.01 and 0.01; Figures 5 and 6: MNIST, SGD "
-          "at 10⁻⁴; split when loss and λ̂ have settled."),
+    (
+        *ASSUMED,
+        SMALLER,
+        "Figures 5 and 6 at cpu scale split from SGD at 5·10⁻⁴ in place of 10⁻⁴.",
+        "When the paper's runs split is not in the text: here after 50 epochs (100 of 4,096 images at cpu scale).",
+        "At that rate SGD at cpu scale has hardly trained when Figures 5 and 6 split: ngd-switch-late splits later.",
+        "Changes after the split are log-ratios to SGD ×1 at the same epoch, which goes on training too.",
+        (
+            "At paper scale Figure 4 alone (ngd-switch-late has the others), γ = 100 alone, and 2 points of a "
+            "branch, where 3 had been planned: cut before the run to save time."
+        ),
+    ),
+    size=(
+        "two hidden layers of 256; Figure 4: Fashion-MNIST, rates 0.01 and 0.01; Figures 5 and 6: MNIST, SGD "
+        "at 10⁻⁴; split when loss and λ̂ have settled."
+    ),
     sizes=(Size("FFNN 2 × 256", "fashion-mnist", rate="0.01"), Size("FFNN 2 × 256", "mnist", rate="0.0001")),
-)  # fmt: skip
+)

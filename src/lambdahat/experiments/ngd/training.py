@@ -247,8 +247,14 @@ def trained(
     every = next(k for k in range(max(total // POINTS, 1), total + 1) if total % k == 0)  # the end is a point
     kept = Snapshots(every, steps)
     kept.measure(subject.problem)
-    run = fit(subject.problem, rule, chosen["epochs"], batch_size=setting.batch, trackers=[kept],
-              seed=derived_seed(subject.seed, "order", stage))  # fmt: skip
+    run = fit(
+        subject.problem,
+        rule,
+        chosen["epochs"],
+        batch_size=setting.batch,
+        trackers=[kept],
+        seed=derived_seed(subject.seed, "order", stage),
+    )
     norms = tuple(float(row["update_norm"]) for row in run.epochs)
     return Way(optimizer, tuple(kept.points), norms, run.ended == "diverged")
 
@@ -314,8 +320,10 @@ def train_together(
         values |= {name: tuple(one[name] for one in chosen) for name in ("alpha", "epsilon")}
     stepped = _Normed(model, StackedDescent(model.parameters, optimizer, values), (x, y), values["lr"])
     rows = torch.stack([_drawn(setting, member.cell["seed"], len(y), 0)[0] for member in members])
-    abouts = [_about(one, member.cell["seed"], optimizer, vector, member.stage, dict(member.changes))
-              for one, member, vector in zip(settings, members, _vectors(model), strict=True)]  # fmt: skip
+    abouts = [
+        _about(one, member.cell["seed"], optimizer, vector, member.stage, dict(member.changes))
+        for one, member, vector in zip(settings, members, _vectors(model), strict=True)
+    ]
     seeds = [derived_seed(member.cell["seed"], "order", member.stage) for member in members]
     places: list[float] = [0.0]
     losses, vectors, norms = [_losses(model, x, y, rows)], [_vectors(model)], []
@@ -336,10 +344,17 @@ def train_together(
         norms.append((stepped.norms / steps).cpu())
         if epoch + 1 in milestones:
             ways = [
-                Way(optimizer, *_finite(places, [loss[index] for loss in losses], [found[index] for found in vectors],
-                                        [float(norm[index]) for norm in norms]))
+                Way(
+                    optimizer,
+                    *_finite(
+                        places,
+                        [loss[index] for loss in losses],
+                        [found[index] for found in vectors],
+                        [float(norm[index]) for norm in norms],
+                    ),
+                )
                 for index in range(len(members))
-            ]  # fmt: skip
+            ]
             for about, way in zip(abouts, ways, strict=True):
                 _keep(folder, about, way, epoch + 1)
             if reached is not None:
@@ -440,10 +455,15 @@ def _keep(folder: Path, about: Row, way: Way, epochs: int) -> None:
     path = _file(folder, about)
     folder.mkdir(parents=True, exist_ok=True)
     record = {
-        "places": [point.epoch for point in way.points], "losses": [point.loss for point in way.points],
-        "vectors": torch.stack([point.vector for point in way.points]), "norms": list(way.update_norms),
-        "diverged": way.diverged, "epochs": epochs, "optimizer": way.optimizer, "data": data_digest(about["data"]),
-    }  # fmt: skip
+        "places": [point.epoch for point in way.points],
+        "losses": [point.loss for point in way.points],
+        "vectors": torch.stack([point.vector for point in way.points]),
+        "norms": list(way.update_norms),
+        "diverged": way.diverged,
+        "epochs": epochs,
+        "optimizer": way.optimizer,
+        "data": data_digest(about["data"]),
+    }
     stream = io.BytesIO()
     torch.save(record | {"digest": _digest(record)}, stream)
     write_atomically(path, stream.getvalue())
@@ -483,8 +503,9 @@ def _digest(record: Row) -> str:
 def _kept(folder: Path, about: Row, epochs: int) -> Way:
     """The first ``epochs`` epochs of a run in a folder."""
     path = _file(folder, about)
-    require(path.is_file(), "folder", f"hold the run of {about}", f"none in {folder}", "train it first",
-            FileNotFoundError)  # fmt: skip
+    require(
+        path.is_file(), "folder", f"hold the run of {about}", f"none in {folder}", "train it first", FileNotFoundError
+    )
     record = _read(path, about["data"])
     require(record["epochs"] >= epochs, "epochs", f"be {record['epochs']} at most for a run in {folder}", epochs)
     count = sum(place <= epochs for place in record["places"])

@@ -75,8 +75,16 @@ def charts(rows: Rows) -> list[Chart]:
                 )
                 place = "at the end" if at == "end" else "at equal training loss"
                 source = f"Figure 1{'ab'[number]}" if at == "end" and column != "trace" else ""
-                out.append(Chart(f"{TITLES[column]}, {words}, {place}", "hidden nodes per layer",
-                                 QUANTITIES[column], series, x_log=True, source=source))  # fmt: skip
+                out.append(
+                    Chart(
+                        f"{TITLES[column]}, {words}, {place}",
+                        "hidden nodes per layer",
+                        QUANTITIES[column],
+                        series,
+                        x_log=True,
+                        source=source,
+                    )
+                )
     return beside_plots(out)
 
 
@@ -95,9 +103,10 @@ EXPERIMENT = Experiment(
     claims,
     tables,
     charts,
-    (*ASSUMED, SMALLER, "Widths and epochs: the text has neither.",
-     NUMBER),
-    size=("one and two hidden layers over hidden nodes, rate 0.01, α = 0.01, ε = 10⁻¹⁰, batches of 128; widths, "
-          "epochs and seeds are not in the text."),
+    (*ASSUMED, SMALLER, "Widths and epochs: the text has neither.", NUMBER),
+    size=(
+        "one and two hidden layers over hidden nodes, rate 0.01, α = 0.01, ε = 10⁻¹⁰, batches of 128; widths, "
+        "epochs and seeds are not in the text."
+    ),
     sizes=(Size(data="mnist", rate="0.01"), Size(data="fashion-mnist", rate="0.01")),
-)  # fmt: skip
+)

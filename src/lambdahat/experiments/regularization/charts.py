@@ -51,8 +51,9 @@ def _curves(rows: Rows, name: str, activation: str, source: str) -> Chart:
         means, deviations = _over_seeds(table)
         series.append(Series(rule, part[0]["recorded"], means, [2 * value for value in deviations]))
     log = "error" in name
-    return Chart(f"{name.capitalize()}, {activation}", "epoch", name, tuple(series), y_log=log, source=source,
-                 caption=BAND)  # fmt: skip
+    return Chart(
+        f"{name.capitalize()}, {activation}", "epoch", name, tuple(series), y_log=log, source=source, caption=BAND
+    )
 
 
 def _over_seeds(table: np.ndarray) -> tuple[list[float | None], list[float]]:
@@ -71,10 +72,18 @@ def _bars(task: str, rows: Rows, activation: str) -> Chart:
     found = [mean_and_deviation(rows.where(rule=rule), "norm") for rule in rules]
     printed = PUBLISHED[task, activation]
     ours = Series("ours", rules, _known([mean for mean, _ in found]), _known([2 * sd for _, sd in found]), "bars")
-    theirs = Series("thesis", rules, [printed.get(rule, {}).get("norm") for rule in rules], style="bars",
-                    published=True)  # fmt: skip
-    return Chart(f"Norm at the end, {activation}", "rule", "‖θ‖₂", (ours, theirs), y_log=True,
-                 source="Tables 5.1, 5.2", caption="Error bars are 2 standard deviations over the seeds.")  # fmt: skip
+    theirs = Series(
+        "thesis", rules, [printed.get(rule, {}).get("norm") for rule in rules], style="bars", published=True
+    )
+    return Chart(
+        f"Norm at the end, {activation}",
+        "rule",
+        "‖θ‖₂",
+        (ours, theirs),
+        y_log=True,
+        source="Tables 5.1, 5.2",
+        caption="Error bars are 2 standard deviations over the seeds.",
+    )
 
 
 def _known(values: Sequence[float]) -> list[float | None]:
@@ -89,8 +98,14 @@ def _eigenvalues(rows: Rows, activation: str, source: str) -> Chart:
             means, deviations = _over_seeds(np.array(tops, float))
             places = [str(place + 1) for place in range(len(means))]
             series.append(Series(rule, places, means, [2 * value for value in deviations], "bars"))
-    return Chart(f"Largest eigenvalues of the Hessian, {activation}", "place", "eigenvalue", tuple(series),
-                 source=source, caption="Of the loss alone, at the end; bars of 2 standard deviations.")  # fmt: skip
+    return Chart(
+        f"Largest eigenvalues of the Hessian, {activation}",
+        "place",
+        "eigenvalue",
+        tuple(series),
+        source=source,
+        caption="Of the loss alone, at the end; bars of 2 standard deviations.",
+    )
 
 
 def _vectors(row: Row, activation: str, source: str) -> Chart:
@@ -100,9 +115,14 @@ def _vectors(row: Row, activation: str, source: str) -> Chart:
     for _, second in row["weights"]:
         y += [0.0, second, None]  # None ends the stroke
     caption = f"Every vector of seed 0. Of {len(row['weights'])}, {row['vectors']:.1f} count: (Σ‖w‖²)²/Σ‖w‖⁴."
-    return Chart(f"First-layer weights, {activation}, {row['rule']}", "weight of the first input",
-                 "weight of the second", (Series(row["rule"], x, y),),
-                 source=source if row["rule"] in RULES else "", caption=caption)  # fmt: skip
+    return Chart(
+        f"First-layer weights, {activation}, {row['rule']}",
+        "weight of the first input",
+        "weight of the second",
+        (Series(row["rule"], x, y),),
+        source=source if row["rule"] in RULES else "",
+        caption=caption,
+    )
 
 
 def _norms(task: str, rows: Rows) -> Chart:
@@ -116,8 +136,14 @@ def _norms(task: str, rows: Rows) -> Chart:
         printed = PUBLISHED[task, activation]
         theirs = [(printed[rule]["norm"], printed[rule][score]) for rule in RULES]
         series.append(_relative(f"{activation}, thesis", theirs, sign, True))
-    return Chart("Norm against generalisation", "relative norm", "relative test performance", tuple(series),
-                 source="Figure 5.39", caption="A point for each of the eight rules.")  # fmt: skip
+    return Chart(
+        "Norm against generalisation",
+        "relative norm",
+        "relative test performance",
+        tuple(series),
+        source="Figure 5.39",
+        caption="A point for each of the eight rules.",
+    )
 
 
 def _relative(name: str, points: Sequence[tuple[float, ...]], sign: int, published: bool) -> Series:

@@ -105,9 +105,15 @@ class Below:
             printed = PUBLISHED[task, activation]
             known = f"{printed[low][self.quantity]:g} below {printed[high][self.quantity]:g}"
             known += f"; least here {least[weakest]:.2g}"
-        return Every(f"{activation}, {self.quantity}: {self.text}", self.source, known, readings[weakest],
-                     unit=f", {high} {above:.4g} less {low} {below:.4g}", readings=tested,
-                     unmet=unmet(task, activation, rows, self.quantity, rules))  # fmt: skip
+        return Every(
+            f"{activation}, {self.quantity}: {self.text}",
+            self.source,
+            known,
+            readings[weakest],
+            unit=f", {high} {above:.4g} less {low} {below:.4g}",
+            readings=tested,
+            unmet=unmet(task, activation, rows, self.quantity, rules),
+        )
 
 
 @dataclass(frozen=True)
@@ -133,9 +139,15 @@ class Reaches:
         weakest = _weakest(tested)
         rule = self.rules[weakest]
         printed = PUBLISHED[task, activation][rule].get(self.quantity)
-        return Every(f"{activation}, {self.quantity}: {self.text}", self.source,
-                     "" if printed is None else f"{printed:g}", readings[weakest], unit=f", {rule}", readings=tested,
-                     unmet=unmet(task, activation, rows, self.quantity, self.rules))  # fmt: skip
+        return Every(
+            f"{activation}, {self.quantity}: {self.text}",
+            self.source,
+            "" if printed is None else f"{printed:g}",
+            readings[weakest],
+            unit=f", {rule}",
+            readings=tested,
+            unmet=unmet(task, activation, rows, self.quantity, self.rules),
+        )
 
 
 @dataclass(frozen=True)
@@ -161,9 +173,14 @@ class Falls:
                 found.append(float(spearmanr(*zip(*pairs, strict=True)).statistic))
         printed = PUBLISHED[task, activation].values()
         theirs = spearmanr([row[NORM] for row in printed], [sign * row[score] for row in printed]).statistic
-        return Claim(f"{activation}: rules that end at a smaller norm generalise better (rank correlation)",
-                     self.source, f"{theirs:+.2f}, from the tables", mean_of(found), "below",
-                     unmet=unmet(task, activation, rows, score, RULES))  # fmt: skip
+        return Claim(
+            f"{activation}: rules that end at a smaller norm generalise better (rank correlation)",
+            self.source,
+            f"{theirs:+.2f}, from the tables",
+            mean_of(found),
+            "below",
+            unmet=unmet(task, activation, rows, score, RULES),
+        )
 
 
 def measured(rows: Rows, quantity: str) -> dict[int, float]:
@@ -209,8 +226,9 @@ FEWER_TOO = Below(
     "of the large regime the selective rules use the fewest first-layer vectors", XORS, BOTH, VECTORS, SELECTIVE, PLAIN
 )
 LOWEST = Below("the small regime ends at the lowest norms", XORS, BOTH, NORM, SMALL, LARGE)
-LOWEST_TOO = Below("the selective rules end at the lowest norms of the large regime", TABLES, BOTH, NORM, SELECTIVE,
-                   PLAIN)  # fmt: skip
+LOWEST_TOO = Below(
+    "the selective rules end at the lowest norms of the large regime", TABLES, BOTH, NORM, SELECTIVE, PLAIN
+)
 FASTER_SMALL, FASTER_LARGE = "SGD trains faster from the small regime", "SGD trains faster from the large regime"
 FIRST, SECOND = ("SGD Small",), ("SGD Large",)
 
@@ -239,12 +257,24 @@ CLAIMS: dict[str, tuple[Statement, ...]] = {
     "xord": (
         Below("the small regime has the lowest test errors", XORS, BOTH, TEST, SMALL, LARGE),
         Below("the selective rules follow", XORS, TANH, TEST, SELECTIVE, PLAIN),
-        Below("L2 and L2 Stopped generalise worst", XORS, TANH, TEST, (*SMALL, *SELECTIVE, *UNDECAYED),
-              ("L2", "L2 Stopped")),
+        Below(
+            "L2 and L2 Stopped generalise worst",
+            XORS,
+            TANH,
+            TEST,
+            (*SMALL, *SELECTIVE, *UNDECAYED),
+            ("L2", "L2 Stopped"),
+        ),
         Below("Metric Large generalises worst", XORS, RELU, TEST, NOT_METRIC, ("Metric Large",)),
         Below("Metric Small generalises better than SGD Small", XORS, BOTH, TEST, ("Metric Small",), ("SGD Small",)),
-        Below("only the small regime and the selective rules keep one", XORS, TANH, TRAIN,
-              ("SGD Large", "Metric Large", "L2 Stopped"), (*SMALL, *SELECTIVE)),
+        Below(
+            "only the small regime and the selective rules keep one",
+            XORS,
+            TANH,
+            TRAIN,
+            ("SGD Large", "Metric Large", "L2 Stopped"),
+            (*SMALL, *SELECTIVE),
+        ),
         Below("the small regime fits the training data best", XORS, RELU, TRAIN, SMALL, LARGE),
         Below("Metric Large fits the training data worst", XORS, RELU, TRAIN, NOT_METRIC, ("Metric Large",)),
         LOWEST,
@@ -257,57 +287,132 @@ CLAIMS: dict[str, tuple[Statement, ...]] = {
     "mnist": (
         Below("Metric Large trains worst", "§5.4", TANH, ACCURACY, ("Metric Large",), NOT_METRIC),
         Below("L2 for too long trains worse than L2 Stopped", "§5.4", BOTH, ACCURACY, ("L2",), ("L2 Stopped",)),
-        Below("Metric trains worse than SGD from the small regime", "§5.4", BOTH, ACCURACY, ("Metric Small",),
-              ("SGD Small",)),
-        Below("SGD generalises worse from the large regime than from the small", "§5.4", BOTH, TEST_ACCURACY,
-              ("SGD Large",), ("SGD Small",)),
-        Below("Metric generalises worse than SGD from the small regime", "§5.4", BOTH, TEST_ACCURACY,
-              ("Metric Small",), ("SGD Small",)),
-        Below("SGD, Metric and L2 from the large regime generalise worse than L2 Stopped Selective", "§5.4", BOTH,
-              TEST_ACCURACY, (*UNDECAYED, "L2"), ("L2 Stopped Selective",)),
+        Below(
+            "Metric trains worse than SGD from the small regime",
+            "§5.4",
+            BOTH,
+            ACCURACY,
+            ("Metric Small",),
+            ("SGD Small",),
+        ),
+        Below(
+            "SGD generalises worse from the large regime than from the small",
+            "§5.4",
+            BOTH,
+            TEST_ACCURACY,
+            ("SGD Large",),
+            ("SGD Small",),
+        ),
+        Below(
+            "Metric generalises worse than SGD from the small regime",
+            "§5.4",
+            BOTH,
+            TEST_ACCURACY,
+            ("Metric Small",),
+            ("SGD Small",),
+        ),
+        Below(
+            "SGD, Metric and L2 from the large regime generalise worse than L2 Stopped Selective",
+            "§5.4",
+            BOTH,
+            TEST_ACCURACY,
+            (*UNDECAYED, "L2"),
+            ("L2 Stopped Selective",),
+        ),
         Below("L2 generalises worse than L2 Stopped", "§5.4", BOTH, TEST_ACCURACY, ("L2",), ("L2 Stopped",)),
-        Below("SGD, Metric and L2 from the large regime generalise worse than Selective L2", "§5.4", TANH,
-              TEST_ACCURACY, (*UNDECAYED, "L2"), ("Selective L2",)),
-        Below("SGD and Metric from the large regime keep the largest norms", "§5.4", BOTH, NORM, (*SMALL, *DECAYED),
-              UNDECAYED),
-        Below("Metric Large and Selective L2 have the largest top eigenvalues", EIGENVALUES, TANH, LARGEST,
-              ("SGD Small", "SGD Large", "L2", "L2 Stopped"), ("Metric Large", "Selective L2")),
+        Below(
+            "SGD, Metric and L2 from the large regime generalise worse than Selective L2",
+            "§5.4",
+            TANH,
+            TEST_ACCURACY,
+            (*UNDECAYED, "L2"),
+            ("Selective L2",),
+        ),
+        Below(
+            "SGD and Metric from the large regime keep the largest norms",
+            "§5.4",
+            BOTH,
+            NORM,
+            (*SMALL, *DECAYED),
+            UNDECAYED,
+        ),
+        Below(
+            "Metric Large and Selective L2 have the largest top eigenvalues",
+            EIGENVALUES,
+            TANH,
+            LARGEST,
+            ("SGD Small", "SGD Large", "L2", "L2 Stopped"),
+            ("Metric Large", "Selective L2"),
+        ),
         Falls(),
         Below(FASTER_SMALL, "§5.4", TANH, EARLY_ACCURACY, SECOND, FIRST),
         Below(FASTER_LARGE, "§5.4", RELU, EARLY_ACCURACY, FIRST, SECOND),
     ),
     "synthetic": (
-        Below("Metric trains worse than SGD from the small regime", "§5.5", BOTH, TRAIN, ("SGD Small",),
-              ("Metric Small",)),
-        Below("Metric trains worse than SGD from the large regime", "§5.5", BOTH, TRAIN, ("SGD Large",),
-              ("Metric Large",)),
+        Below(
+            "Metric trains worse than SGD from the small regime", "§5.5", BOTH, TRAIN, ("SGD Small",), ("Metric Small",)
+        ),
+        Below(
+            "Metric trains worse than SGD from the large regime", "§5.5", BOTH, TRAIN, ("SGD Large",), ("Metric Large",)
+        ),
         Below("L2 trains worse than SGD, both from the large regime", "§5.5", BOTH, TRAIN, ("SGD Large",), ("L2",)),
         Below("SGD from the small regime has the lowest test error", "§5.5", BOTH, TEST, ("SGD Small",), LARGE),
-        Below("SGD from the large regime has the highest test error", "§5.5", BOTH, TEST, (*SMALL, *DECAYED),
-              ("SGD Large",)),
+        Below(
+            "SGD from the large regime has the highest test error",
+            "§5.5",
+            BOTH,
+            TEST,
+            (*SMALL, *DECAYED),
+            ("SGD Large",),
+        ),
         Below("the selective rules generalise better than L2", "§5.5", BOTH, TEST, SELECTIVE, ("L2",)),
         Below("L2 Stopped Selective ends below L2", "§5.5", RELU, NORM, ("L2 Stopped Selective",), ("L2",)),
         Below("L2 ends below L2 Stopped", "§5.5", RELU, NORM, ("L2",), ("L2 Stopped",)),
-        Reaches("one eigenvalue dominates, as there is one output", EIGENVALUES, RELU, RATIO,
-                (*SMALL, *UNDECAYED), 2.0),
+        Reaches(
+            "one eigenvalue dominates, as there is one output", EIGENVALUES, RELU, RATIO, (*SMALL, *UNDECAYED), 2.0
+        ),
         Falls(),
         Below(FASTER_LARGE, "§5.5", BOTH, EARLY_ERROR, SECOND, FIRST),
     ),
     "cifar10": (
-        Reaches("all rules but SGD Large train to over 80 %", "§5.6", RELU, ACCURACY,
-                tuple(rule for rule in RULES if rule != "SGD Large"), 0.8),
+        Reaches(
+            "all rules but SGD Large train to over 80 %",
+            "§5.6",
+            RELU,
+            ACCURACY,
+            tuple(rule for rule in RULES if rule != "SGD Large"),
+            0.8,
+        ),
         Reaches("all rules train to over 80 %", "§5.6", TANH, ACCURACY, RULES, 0.8),
-        Below("SGD and Metric from the large regime generalise worst", "§5.6", BOTH, TEST_ACCURACY, UNDECAYED,
-              (*SMALL, *DECAYED)),
-        Below("the regularised generalise worse than SGD from the small regime", "§5.6", RELU, TEST_ACCURACY, DECAYED,
-              ("SGD Small",)),
+        Below(
+            "SGD and Metric from the large regime generalise worst",
+            "§5.6",
+            BOTH,
+            TEST_ACCURACY,
+            UNDECAYED,
+            (*SMALL, *DECAYED),
+        ),
+        Below(
+            "the regularised generalise worse than SGD from the small regime",
+            "§5.6",
+            RELU,
+            TEST_ACCURACY,
+            DECAYED,
+            ("SGD Small",),
+        ),
         Below("the regularised end below SGD from the small regime", "§5.6", BOTH, NORM, DECAYED, ("SGD Small",)),
-        Below("regularisation raises the top eigenvalue of the large regime", EIGENVALUES, RELU, LARGEST,
-              ("SGD Large",), ("L2", "Selective L2")),
+        Below(
+            "regularisation raises the top eigenvalue of the large regime",
+            EIGENVALUES,
+            RELU,
+            LARGEST,
+            ("SGD Large",),
+            ("L2", "Selective L2"),
+        ),
         Falls(),
         Below(FASTER_LARGE, "§5.6", BOTH, EARLY_ACCURACY, FIRST, SECOND),
     ),
-}  # fmt: skip
+}
 
 
 def claims_of(task: str, rows: Rows) -> list[Claim]:

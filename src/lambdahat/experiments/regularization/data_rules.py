@@ -62,11 +62,18 @@ def _convolutional(cell: Cell, regime: str, dropout: float, seed: int) -> nn.Mod
     with torch.device("meta"):
         model = nn.Sequential(
             nn.Unflatten(1, (channels, side, side)),
-            nn.Conv2d(channels, filters, 3, padding=1), kind(), nn.AvgPool2d(2),
-            nn.Conv2d(filters, 2 * filters, 3, padding=1), kind(), nn.AvgPool2d(2), nn.Flatten(),
-            nn.Linear(2 * filters * (side // 4) ** 2, width), kind(), nn.Dropout(dropout),
+            nn.Conv2d(channels, filters, 3, padding=1),
+            kind(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(filters, 2 * filters, 3, padding=1),
+            kind(),
+            nn.AvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(2 * filters * (side // 4) ** 2, width),
+            kind(),
+            nn.Dropout(dropout),
             nn.Linear(width, 10),
-        )  # fmt: skip
+        )
     initialize(model, seed, "glorot", partial(_glorot, SETTINGS["cifar10", activation].spread[regime == "large"]))
     return model
 
@@ -131,11 +138,20 @@ def _experiment(
     task: Task, title: str, part: str, scales: dict[str, Config], assumptions: tuple[str, ...], size: str, samples: int
 ) -> Experiment:
     return Experiment(
-        f"rules-{task.name}", title, REGULARIZATION, part, scales, cells_of, partial(run_rules, task),
-        partial(claims_of, task.name), partial(tables_of, task.name), partial(charts_of, task.name),
+        f"rules-{task.name}",
+        title,
+        REGULARIZATION,
+        part,
+        scales,
+        cells_of,
+        partial(run_rules, task),
+        partial(claims_of, task.name),
+        partial(tables_of, task.name),
+        partial(charts_of, task.name),
         (*assumptions, SHORT, SILENT[0], *SILENT[2:], RULE, *READ),
-        f"{size}, rates of Table 4.2; {UNSAID}", (Size(data=task.name, samples=samples, rate=PRINTED_RATES),),
-    )  # fmt: skip
+        f"{size}, rates of Table 4.2; {UNSAID}",
+        (Size(data=task.name, samples=samples, rate=PRINTED_RATES),),
+    )
 
 
 MNIST = _experiment(

@@ -6,8 +6,16 @@ from dataclasses import dataclass, replace
 
 from lambdahat.optim.regularizers import L2, READINGS, Metric, Rule, SelectiveL2, StoppedL2, StoppedThenSelectiveL2
 
-RULES = ("SGD Small", "SGD Large", "Metric Small", "Metric Large", "L2", "Selective L2", "L2 Stopped",
-         "L2 Stopped Selective")  # fmt: skip
+RULES = (
+    "SGD Small",
+    "SGD Large",
+    "Metric Small",
+    "Metric Large",
+    "L2",
+    "Selective L2",
+    "L2 Stopped",
+    "L2 Stopped Selective",
+)
 SMALL = ("SGD Small", "Metric Small")
 SELECTIVE = ("Selective L2", "L2 Stopped Selective")
 PLAIN = ("SGD Large", "Metric Large", "L2", "L2 Stopped")
@@ -42,8 +50,14 @@ class Setting:
         for a parameter that is not spared is then gone in a few steps either way.
         """
         small, large = self.rates
-        return replace(self, rates=(gain * small, gain * large), metric=gain * self.metric, l2=stretch * self.l2,
-                       selective=min(stretch * self.selective, 0.5), tau=share * self.tau)  # fmt: skip
+        return replace(
+            self,
+            rates=(gain * small, gain * large),
+            metric=gain * self.metric,
+            l2=stretch * self.l2,
+            selective=min(stretch * self.selective, 0.5),
+            tau=share * self.tau,
+        )
 
 
 def regime_of(label: str) -> str:

@@ -61,10 +61,13 @@ def run(cell: Cell, device: str) -> list[Row]:
     lanczos = eigenpairs(operator, cell["k"], "magnitude", seed=cell["seed"])
     gap = float((found.values.cpu() - exact).norm())
     whole = {
-        "parameters": operator.dim, "distance": gap, "relative": gap / float(exact.norm()),
-        "power products": found.cost, "lanczos products": lanczos.cost,
+        "parameters": operator.dim,
+        "distance": gap,
+        "relative": gap / float(exact.norm()),
+        "power products": found.cost,
+        "lanczos products": lanczos.cost,
         "accuracy": float((model(x).argmax(1) == y).double().mean()),
-    }  # fmt: skip
+    }
     return [
         {"place": place + 1, "exact": float(exact[place]), "power": float(found.values[place])} | whole
         for place in range(cell["k"])
@@ -99,19 +102,31 @@ def claims(rows: Rows) -> list[Claim]:
     relative = mean_of(list(firsts.paired("relative").values()))
     spared = paired_difference(firsts.paired("power products"), firsts.paired("lanczos products"))
     return [
-        Claim("the power method finds the eigenvalues of the whole Hessian (relative distance below 0.001)", "§5.2",
-              f"distance {PRINTED:g}", relative, "below", EXACT),
+        Claim(
+            "the power method finds the eigenvalues of the whole Hessian (relative distance below 0.001)",
+            "§5.2",
+            f"distance {PRINTED:g}",
+            relative,
+            "below",
+            EXACT,
+        ),
         Claim("Lanczos needs fewer products than the power method", "here", "not compared", spared, own=True),
-    ]  # fmt: skip
+    ]
 
 
 def tables(rows: Rows) -> list[Table]:
     """Seed by seed."""
     lines = tuple(
-        (str(row["seed"]), f"{row['distance']:.3g}", f"{row['relative']:.2g}", f"{row['power products']:,}",
-         f"{row['lanczos products']:,}", f"{row['accuracy']:.3f}")
+        (
+            str(row["seed"]),
+            f"{row['distance']:.3g}",
+            f"{row['relative']:.2g}",
+            f"{row['power products']:,}",
+            f"{row['lanczos products']:,}",
+            f"{row['accuracy']:.3f}",
+        )
         for row in rows.where(place=1)
-    )  # fmt: skip
+    )
     header = ("seed", f"distance [{PRINTED:g}]", "relative", "products, power", "products, Lanczos", "accuracy")
     title = f"Top {len(rows.distinct('place'))} eigenvalues, {rows[0]['data']}, {rows[0]['parameters']:,} parameters"
     return [Table(title, header, lines)]

@@ -179,9 +179,14 @@ def _record(curves: dict[str, list[Tensor]], measured: dict[str, Tensor]) -> Non
 
 
 def _row(
-    task: Task, stack: Stack, training: Pair, cell: Cell, curves: dict[str, list[Tensor]], epochs: list[int],
+    task: Task,
+    stack: Stack,
+    training: Pair,
+    cell: Cell,
+    curves: dict[str, list[Tensor]],
+    epochs: list[int],
     place: tuple[int, int],
-) -> Row:  # fmt: skip
+) -> Row:
     found = {name: [float(values[place]) for values in points] for name, points in curves.items()}
     row: Row = {name: values[-1] for name, values in found.items()}
     row |= {f"{name} curve": [float(f"{value:.5g}") for value in values] for name, values in found.items()}

@@ -12,8 +12,14 @@ from lambdahat.experiments.regularization.learning_rules import printed_as
 from lambdahat.experiments.regularization.published import PUBLISHED, quantities_of
 from lambdahat.experiments.reproduction import Table
 
-DATA = {"xor": "XOR", "xord": "XORD", "mnist": "MNIST", "synthetic": "synthetic regression", "cifar10": "CIFAR-10",
-        "digits": "8 × 8 digits"}  # fmt: skip
+DATA = {
+    "xor": "XOR",
+    "xord": "XORD",
+    "mnist": "MNIST",
+    "synthetic": "synthetic regression",
+    "cifar10": "CIFAR-10",
+    "digits": "8 × 8 digits",
+}
 
 
 def tables_of(task: str, rows: Rows) -> list[Table]:
@@ -21,8 +27,11 @@ def tables_of(task: str, rows: Rows) -> list[Table]:
     out = []
     for activation in rows.distinct("activation"):
         part = rows.where(activation=activation)
-        names = [name for name in (*quantities_of(task), "training accuracy", "test accuracy", "vectors")
-                 if part.values(name)]  # fmt: skip
+        names = [
+            name
+            for name in (*quantities_of(task), "training accuracy", "test accuracy", "vectors")
+            if part.values(name)
+        ]
         names = list(dict.fromkeys(names))
         lines = tuple(
             (rule, *(_cell(task, activation, rule, part.where(rule=rule), name) for name in names), _top(part, rule))

@@ -48,10 +48,15 @@ def run(cell: Cell, device: str) -> list[Row]:
     products = (curvatures @ grid.unsqueeze(2)).squeeze(2)
     pulls, shrinks = Metric(1.0).term([grid], [products], 0)[0], L2(1.0).term([grid], [], 0)[0]
     return [
-        {"first": float(theta[0]), "second": float(theta[1]), "loss": float(value),
-         "L2": (-shrink).tolist(), "Metric": (-pull).tolist()}
+        {
+            "first": float(theta[0]),
+            "second": float(theta[1]),
+            "loss": float(value),
+            "L2": (-shrink).tolist(),
+            "Metric": (-pull).tolist(),
+        }
         for theta, value, shrink, pull in zip(grid, losses, shrinks, pulls, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _loss(cell: Cell) -> Callable[[Tensor], Tensor]:
@@ -70,14 +75,33 @@ def claims(rows: Rows) -> list[Claim]:
         inward = {name: _cosines(points, step) for name, step in steps.items()}
         uneven = _uneven(points, steps["Metric"])
         out += [
-            Claim(f"{activation}: L2 points towards the origin everywhere (smallest cosine)", "Figure 1.1", "always",
-                  Reading(float(inward["L2"].min()), 0.0), "within", 1.0, 1e-9),
-            Claim(f"{activation}: Metric does not point towards the origin everywhere (smallest cosine)",
-                  "Figure 1.1", "not always",
-                  Reading(float(inward["Metric"].min()), 0.0), "below", 0.9),
-            Claim(f"{activation}: of two uneven parameters Metric moves the larger by a smaller share of itself (share "
-                  "of points)", "§1", "very little", Reading(uneven, 0.0), "above", 0.9),
-        ]  # fmt: skip
+            Claim(
+                f"{activation}: L2 points towards the origin everywhere (smallest cosine)",
+                "Figure 1.1",
+                "always",
+                Reading(float(inward["L2"].min()), 0.0),
+                "within",
+                1.0,
+                1e-9,
+            ),
+            Claim(
+                f"{activation}: Metric does not point towards the origin everywhere (smallest cosine)",
+                "Figure 1.1",
+                "not always",
+                Reading(float(inward["Metric"].min()), 0.0),
+                "below",
+                0.9,
+            ),
+            Claim(
+                f"{activation}: of two uneven parameters Metric moves the larger by a smaller share of itself (share "
+                "of points)",
+                "§1",
+                "very little",
+                Reading(uneven, 0.0),
+                "above",
+                0.9,
+            ),
+        ]
     return out
 
 
@@ -113,8 +137,15 @@ def tables(rows: Rows) -> list[Table]:
         points, steps = _fields(rows.where(activation=activation))
         for name in FIELDS:
             cosines = _cosines(points, steps[name])
-            lines.append((activation, name, f"{cosines.mean():.3f}", f"{(cosines < 0).mean():.1%}",
-                          f"{_uneven(points, steps[name]):.1%}"))  # fmt: skip
+            lines.append(
+                (
+                    activation,
+                    name,
+                    f"{cosines.mean():.3f}",
+                    f"{(cosines < 0).mean():.1%}",
+                    f"{_uneven(points, steps[name]):.1%}",
+                )
+            )
     header = ("activation", "field", "mean cosine", "outward", "larger parameter spared")
     return [Table("Steps against the way to the origin", header, tuple(lines))]
 

@@ -91,11 +91,20 @@ def _experiment(
     task: Task, title: str, part: str, scales: dict[str, Config], assumptions: tuple[str, ...], size: str
 ) -> Experiment:
     return Experiment(
-        task.name, title, REGULARIZATION, part, scales, cells_of, partial(run_rules, task),
-        partial(claims_of, task.name), partial(tables_of, task.name), partial(charts_of, task.name),
-        (*assumptions, RULE, *READ), f"{size}, 10 runs, rates of Table 4.2; {UNSAID}",
+        task.name,
+        title,
+        REGULARIZATION,
+        part,
+        scales,
+        cells_of,
+        partial(run_rules, task),
+        partial(claims_of, task.name),
+        partial(tables_of, task.name),
+        partial(charts_of, task.name),
+        (*assumptions, RULE, *READ),
+        f"{size}, 10 runs, rates of Table 4.2; {UNSAID}",
         (Size(data=task.name, rate=PRINTED_RATES),),
-    )  # fmt: skip
+    )
 
 
 XOR = _experiment(
