@@ -1148,7 +1148,7 @@ def budgeted_work(subject: str) -> dict[str, Callable[[Any], Any]]:
         "llc": lambda p: lh.llc(p, chains=4, **few),
         "llc, batched": lambda p: lh.llc(p, chains=4, mode="batched", **few),
         "llc, many chains": lambda p: lh.llc(p, chains=16, **few),
-        "llc with a pilot": lambda p: lh.llc(p, chains=2, max_gradients=300 if subject == "vectors" else 100),
+        "llc with a pilot": lambda p: lh.llc(p, chains=2, max_gradients=300 if subject == "vectors" else 240),
         "llc by HMC": lambda p: lh.llc(p, chains=2, kernel="hmc", localization=100.0, draws=8, burn_in=2),
         "measurement": lambda p: lh.measure(p, ("trace", "spectrum"), depth=depth),
         "volume scaling": lambda p: lh.singular.volume_scaling(p, samples=128, radius=1e-3),

@@ -41,7 +41,7 @@ ASSUMED = (
     "Seeds draw the images, the start and the batches; both optimisers get the same. n counts seeds.",
     "Equal training loss: that of the run that ended highest; of the others the nearest of about 100 points.",
     RULE,
-    "This rule, claims width by width, log-ratios and slopes by seed came after a review of the cpu runs.",
+    "This rule, claims width by width, log-ratios and slopes by seed came after the cpu runs were seen.",
     "What is not testable leaves Holm's family, so that the other claims need less to be decided.",
 )
 PLOTTED = "The paper has this as a plot only and prints no numbers: there is no curve of its own to set beside ours."

@@ -172,7 +172,7 @@ EXPERIMENT = Experiment(
         *ASSUMED,
         SMALLER,
         "Which network Figure 2 shows, and for how many epochs, the text does not say.",
-        "The comparison over all epochs, which the captions of Figure 2 make, was added after the review.",
+        "The comparison over all epochs, which the captions of Figure 2 make, was added after the cpu runs were seen.",
         "At paper scale γ = 100 alone, and MNIST alone: Fashion-MNIST was dropped before the run to save time.",
     ),
     size=("rate 0.01, α = 0.1, ε = 10⁻¹⁰, batches of 128; network, data set, epochs and seeds are not in the text."),

@@ -44,7 +44,7 @@ READ = (
     "How fast a rule trains is the mean of its training accuracy or error over the first quarter of the epochs; the "
     "thesis judges by eye.\n"
     "No column of epoch times: all rules and seeds of a cell train in one stack, and only the whole is timed.\n"
-    "The least difference, the condition of having learnt and the claims on speed came after a review of the cpu runs."
+    "The least difference, the condition of having learnt and the claims on speed came after the cpu runs were seen."
 ).split("\n")
 
 
