@@ -167,7 +167,7 @@ class Status(Enum):
     STEP_BIAS = "The steps are so large that they add much of the value: lower step_size."
     REJECTED = "Nearly every proposal was rejected: lower step_size."
     NOT_MOVING = "The chains did not move, so their spread says nothing: raise step_size."
-    GRADIENTS_SPENT = "The gradients ran out before the standard error was small and sure: raise max_gradients or tol."
+    GRADIENTS_SPENT = "The gradients ran out before the error was small and reliable: raise max_gradients or tol."
     INDEFINITE = "The curvature is negative beyond the prior's, no minimum: train further, or raise prior_precision."
     NOT_STATIONARY = "The gradient has not vanished here: train further, or subtract the decrement."
     NOT_ASYMPTOTIC = "The slope still changes along the levels used: raise levels, or lower radius."

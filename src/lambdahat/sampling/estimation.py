@@ -216,8 +216,8 @@ def _block_error(values: Array, count: int) -> float:
 def _largest_error(values: Array, draws: Array) -> float:
     """The largest of three standard errors: by autocorrelation, and by 2 and 4 blocks of each chain.
 
-    The sum of autocorrelations is cut off where noise hides them, so that it misses slow directions which long blocks
-    still show. Fewer than eight blocks would show chance.
+    The sum of autocorrelations is truncated where noise hides them, and so misses slow directions that long blocks
+    still show. An error from fewer than eight blocks is too noisy to use.
     """
     counts = [count for count in (2, 4) if count * len(draws) >= 8]
     return max([standard_error(values), *(_block_error(draws, count) for count in counts)])
